@@ -1,0 +1,517 @@
+"""One per host: reserves ports, has workers started, passes their frames on unopened, and empties the host at the end.
+
+Runs in: agent. Stdlib and distrain only, psutil when something has to be hunted down; never the user's code, never torch.
+It lives as long as its wire: when stdin ends, the parent dies or the lease runs out, it leaves nothing behind and goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from distrain import process, wire
+from distrain.channel import Channel
+from distrain.loop import Loop
+from distrain.survey import survey, usable_cpus
+
+__all__ = ["Agent", "main"]
+
+PING_INTERVAL_S = 5.0
+STACKS_TIMEOUT_S = 0.05
+STACKS_QUIET_S = 0.003
+FORKSERVER_PATIENCE_S = 1.0
+"""After a SIGKILL to all workers: if they are still there by then, the forkserver does not answer and goes too."""
+_MOST_QUEUED = 4 << 20
+_LEAST_QUEUED = 1 << 20
+_PACKET_BYTES = 64 << 10
+
+
+def main(arguments: list[str]) -> None:
+    """``arguments``: the run id and an option: ``gpus`` counts them, ``sweep`` only removes what a lost run left."""
+    run_id, option = arguments
+    if option == "sweep":
+        process.sweep(run_id)
+        return
+    Agent(run_id, with_gpus=option == "gpus").run()
+
+
+class _Worker:
+    """The agent's side of one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        down_read, down_write = os.pipe()
+        up_read, up_write = os.pipe()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        stacks_read, stacks_write = os.pipe()
+        self.channel = Channel(up_read, down_write)
+        self.outputs = {1: out_read, 2: err_read}
+        self.stacks_fd = stacks_read
+        self.stacks = b""
+        self.child_fds: tuple[int, ...] = (down_read, up_write, out_write, err_write, stacks_write)
+        self.spawned = False
+        self.exited = False
+        self.killed_by_us = False
+        for fd in (out_read, err_read, stacks_read):
+            os.set_blocking(fd, False)
+
+    def close_child_fds(self) -> None:
+        for fd in self.child_fds:
+            os.close(fd)
+        self.child_fds = ()
+
+    def close(self, loop: Loop) -> None:
+        self.close_child_fds()
+        self.channel.close()
+        for fd in (*self.outputs.values(), self.stacks_fd):
+            loop.forget(fd)
+            os.close(fd)
+
+
+class Agent:
+    """See the module. ``run`` returns when the host is empty and the wire is closed."""
+
+    def __init__(self, run_id: str, *, with_gpus: bool) -> None:
+        self._run_id = run_id
+        self._with_gpus = with_gpus
+        self._loop = Loop()
+        self._parent = os.getppid()
+        self._up = Channel(*_private_stdio())
+        self._prepared: wire.Prepare | None = None
+        self._job_fd = -1
+        self._forkserver: _ForkServerLink | None = None
+        self._attempt = -1
+        self._workers: dict[int, _Worker] = {}
+        self._started = False
+        self._stopping = False
+        self._swept = False
+        self._reserved: list[socket.socket] = []
+        self._last_heard = time.monotonic()
+        self._reading_paused = False
+
+    # -- the program ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        process.adopt_orphans()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, frame: self._loop.stop())
+        self._greet()
+        self._up.attach(self._loop, self._on_frames)
+        self._up.on_drained = self._resume_workers
+        parent_fd = process.open_pidfd(self._parent) if os.getppid() == self._parent else -1
+        if parent_fd >= 0:
+            self._loop.on_readable(parent_fd, self._loop.stop)
+        self._beat()
+        try:
+            self._loop.run()
+        finally:
+            self._leave()
+
+    def _greet(self) -> None:
+        facts = survey(with_gpus=self._with_gpus)
+        hello = wire.Hello(
+            wire=wire.WIRE_VERSION,
+            distrain=wire.DISTRAIN_VERSION,
+            python=platform.python_version(),
+            run_id=self._run_id,
+            hostname=facts.name,
+            pid=os.getpid(),
+            cpus=facts.cpus,
+            memory_bytes=facts.memory_bytes,
+            gpus=facts.gpus,
+        )
+        self._up.queue(wire.MAGIC + wire.encode(hello))
+
+    def _beat(self) -> None:
+        """Tell that we live, and check that the coordinator does."""
+        lease_s = self._prepared.lease_s if self._prepared else 60.0
+        if time.monotonic() - self._last_heard > lease_s:
+            self._loop.stop()
+            return
+        self._up.queue(wire.Ping())
+        self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3), self._beat)
+
+    def _leave(self) -> None:
+        if self._forkserver is not None:
+            self._forkserver.kill()
+        process.kill_descendants()
+        if any(worker.spawned and not worker.exited for worker in self._workers.values()):
+            process.sweep(self._run_id)  # not a tidy end: look for what may have slipped away
+        self._close_ports()
+        self._up.flush()
+
+    # -- the coordinator's messages -------------------------------------------------------------------------------
+
+    def _on_frames(self, frames: list[wire.Frame]) -> None:
+        self._last_heard = time.monotonic()
+        if not frames:
+            self._loop.stop()
+        for frame in frames:
+            if issubclass(wire.MESSAGES.get(frame.kind, wire.Message), wire.ToWorker):
+                self._pass_down(frame)
+            else:
+                self._on_message(frame.message())
+
+    def _on_message(self, message: wire.Message) -> None:
+        match message:
+            case wire.Prepare():
+                self._prepared = message
+                self._job_fd = _keep_in_memory(message.body)
+                self._start_forkserver()
+                self._beat()
+            case wire.Reserve():
+                self._reserve(message)
+            case wire.Start():
+                self._start(message)
+            case wire.Stop():
+                self._stop(message)
+            case wire.Close():
+                self._loop.stop()
+
+    def _pass_down(self, frame: wire.Frame) -> None:
+        worker = self._workers.get(frame.header["rank"])
+        if worker is not None and frame.header["attempt"] == self._attempt and not worker.exited:
+            worker.channel.queue(frame.raw)
+
+    def _reserve(self, message: wire.Reserve) -> None:
+        """Bound without listening and with SO_REUSEADDR: nobody else gets the port, but rank 0's store can bind it."""
+        self._close_ports()
+        for _ in range(message.ports):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("", 0))
+            self._reserved.append(sock)
+        ports = [sock.getsockname()[1] for sock in self._reserved]
+        self._up.queue(wire.Reserved(attempt=message.attempt, ports=ports))
+
+    def _close_ports(self) -> None:
+        for sock in self._reserved:
+            sock.close()
+        self._reserved = []
+
+    # -- the forkserver -------------------------------------------------------------------------------------------
+
+    def _start_forkserver(self) -> None:
+        assert self._prepared is not None
+        self._forkserver = _ForkServerLink(self._loop, self._prepared, self._run_id, self._job_fd)
+        self._forkserver.on_packet = self._on_forkserver
+        self._forkserver.on_death = self._on_forkserver_death
+
+    def _on_forkserver(self, packet: dict[str, Any]) -> None:
+        match packet["kind"]:
+            case "ready":
+                if packet["reason"] is not None:
+                    text = f"workers are fresh interpreters, not forks, which takes longer: {packet['reason']}"
+                    self._up.queue(wire.Notice(text=text))
+                self._spawn_waiting()
+            case "spawned":
+                self._up.queue(wire.Spawned(attempt=self._attempt, rank=packet["rank"], pid=packet["pid"]))
+            case "exited":
+                self._on_exit(self._workers[packet["rank"]], packet["status"], packet["max_rss_bytes"])
+            case "swept":
+                if packet["stuck"]:
+                    self._up.queue(wire.Notice(text=f"these processes cannot be killed: {packet['stuck']}"))
+                self._swept = True
+                self._say_gone()
+
+    def _on_forkserver_death(self, status: int) -> None:
+        """Its children died with it, or are ours now."""
+        self._forkserver = None
+        process.kill_descendants()
+        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+        for worker in self._workers.values():
+            if not worker.exited:
+                self._drain(worker)
+                self._end_worker(worker, lost=f"the forkserver, its parent, has died ({how})", by_us=self._stopping)
+        if self._started:
+            self._say_gone()
+        elif self._prepared is not None and status != 0:
+            self._up.queue(wire.HostFailed(text=f"the forkserver has died before the first worker ({how})"))
+
+    # -- an attempt -----------------------------------------------------------------------------------------------
+
+    def _start(self, message: wire.Start) -> None:
+        for worker in self._workers.values():
+            worker.close(self._loop)
+        self._attempt = message.attempt
+        self._workers = {}
+        self._started, self._stopping, self._swept = True, False, False
+        for fields in message.ranks:
+            spec = wire.WorkerSpec(**fields)
+            worker = self._workers[spec.rank] = _Worker(spec.rank)
+            worker.channel.attach(self._loop, self._forwarder(worker))
+            for stream in worker.outputs:
+                self._watch_output(worker, stream)
+            self._loop.on_readable(worker.stacks_fd, self._stacks_reader(worker))
+            worker.channel.queue(spec)
+        if self._forkserver is None:
+            self._start_forkserver()
+        self._spawn_waiting()
+
+    def _spawn_waiting(self) -> None:
+        if self._forkserver is None or not self._forkserver.ready:
+            return
+        for worker in self._workers.values():
+            if not worker.spawned and not worker.exited:
+                worker.spawned = True
+                self._forkserver.send({"kind": "spawn", "rank": worker.rank}, worker.child_fds)
+                worker.close_child_fds()
+
+    def _forwarder(self, worker: _Worker) -> Callable[[list[wire.Frame]], None]:
+        def forward(frames: list[wire.Frame]) -> None:
+            for frame in frames:
+                self._up.queue(frame.raw)
+            self._pause_if_flooded()
+
+        return forward
+
+    def _watch_output(self, worker: _Worker, stream: int) -> None:
+        self._loop.on_readable(worker.outputs[stream], lambda: self._read_output(worker, stream))
+
+    def _read_output(self, worker: _Worker, stream: int) -> bool:
+        """Pass on what there is; False when there is nothing more, for now or for ever."""
+        try:
+            data = os.read(worker.outputs[stream], _PACKET_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.forget(worker.outputs[stream])
+            return False
+        self._up.queue(wire.Output(attempt=self._attempt, rank=worker.rank, stream=stream, body=data))
+        self._pause_if_flooded()
+        return True
+
+    def _pause_if_flooded(self) -> None:
+        """When the coordinator cannot follow, workers wait in write(), instead of filling our memory."""
+        if self._up.queued_bytes < _MOST_QUEUED or self._reading_paused:
+            return
+        self._reading_paused = True
+        for worker in self._workers.values():
+            worker.channel.pause_reading()
+            for fd in worker.outputs.values():
+                self._loop.forget(fd)
+
+    def _resume_workers(self) -> None:
+        if not self._reading_paused or self._up.queued_bytes > _LEAST_QUEUED:
+            return
+        self._reading_paused = False
+        for worker in self._workers.values():
+            if not worker.exited:
+                worker.channel.resume_reading()
+                for stream in worker.outputs:
+                    self._watch_output(worker, stream)
+
+    def _on_exit(self, worker: _Worker, status: int, max_rss_bytes: int) -> None:
+        self._drain(worker)
+        code = os.waitstatus_to_exitcode(status)
+        self._end_worker(
+            worker,
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            by_us=worker.killed_by_us,
+            max_rss_bytes=max_rss_bytes,
+        )
+
+    def _drain(self, worker: _Worker) -> None:
+        """What the worker wrote before it died comes before the news of its death."""
+        for stream in worker.outputs:
+            while self._read_output(worker, stream):
+                pass
+        while frames := worker.channel.receive():
+            for frame in frames:
+                self._up.queue(frame.raw)
+
+    def _end_worker(self, worker: _Worker, **facts: Any) -> None:
+        worker.exited = True
+        for fd in (*worker.outputs.values(), worker.channel.read_fd):
+            self._loop.forget(fd)
+        self._up.queue(wire.Exited(attempt=self._attempt, rank=worker.rank, **facts))
+        if all(other.exited for other in self._workers.values()):
+            self._empty_host()
+
+    def _empty_host(self) -> None:
+        self._loop.cancel("kill")
+        if self._forkserver is not None and self._forkserver.ready:
+            self._forkserver.send({"kind": "sweep"})
+        else:
+            self._swept = True
+            self._say_gone()
+
+    def _say_gone(self) -> None:
+        if not all(worker.exited for worker in self._workers.values()):
+            return
+        spared = [self._forkserver.pid] if self._forkserver is not None else []
+        process.kill_descendants(spared)
+        self._loop.cancel("kill")
+        self._close_ports()
+        self._started = False
+        self._up.queue(wire.Gone(attempt=self._attempt))
+
+    # -- stopping -------------------------------------------------------------------------------------------------
+
+    def _stop(self, message: wire.Stop) -> None:
+        """SIGTERM, grace, stacks, SIGKILL; each step bounded."""
+        self._stopping = True
+        if not self._started:
+            self._attempt = max(self._attempt, message.attempt)
+            self._up.queue(wire.Gone(attempt=message.attempt))
+        elif self._forkserver is None or not self._forkserver.ready:
+            self._kill_forkserver()
+        elif message.grace_s > 0:
+            self._signal(signal.SIGTERM, sessions=False)
+            self._loop.call_in("kill", message.grace_s, self._take_stacks)
+        else:
+            self._take_stacks()
+
+    def _living(self) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if worker.spawned and not worker.exited]
+
+    def _signal(self, number: int, *, sessions: bool) -> None:
+        living = self._living()
+        for worker in living:
+            worker.killed_by_us = True
+        if self._forkserver is not None and living:
+            ranks = [worker.rank for worker in living]
+            self._forkserver.send({"kind": "signal", "ranks": ranks, "number": number, "sessions": sessions})
+
+    def _take_stacks(self) -> None:
+        for worker in self._workers.values():
+            worker.stacks = b""
+        self._signal(process.STACKS_SIGNAL, sessions=False)
+        self._loop.call_in("kill", STACKS_TIMEOUT_S, self._kill_workers)
+
+    def _stacks_reader(self, worker: _Worker) -> Callable[[], None]:
+        def read() -> None:
+            data = b""
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(worker.stacks_fd, _PACKET_BYTES)
+            worker.stacks += data
+            if not data:
+                self._loop.forget(worker.stacks_fd)
+            elif self._stopping and all(other.stacks for other in self._living()):
+                self._loop.call_in("kill", STACKS_QUIET_S, self._kill_workers)
+
+        return read
+
+    def _kill_workers(self) -> None:
+        for worker in self._living():
+            if worker.stacks:
+                self._up.queue(wire.Stacks(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
+        self._signal(signal.SIGKILL, sessions=True)
+        self._loop.call_in("kill", FORKSERVER_PATIENCE_S, self._kill_forkserver)
+
+    def _kill_forkserver(self) -> None:
+        if self._forkserver is not None:
+            self._forkserver.kill()
+
+
+class _ForkServerLink:
+    """The agent's end of a forkserver: its process and its socket."""
+
+    def __init__(self, loop: Loop, prepared: wire.Prepare, run_id: str, job_fd: int) -> None:
+        self._loop = loop
+        self.ready = False
+        self.on_packet: Callable[[dict[str, Any]], None]
+        self.on_death: Callable[[int], None]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = ours
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        settings = {
+            "preload": prepared.preload,
+            "start_method": prepared.start_method,
+            "python_flags": prepared.python_flags,
+            "open_files": limits,
+        }
+        arguments = (str(theirs.fileno()), str(job_fd), json.dumps(settings))
+        self._process = process.spawn_quiet(
+            process.bootstrap_argv("forkserver", *arguments, flags=prepared.python_flags),
+            environment=_environment(prepared, run_id),
+            directory=prepared.directory,
+            pass_fds=(theirs.fileno(), job_fd),
+        )
+        theirs.close()
+        self.pid = self._process.pid
+        self._pidfd = process.open_pidfd(self.pid)
+        loop.on_readable(ours.fileno(), self._read)
+        if self._pidfd >= 0:
+            loop.on_readable(self._pidfd, self._died)
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        with contextlib.suppress(OSError):  # its death is noticed where we watch it
+            socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(_PACKET_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self._died()
+            return
+        packet = json.loads(data)
+        self.ready = self.ready or packet["kind"] == "ready"
+        self.on_packet(packet)
+
+    def _died(self) -> None:
+        self._forget()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)
+        self._process.kill()
+        self.on_death(self._process.wait())
+
+    def _forget(self) -> None:
+        for fd in (self._socket.fileno(), self._pidfd):
+            self._loop.forget(fd)
+        self._socket.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def kill(self) -> None:
+        """SIGKILL; its workers die with it. The loop then reports its death."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _environment(prepared: wire.Prepare, run_id: str) -> dict[str, str]:
+    """What libraries read when they are imported, so the same for all ranks of the host."""
+    environment = {**os.environ, **prepared.environment}
+    threads = max(1, usable_cpus() // max(1, prepared.workers))
+    environment.setdefault("OMP_NUM_THREADS", str(threads))
+    return environment
+
+
+def _keep_in_memory(data: bytes) -> int:
+    """A descriptor with ``data``, for every worker to read at its own pace."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("distrain-job")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return fd
+
+
+def _private_stdio() -> tuple[int, int]:
+    """The wire, moved away from descriptors 0 and 1, so that no stray print can corrupt it."""
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return read_fd, write_fd

@@ -1,0 +1,48 @@
+"""The seam for a framework: what it needs before the workers start, and in each of them. Runs in: coordinator, worker.
+
+A framework is a leaf package with a subclass of :class:`BackendConfig`; nothing in the core names one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from distrain.plan import RankPlan, WorldPlan
+    from distrain.session import TrainContext
+
+__all__ = ["BackendConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendConfig:
+    """Hooks of a framework. The base class is the framework-less backend: processes, environment and reports only.
+
+    The object travels to the workers by pickle; the coordinator must be able to import it without the framework.
+    """
+
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Installed modules that the forkserver imports once for all workers of a host."""
+
+    may_fork: ClassVar[bool] = True
+    """False for frameworks that do not survive a fork: every worker is a fresh interpreter then."""
+
+    def ports(self, plan: WorldPlan) -> int:
+        """TCP ports, beside the rendezvous port, to reserve on rank 0's host."""
+        return 0
+
+    def environment(self, plan: WorldPlan, rank: RankPlan, address: str, ports: list[int]) -> dict[str, str]:
+        """Environment of one rank, beside torchrun's variables. Pure; runs in the coordinator."""
+        return {}
+
+    def setup(self, context: TrainContext) -> None:
+        """In the worker, before train_func (not before a script)."""
+
+    def teardown(self, context: TrainContext) -> object:
+        """In the worker, after train_func or the script has come to an end and that was reported.
+
+        Lets go of the peers, so that nobody waits for this rank. What it returns is kept alive until every rank has
+        finished; None: nothing has to stay, the process may leave at once.
+        """
+        return None

@@ -1,0 +1,161 @@
+"""One connection over two file descriptors: framed messages both ways. Runs in: coordinator, agent, worker.
+
+Reading never blocks. Writing either queues (loops: :meth:`Channel.queue`) or blocks until the kernel took it all
+(workers: :meth:`Channel.send`), so nothing that a worker reported waits in its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from distrain import wire
+
+if TYPE_CHECKING:
+    from distrain.loop import Loop
+
+__all__ = ["Channel", "widen_pipe"]
+
+_READ_SIZE = 256 << 10
+_F_SETPIPE_SZ = 1031  # linux/fcntl.h; fcntl.F_SETPIPE_SZ exists from Python 3.10 on, on Linux only
+
+
+def widen_pipe(fd: int, size: int = 1 << 20) -> None:
+    """Ask for a larger pipe buffer (bytes); best effort, the default of 64 KiB works too."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
+
+
+class Channel:
+    """Framed messages over ``read_fd`` and ``write_fd``, which it owns. ``greeting``: wait for the magic first."""
+
+    def __init__(self, read_fd: int, write_fd: int, *, greeting: bool = False) -> None:
+        self.read_fd = read_fd
+        self.write_fd = write_fd
+        self.decoder = wire.Decoder(greeting=greeting)
+        self.at_end = False
+        self._outbox: deque[memoryview] = deque()
+        self.queued_bytes = 0
+        self._lock = threading.RLock()
+        self.on_drained: Callable[[], None] | None = None
+        self._loop: Loop | None = None
+        for fd in (read_fd, write_fd):
+            os.set_blocking(fd, False)
+
+    # -- for loops ------------------------------------------------------------------------------------------------
+
+    def attach(self, loop: Loop, on_frames: Callable[[list[wire.Frame]], None]) -> None:
+        """Let ``loop`` read and write for us. ``on_frames`` gets an empty list once, at the end of the stream."""
+        self._loop = loop
+        self._on_frames = on_frames
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if self._loop and not self.at_end:
+            self._loop.on_readable(self.read_fd, self._read_turn)
+
+    def pause_reading(self) -> None:
+        """Leave further frames in the kernel, which in the end makes the other side wait."""
+        if self._loop:
+            self._loop.on_readable(self.read_fd, None)
+
+    def _read_turn(self) -> None:
+        frames = self.receive()
+        if frames:
+            self._on_frames(frames)
+        if self.at_end and self._loop:
+            self._loop.forget(self.read_fd)
+            self._on_frames([])
+
+    def queue(self, message: wire.Message | bytes) -> None:
+        """Send without waiting; what the kernel does not take now goes out when it does."""
+        data = message if isinstance(message, bytes) else wire.encode(message)
+        self._outbox.append(memoryview(data))
+        self.queued_bytes += len(data)
+        if len(self._outbox) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the kernel takes now. A broken pipe drops the rest: the reading side tells of the end."""
+        while self._outbox:
+            try:
+                written = os.write(self.write_fd, self._outbox[0])
+            except BlockingIOError:
+                break
+            except OSError:
+                self._outbox.clear()
+                self.queued_bytes = 0
+                break
+            self.queued_bytes -= written
+            if written == len(self._outbox[0]):
+                self._outbox.popleft()
+            else:
+                self._outbox[0] = self._outbox[0][written:]
+        if self._loop and self.write_fd >= 0:
+            self._loop.on_writable(self.write_fd, self._write_turn if self._outbox else None)
+
+    def _write_turn(self) -> None:
+        self.flush()
+        if self.on_drained is not None:
+            self.on_drained()
+
+    # -- for everybody --------------------------------------------------------------------------------------------
+
+    def receive(self) -> list[wire.Frame]:
+        """Frames that have arrived, without waiting. Sets ``at_end`` when the other side is gone."""
+        try:
+            data = os.read(self.read_fd, _READ_SIZE)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.at_end = True
+            return []
+        return self.decoder.feed(data)
+
+    def wait(self, timeout_s: float | None = None) -> list[wire.Frame]:
+        """Like :meth:`receive`, but wait for at least one frame, the end, or the timeout."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            frames = self.receive()
+            if frames or self.at_end:
+                return frames
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return []
+            _poll(self.read_fd, select.POLLIN, left)
+
+    def send(self, message: wire.Message | bytes) -> None:
+        """Send and wait until the kernel has it all. Raises OSError (BrokenPipeError) when nobody can read it."""
+        view = memoryview(message if isinstance(message, bytes) else wire.encode(message))
+        with self._lock:
+            while view:
+                try:
+                    view = view[os.write(self.write_fd, view) :]
+                except BlockingIOError:
+                    _poll(self.write_fd, select.POLLOUT, None)
+
+    def close(self) -> None:
+        """Close both descriptors; harmless when done twice."""
+        for fd in {self.read_fd, self.write_fd}:
+            if self._loop:
+                self._loop.forget(fd)
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self.read_fd = self.write_fd = -1
+        self.at_end = True
+
+
+def _poll(fd: int, event: int, timeout_s: float | None) -> None:
+    poll = select.poll()
+    poll.register(fd, event)
+    poll.poll(None if timeout_s is None else timeout_s * 1000)

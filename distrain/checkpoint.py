@@ -1,0 +1,146 @@
+"""The handle users see: a directory that holds a checkpoint. Runs in: anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from distrain.errors import CheckpointError
+
+__all__ = ["Checkpoint"]
+
+METADATA_FILE = ".metadata.json"
+MANIFEST_FILE = ".manifest.json"
+DICT_FILE = "dict_checkpoint.pkl"
+
+
+class Checkpoint:
+    """A reference to a directory, not its data; pickling copies the reference only.
+
+    Make one with :meth:`from_directory` or :meth:`from_dict`, hand it to ``distrain.report()``, and get it back from
+    ``distrain.get_checkpoint()`` or ``Result.checkpoint``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path: str = os.path.abspath(Path(path).expanduser())
+        self._data: dict[str, Any] | None = None
+
+    # -- directories ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Refer to ``path``; nothing is copied or checked before the checkpoint is reported or read."""
+        return cls(path)
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the files into ``path`` (default: a new temporary directory) and return it.
+
+        Raises CheckpointError if the checkpoint's directory does not exist.
+        """
+        target = Path(tempfile.mkdtemp(prefix="distrain-checkpoint-") if path is None else path).expanduser()
+        target.mkdir(parents=True, exist_ok=True)
+        if self._data is not None:
+            self._write_dict(target)
+        else:
+            shutil.copytree(self._existing(), target, dirs_exist_ok=True, ignore=_ignore_manifest)
+        return str(target)
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """The files as a local directory, for reading: the directory itself, without a copy.
+
+        A checkpoint made by :meth:`from_dict` is written to a temporary directory that goes with the context.
+        """
+        if self._data is None:
+            yield str(self._existing())
+            return
+        with tempfile.TemporaryDirectory(prefix="distrain-checkpoint-") as folder:
+            self._write_dict(Path(folder))
+            yield folder
+
+    def _existing(self) -> Path:
+        folder = Path(self.path)
+        if not folder.is_dir():
+            raise CheckpointError(f"the checkpoint directory {self.path} does not exist (was it deleted by num_to_keep?)")
+        return folder
+
+    # -- dicts ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+        """A checkpoint that holds a dict of picklable values, as in Ray AIR; it becomes one file when reported."""
+        if not isinstance(data, Mapping):
+            raise TypeError(f"Checkpoint.from_dict takes a dict, got {data!r} ({type(data).__name__})")
+        checkpoint = cls(DICT_FILE)
+        checkpoint.path = ""
+        checkpoint._data = dict(data)
+        return checkpoint
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dict given to :meth:`from_dict`; once reported also ``_timestamp`` (s since 1970), ``_preprocessor`` (None)
+        and ``_current_checkpoint_id``, as in Ray AIR. Unpickles: read only checkpoints that you trust.
+
+        Raises CheckpointError if the checkpoint was not made from a dict.
+        """
+        if self._data is not None:
+            return dict(self._data)
+        file = self._existing() / DICT_FILE
+        if not file.is_file():
+            raise CheckpointError(f"{self.path} was not made by Checkpoint.from_dict(); use as_directory()")
+        data: dict[str, Any] = pickle.loads(file.read_bytes())  # noqa: S301 - documented
+        return data
+
+    def _write_dict(self, folder: Path) -> None:
+        (folder / DICT_FILE).write_bytes(cloudpickle.dumps(self._data))
+
+    def numbered(self, number: int) -> Checkpoint:
+        """This checkpoint with what Ray AIR added to a dict when it was reported; others are returned as they are."""
+        if self._data is None:
+            return self
+        extra = {"_timestamp": int(time.time()), "_preprocessor": None, "_current_checkpoint_id": number}
+        return type(self).from_dict(self._data | extra)
+
+    # -- metadata -------------------------------------------------------------------------------------------------
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The JSON metadata kept beside the files; ``{}`` if there is none."""
+        try:
+            metadata: dict[str, Any] = json.loads((self._existing() / METADATA_FILE).read_text())
+        except FileNotFoundError:
+            return {}
+        return metadata
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata, which must be JSON."""
+        target = self._existing() / METADATA_FILE
+        aside = target.with_name(target.name + ".new")
+        aside.write_text(json.dumps(dict(metadata)))
+        aside.replace(target)
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Add to the metadata, or replace entries of it."""
+        self.set_metadata(self.get_metadata() | dict(metadata))
+
+    # -- the rest -------------------------------------------------------------------------------------------------
+
+    def __fspath__(self) -> str:
+        raise TypeError(
+            "a Checkpoint is not a path; use `with checkpoint.as_directory() as folder:` or checkpoint.to_directory()"
+        )
+
+    def __repr__(self) -> str:
+        return f"Checkpoint(path={self.path!r})" if self._data is None else f"Checkpoint.from_dict({sorted(self._data)})"
+
+
+def _ignore_manifest(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name == MANIFEST_FILE]

@@ -1,0 +1,170 @@
+"""What the user asks for: scaling, run, failure and checkpoint configs. Runs in: anywhere.
+
+Every bad value is a TypeError or ValueError that names the field and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+__all__ = ["CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig"]
+
+StartMethod = Literal["forkserver", "spawn"]
+RESOURCES = ("CPU", "GPU", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingConfig:
+    """How many workers, and what each of them needs.
+
+    num_workers: processes to start, at least 1. More workers than CPUs is allowed.
+    use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` says otherwise).
+    resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
+        What is named here is checked against the hosts before anything starts; it limits nothing afterwards.
+    start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
+        fresh interpreter for each.
+    """
+
+    num_workers: int = 1
+    use_gpu: bool = False
+    resources_per_worker: dict[str, float] | None = None
+    start_method: StartMethod = "forkserver"
+
+    def __post_init__(self) -> None:
+        _check_int("ScalingConfig.num_workers", self.num_workers, minimum=1)
+        _check_type("ScalingConfig.use_gpu", self.use_gpu, bool, "True or False")
+        _check_choice("ScalingConfig.start_method", self.start_method, get_args(StartMethod))
+        if self.resources_per_worker is not None:
+            _check_type("ScalingConfig.resources_per_worker", self.resources_per_worker, dict, "a dict or None")
+            for name, amount in self.resources_per_worker.items():
+                self._check_resource(name, amount)
+        if self.use_gpu and self.gpus_per_worker == 0:
+            raise ValueError('ScalingConfig: use_gpu=True, but resources_per_worker has "GPU": 0; drop one of the two')
+        if not self.use_gpu and self.gpus_per_worker:
+            raise ValueError('ScalingConfig: resources_per_worker asks for "GPU", but use_gpu is False; set use_gpu=True')
+
+    @staticmethod
+    def _check_resource(name: object, amount: object) -> None:
+        label = f"ScalingConfig.resources_per_worker[{name!r}]"
+        if name not in RESOURCES:
+            raise ValueError(f"{label}: unknown resource; known are {', '.join(RESOURCES)}")
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+            raise TypeError(f"{label} must be a number, got {amount!r} ({type(amount).__name__})")
+        if not (math.isfinite(amount) and amount >= 0):
+            raise ValueError(f"{label} must be finite and not negative, got {amount!r}")
+        if name == "GPU" and amount > 1 and amount != int(amount):
+            raise ValueError(f"{label} must be a fraction of one GPU or a whole number, got {amount!r}")
+
+    @property
+    def gpus_per_worker(self) -> float:
+        """GPUs of one worker; below 1 several workers share one."""
+        return (self.resources_per_worker or {}).get("GPU", 1 if self.use_gpu else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureConfig:
+    """What to do when a rank fails.
+
+    max_failures: how many failures of the worker group may be answered by a restart from the last committed
+        checkpoint, counted over the whole run; 0 never restarts, -1 always does.
+    """
+
+    max_failures: int = 0
+
+    def __post_init__(self) -> None:
+        _check_int("FailureConfig.max_failures", self.max_failures, minimum=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Which checkpoints to keep, and how long to wait for ranks that do not report.
+
+    num_to_keep: keep this many (None: all): the best by score, or the newest without a score attribute. The latest
+        checkpoint is never deleted.
+    checkpoint_score_attribute: metric to rank by; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. Missing and NaN
+        scores rank worst, whatever the order.
+    checkpoint_score_order: ``"max"`` or ``"min"``.
+    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never called report().
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: Literal["max", "min"] = "max"
+    missing_rank_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.num_to_keep is not None:
+            _check_int("CheckpointConfig.num_to_keep", self.num_to_keep, minimum=1, none_allowed=True)
+        if self.checkpoint_score_attribute is not None:
+            _check_type("CheckpointConfig.checkpoint_score_attribute", self.checkpoint_score_attribute, str, "a str")
+        _check_choice("CheckpointConfig.checkpoint_score_order", self.checkpoint_score_order, ("max", "min"))
+        _check_seconds("CheckpointConfig.missing_rank_s", self.missing_rank_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Name, place and policies of a run; its directory is ``{storage_path}/{name}``.
+
+    name: a file name; default: time and a random suffix, unique.
+    storage_path: local or shared directory, ``~`` and relative paths allowed; default ``~/distrain_results``.
+    log_dir: directory for the per-rank logs; default ``logs`` in the run directory.
+    stop_grace_s: seconds between asking workers to stop (SIGTERM) and SIGKILL, when the user stops the run.
+    """
+
+    name: str | None = None
+    storage_path: str | os.PathLike[str] | None = None
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log_dir: str | os.PathLike[str] | None = None
+    stop_grace_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, kind in (("failure_config", FailureConfig), ("checkpoint_config", CheckpointConfig)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, kind())
+            _check_type(f"RunConfig.{name}", getattr(self, name), kind, f"a distrain.{kind.__name__}")
+        if self.name is not None:
+            _check_type("RunConfig.name", self.name, str, "a str")
+            if not self.name or self.name in (".", "..") or "/" in self.name or "\0" in self.name:
+                raise ValueError(f"RunConfig.name must be a plain file name without '/', got {self.name!r}")
+        for name in ("storage_path", "log_dir"):
+            self._check_path(name)
+        _check_seconds("RunConfig.stop_grace_s", self.stop_grace_s)
+
+    def _check_path(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        _check_type(f"RunConfig.{name}", value, (str, os.PathLike), "a str or a Path")
+        if not os.fspath(value):
+            raise ValueError(f"RunConfig.{name} must not be empty; leave it out for the default")
+        if "://" in os.fspath(value):
+            raise ValueError(f"RunConfig.{name}={os.fspath(value)!r}: URLs are not supported yet; use a local or shared path")
+
+
+def _check_type(label: str, value: object, kind: Any, allowed: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{label} must be {allowed}, got {value!r} ({type(value).__name__})")
+
+
+def _check_int(label: str, value: object, *, minimum: int, none_allowed: bool = False) -> None:
+    allowed = f"an int of at least {minimum}" + (" or None" if none_allowed else "")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{label} must be {allowed}, got {value!r} ({type(value).__name__})")
+    if value < minimum:
+        raise ValueError(f"{label} must be {allowed}, got {value}")
+
+
+def _check_seconds(label: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{label} must be a number of seconds, got {value!r} ({type(value).__name__})")
+    if not value >= 0:
+        raise ValueError(f"{label} must be 0 or more seconds, got {value!r}")
+
+
+def _check_choice(label: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{label} must be one of {', '.join(map(repr, allowed))}; got {value!r}")

@@ -1,0 +1,405 @@
+"""The loop in the user's process: starts agents, feeds the machine, does what it asks for. Runs in: coordinator.
+
+Everything happens in the thread that called fit(): no thread of ours, no asyncio, so it works in notebooks. Event-driven:
+it sleeps until a descriptor is ready or a deadline comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from distrain import machine, process, rounds, wire
+from distrain.channel import Channel
+from distrain.config import CheckpointConfig
+from distrain.errors import WireError
+from distrain.loop import Loop
+from distrain.machine import RunMachine, RunRequest
+from distrain.output import RankOutput, ReportLines, say
+from distrain.storage import RunStore
+from distrain.transport import Transport
+
+__all__ = ["Coordinator"]
+
+PING_INTERVAL_S = 5.0
+AGENT_SILENCE_S = 30.0
+"""An agent pings every few seconds; one that is silent this long is taken for dead, also on a transport with a longer
+lease."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Coordinator:
+    """One run. After :meth:`run`, ``machine`` tells how it ended, ``metrics`` is rank 0's last report."""
+
+    def __init__(
+        self,
+        request: RunRequest,
+        store: RunStore,
+        transports: Sequence[Transport],
+        checkpoint_config: CheckpointConfig,
+        *,
+        log_dir: Path | None = None,
+    ) -> None:
+        self.machine = RunMachine(request)
+        self.metrics: dict[str, Any] | None = None
+        self._request = request
+        self._store = store
+        self._transports = {transport.name: transport for transport in transports}
+        self._checkpoint_config = checkpoint_config
+        self._log_dir = log_dir
+        self._loop = Loop()
+        self._hosts: dict[str, _HostLink] = {}
+        self._rounds = rounds.Rounds(0, checkpoint_config)
+        self._outputs: dict[int, RankOutput] = {}
+        self._report_lines = ReportLines()
+
+    def run(self) -> None:
+        """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
+        self.machine.checkpoint = str(self._store.latest.path) if self._store.latest else self.machine.checkpoint
+        with self._signals():
+            try:
+                self._do(self.machine.start(time.monotonic()))
+                self._connect()
+                self._ping()
+                while not self.machine.state.is_terminal:
+                    self._arm_timers()
+                    self._loop.step()
+                    self._flush()
+            finally:
+                self._close()
+
+    # -- hosts ----------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        option = "gpus" if self._request.scaling.use_gpu else "no-gpus"
+        for transport in self._transports.values():
+            try:
+                self._hosts[transport.name] = _HostLink(self._loop, transport, self._agent_argv(transport, option))
+            except OSError as error:
+                self._happened(machine.HostLost(transport.name, f"cannot start its agent: {error}"))
+                return
+            self._hosts[transport.name].listen(self._on_frames, self._on_end)
+
+    def _agent_argv(self, transport: Transport, option: str) -> list[str]:
+        """``env`` puts the run's id where a sweep of the host can find it."""
+        ids = f"{process.RUN_IDS}={process.extended_run_ids(self._request.run_id)}"
+        agent = process.bootstrap_argv("agent", self._request.run_id, option, flags=self._request.python_flags)
+        return transport.argv(["env", ids, *agent])
+
+    def _on_frames(self, host: _HostLink, frames: list[wire.Frame]) -> None:
+        for frame in frames:
+            try:
+                self._on_message(host, frame.message())
+            except WireError as error:
+                host.drop()
+                self._happened(machine.HostLost(host.name, f"it does not speak our protocol: {error}"))
+                return
+
+    def _on_end(self, host: _HostLink) -> None:
+        self._happened(machine.HostLost(host.name, host.why_it_ended()))
+
+    def _ping(self) -> None:
+        now = time.monotonic()
+        for host in list(self._hosts.values()):
+            if now - host.last_heard > min(host.lease_s, AGENT_SILENCE_S) and host.greeted and not host.dropped:
+                host.drop()
+                self._happened(machine.HostLost(host.name, f"its agent has been silent for {now - host.last_heard:.0f} s"))
+            host.send(wire.Ping())
+        leases = [transport.lease_s for transport in self._transports.values()]
+        self._loop.call_in("ping", min(PING_INTERVAL_S, *(lease_s / 3 for lease_s in leases)), self._ping)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _on_message(self, host: _HostLink, message: wire.Message) -> None:
+        attempt = getattr(message, "attempt", None)
+        if attempt is not None and attempt != self.machine.attempt and not isinstance(message, wire.Reserved):
+            return
+        match message:
+            case wire.Hello():
+                self._check_hello(host, message)
+            case wire.Output():
+                self._outputs[message.rank].feed(message.stream, message.body)
+            case wire.Stacks():
+                self._keep_stacks(message)
+            case wire.Reported():
+                self._on_reported(message)
+            case wire.Delivered():
+                args = (message.rank, message.ordinal, message.files, message.skipped)
+                self._decide(self._rounds.delivered(*args, time.monotonic()))
+            case wire.Outcome():
+                self._on_outcome(host, message)
+            case _:
+                self._happened(machine.HostSaid(host.name, message))
+
+    def _check_hello(self, host: _HostLink, hello: wire.Hello) -> None:
+        ours, theirs = (wire.WIRE_VERSION, wire.DISTRAIN_VERSION), (hello.wire, hello.distrain)
+        if ours != theirs:
+            host.drop()
+            text = (
+                f"it has distrain {hello.distrain}, this machine {wire.DISTRAIN_VERSION}; "
+                f"run there: pip install distrain=={wire.DISTRAIN_VERSION}"
+            )
+            self._happened(machine.HostLost(host.name, text))
+            return
+        host.greeted = True
+        self._happened(machine.HostSaid(host.name, hello))
+
+    def _on_reported(self, message: wire.Reported) -> None:
+        now = time.monotonic()
+        metrics: dict[str, Any] = json.loads(message.body)
+        line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
+        self._store.append_metrics(line, metrics)
+        if message.rank == 0:
+            self.metrics = metrics
+            self._report_lines.report(message.index, metrics, now)
+        files = [path for path, _ in message.files]
+        self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now))
+
+    def _on_outcome(self, host: _HostLink, outcome: wire.Outcome) -> None:
+        if outcome.traceback:
+            self._outputs[outcome.rank].note(outcome.traceback)
+        if outcome.ok:
+            self._decide(self._rounds.finished(outcome.rank, time.monotonic()))
+        self._happened(machine.HostSaid(host.name, outcome))
+
+    def _keep_stacks(self, message: wire.Stacks) -> None:
+        path = self._store.paths.stacks(message.attempt, message.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(message.body)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _decide(self, decisions: list[rounds.Decision]) -> None:
+        attempt = self.machine.attempt
+        for decision in decisions:
+            match decision:
+                case rounds.GrantFiles(rank, ordinal, files):
+                    folder = str(self._store.staging_directory(attempt, ordinal, rank))
+                    grant = wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
+                    self._tell_rank(grant)
+                case rounds.Refuse(rank, ordinal, why):
+                    grant = wire.Grant(
+                        attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why
+                    )
+                    self._tell_rank(grant)
+                case rounds.Commit():
+                    self._commit(decision)
+                case rounds.Say(text):
+                    say(text)
+
+    def _commit(self, commit: rounds.Commit) -> None:
+        attempt = self.machine.attempt
+        checkpoint = self._store.commit(attempt, commit)
+        kept = [committed.metrics for committed in self._store.committed]
+        self._store.delete(rounds.surplus(kept, self._checkpoint_config))
+        self._happened(machine.CheckpointSaved(str(checkpoint.path)))
+        for rank in self._outputs:
+            message = wire.Committed(attempt=attempt, rank=rank, ordinal=commit.ordinal, path=str(checkpoint.path))
+            self._tell_rank(message)
+
+    def _tell_rank(self, message: wire.ToWorker) -> None:
+        assert self.machine.plan is not None
+        self._hosts[self.machine.plan.ranks[message.rank].host].send(message)
+
+    # -- the machine ----------------------------------------------------------------------------------------------
+
+    def _happened(self, event: machine.Event) -> None:
+        self._do(self.machine.handle(event, time.monotonic()))
+
+    def _do(self, actions: list[machine.Action]) -> None:
+        for action in actions:
+            match action:
+                case machine.Tell(host, message):
+                    self._hosts[host].send(message)
+                case machine.Say(text):
+                    say(text)
+                case machine.AttemptStarts(attempt, plan):
+                    self._rounds = rounds.Rounds(plan.world_size, self._checkpoint_config)
+                    width = len(str(plan.world_size - 1))
+                    self._outputs = {
+                        rank.rank: RankOutput(
+                            rank.rank, self._store.paths.log(attempt, rank.rank, self._log_dir), width=width
+                        )
+                        for rank in plan.ranks
+                    }
+                case machine.AttemptEnded():
+                    self._close_outputs()
+
+    def _arm_timers(self) -> None:
+        """One timer for each who has a deadline."""
+        now = time.monotonic()
+        for name, moment, callback in (
+            ("machine", self.machine.deadline(), lambda: self._happened(machine.Tick())),
+            ("rounds", self._rounds.deadline(now), lambda: self._decide(self._rounds.tick(time.monotonic()))),
+            ("report lines", self._report_lines.deadline(), lambda: self._report_lines.flush(time.monotonic())),
+        ):
+            if moment is None:
+                self._loop.cancel(name)
+            else:
+                self._loop.call_at(name, moment, callback)
+
+    def _flush(self) -> None:
+        self._store.flush()
+        for output in self._outputs.values():
+            output.flush()
+
+    def _close_outputs(self) -> None:
+        self._report_lines.flush(time.monotonic())
+        for output in self._outputs.values():
+            output.close()
+
+    # -- signals --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn SIGINT and SIGTERM into requests to stop, as long as the run lasts, in the main thread only. Signals
+        that the user's process ignores stay ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(BlockingIOError):
+                os.write(write_fd, bytes([number]))
+
+        def on_readable() -> None:
+            for number in os.read(read_fd, 16):
+                self._happened(machine.StopAsked(signal.Signals(number).name))
+
+        self._loop.on_readable(read_fd, on_readable)
+        previous = {
+            number: signal.signal(number, on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            os.close(read_fd)
+            os.close(write_fd)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """Have every agent empty its host and go; whoever does not is killed, and its host swept."""
+        for host in self._hosts.values():
+            host.send(wire.Close())
+        unclean = [host.name for host in self._hosts.values() if not host.wait_for_end(CLOSE_TIMEOUT_S)]
+        self._close_outputs()
+        self._flush()
+        self._loop.close()
+        for name in unclean:
+            self._sweep(self._transports[name])
+
+    def _sweep(self, transport: Transport) -> None:
+        """Remove what a host's lost agent may have left."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            sweeper = process.spawn(self._agent_argv(transport, "sweep"))
+            sweeper.communicate(timeout=CLOSE_TIMEOUT_S)
+
+
+class _HostLink:
+    """The coordinator's end of one host: the process that carries the wire, and what came over it."""
+
+    _CHATTER_KEPT = 4 << 10
+
+    def __init__(self, loop: Loop, transport: Transport, argv: list[str]) -> None:
+        self.name = transport.name
+        self.lease_s = transport.lease_s
+        self.last_heard = time.monotonic()
+        self.greeted = False
+        self.dropped = False
+        self._argv = argv
+        self._loop = loop
+        self._chatter = b""
+        self._process = process.spawn(argv, stderr=subprocess.PIPE)
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._channel = Channel(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()), greeting=True)
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._stderr = self._process.stderr
+        os.set_blocking(self._stderr.fileno(), False)
+
+    def listen(
+        self, on_frames: Callable[[_HostLink, list[wire.Frame]], None], on_end: Callable[[_HostLink], None]
+    ) -> None:
+        def receive(frames: list[wire.Frame]) -> None:
+            self.last_heard = time.monotonic()
+            if frames:
+                on_frames(self, frames)
+            elif not self.dropped:
+                self.dropped = True
+                on_end(self)
+
+        self._channel.attach(self._loop, receive)
+        self._loop.on_readable(self._stderr.fileno(), self._read_stderr)
+
+    def _read_stderr(self) -> None:
+        """What the agent or ssh has to say; shown only when it is the explanation of an end."""
+        try:
+            data = os.read(self._stderr.fileno(), 64 << 10)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.forget(self._stderr.fileno())
+        self._chatter = (self._chatter + data)[-self._CHATTER_KEPT :]
+
+    def send(self, message: wire.Message) -> None:
+        if not self.dropped:
+            self._channel.queue(message)
+
+    def drop(self) -> None:
+        """Stop talking to this host; its agent then empties it by itself, or when its lease runs out."""
+        if not self.dropped:
+            self.dropped = True
+            self._channel.close()
+            self._process.kill()
+
+    def why_it_ended(self) -> str:
+        """The connection is at its end: how, and what was said before."""
+        try:
+            code = self._process.wait(timeout=1.0)
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        except subprocess.TimeoutExpired:
+            how = "its connection was closed"
+        self._read_stderr()
+        said = (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
+        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
+        return f"its agent has ended: {how}{command}" + (f"; last words:\n{said}" if said else "")
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """Let the agent finish. False if it was lost before, or had to be killed: the host may need a sweep."""
+        clean = not self.dropped
+        if clean:
+            clean = self._drain(time.monotonic() + timeout_s)
+        self.dropped = True
+        self._channel.close()
+        self._loop.forget(self._stderr.fileno())
+        self._stderr.close()
+        self._process.kill()
+        self._process.wait()
+        return clean
+
+    def _drain(self, deadline: float) -> bool:
+        self._loop.forget(self._channel.read_fd)
+        self._channel.flush()
+        while not self._channel.at_end:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._channel.flush()
+            self._channel.wait(min(left, 0.1))
+        return True

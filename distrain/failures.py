@@ -1,0 +1,155 @@
+"""Exit facts and outcomes of ranks -> who is to blame, and the screen that says so. Runs in: coordinator.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distrain import wire
+
+__all__ = ["RankFailure", "culprit_first", "failure_of", "failure_screen", "rank_list", "signal_in_words"]
+
+# What survivors of a dead peer raise, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15).
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|"
+    r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|socket closed",
+    re.IGNORECASE,
+)
+
+_SIGNAL_HINTS = {
+    signal.SIGKILL: "often the kernel running out of memory, or somebody's kill -9",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGBUS: "a crash in native code, or /dev/shm is full",
+    signal.SIGABRT: "native code gave up; its message is in the log",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """How one rank failed. ``order`` counts arrivals at the coordinator; ``consequence``: a peer was gone before."""
+
+    rank: int
+    host: str
+    order: int
+    summary: str
+    traceback: str
+    exit_code: int
+    consequence: bool
+    payload: bytes = b""
+
+
+def failure_of(
+    rank: int, host: str, order: int, *, outcome: wire.Outcome | None, exited: wire.Exited | None
+) -> RankFailure | None:
+    """The failure of a rank; None if it did its work, or if we ended it."""
+    if outcome is not None:
+        if outcome.ok:
+            return None  # whatever the process did afterwards: gloo aborts at interpreter exit, for one
+        summary = outcome.error or "unknown error"
+        if outcome.stage != "run":
+            summary = f"{summary} (before train_func, while {_STAGES.get(outcome.stage, outcome.stage)})"
+        return RankFailure(
+            rank=rank,
+            host=host,
+            order=order,
+            summary=summary,
+            traceback=outcome.traceback,
+            exit_code=outcome.exit_code,
+            consequence=bool(_CONSEQUENCE.search(outcome.error or "")),
+            payload=outcome.body,
+        )
+    if exited is None or exited.by_us:
+        return None
+    return RankFailure(
+        rank=rank,
+        host=host,
+        order=order,
+        summary=_death(exited),
+        traceback="",
+        exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
+        consequence=False,
+    )
+
+
+_STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
+
+
+def _death(exited: wire.Exited) -> str:
+    memory = f" (peak memory {exited.max_rss_bytes / 2**20:.0f} MiB)" if exited.max_rss_bytes else ""
+    if exited.lost is not None:
+        return f"was lost: {exited.lost}"
+    if exited.signal is not None:
+        hint = _SIGNAL_HINTS.get(signal.Signals(exited.signal) if exited.signal in _KNOWN_SIGNALS else None)  # type: ignore[arg-type]
+        return f"was killed by {signal_in_words(exited.signal)}, not sent by distrain{memory}" + (f": {hint}" if hint else "")
+    return f"exited with code {exited.exit_code} in the middle of the training{memory}, without an exception: os._exit()?"
+
+
+_KNOWN_SIGNALS = {int(number) for number in signal.Signals}
+
+
+def signal_in_words(number: int) -> str:
+    """``SIGKILL (9)``; real-time signals have no name."""
+    return f"{signal.Signals(number).name} ({number})" if number in _KNOWN_SIGNALS else f"signal {number}"
+
+
+def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
+    """Sorted: what happened by itself before what a dead peer explains, each in order of arrival."""
+    return sorted(failures, key=lambda failure: (failure.consequence, failure.order))
+
+
+def failure_screen(failures: Sequence[RankFailure], *, stopped: Sequence[int], logs: str, run: str) -> str:
+    """One screen of plain text: the culprit with its traceback, equal failures grouped, then the others."""
+    groups = _grouped(culprit_first(failures))
+    lines: list[str] = []
+    for number, group in enumerate(groups):
+        first = group[0]
+        title = f"{_title([f.rank for f in group])} on {', '.join(dict.fromkeys(f.host for f in group))}: {first.summary}"
+        if first.consequence and number:
+            lines.append(f"{title} (a consequence: a peer had gone)")
+            continue
+        lines += [title, *(f"  {line}" for line in _cut(first.traceback.rstrip()).splitlines())]
+    if stopped:
+        lines.append(f"{_title(stopped)}: stopped by distrain")
+    return "\n".join([*lines, f"logs: {logs}", f"run:  {run}"])
+
+
+def _grouped(failures: Sequence[RankFailure]) -> list[list[RankFailure]]:
+    """Same text up to numbers and addresses: same group; the first failure of a group decides its place."""
+    groups: dict[tuple[str, str], list[RankFailure]] = {}
+    for failure in failures:
+        key = (_masked(failure.summary), _masked(failure.traceback))
+        groups.setdefault(key, []).append(failure)
+    return list(groups.values())
+
+
+def _masked(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
+
+
+def _cut(text: str, most: int = 60) -> str:
+    """The whole text, or its first and last lines: the log has it all."""
+    lines = text.splitlines()
+    if len(lines) <= most:
+        return text
+    head, tail = most // 3, most - most // 3
+    return "\n".join([*lines[:head], f"... {len(lines) - most} lines left out ...", *lines[-tail:]])
+
+
+def _title(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + rank_list(ranks)
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """``0, 2-5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

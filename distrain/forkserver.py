@@ -1,0 +1,198 @@
+"""The parent of a host's workers: imports what they share once, forks them, reaps them, leaves none. Runs in: forkserver.
+
+Single-threaded, on an inherited socket, nothing listens. With start method ``spawn``, or when a module turned out not
+to survive a fork, it starts fresh interpreters instead; everything else stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from distrain import process
+from distrain.loop import Loop
+from distrain.worker import WorkerFds, run_worker
+
+__all__ = ["ForkServer", "main"]
+
+_PACKET_BYTES = 64 << 10
+_MOST_FDS = 8
+
+
+def main(arguments: list[str]) -> None:
+    """``arguments``: the socket's descriptor, the job's descriptor, and the settings as JSON."""
+    settings: dict[str, Any] = json.loads(arguments[2])
+    server = ForkServer(socket.socket(fileno=int(arguments[0])), int(arguments[1]), settings)
+    server.run()
+
+
+class ForkServer:
+    """Commands of the agent: ``spawn`` (with the worker's descriptors), ``signal``, ``sweep``.
+
+    Answers: ``ready``, ``spawned``, ``exited``, ``swept``. One JSON object per packet.
+    """
+
+    def __init__(self, sock: socket.socket, job_fd: int, settings: dict[str, Any]) -> None:
+        self._socket = sock
+        self._job_fd = job_fd
+        self._settings = settings
+        self._agent = os.getppid()
+        self._loop = Loop()
+        self._workers: dict[int, int] = {}
+        self._forks = settings["start_method"] == "forkserver"
+
+    def run(self) -> None:
+        """Serve until the agent is gone, then leave nothing behind."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, tuple(self._settings["open_files"]))
+        process.die_with_parent(self._agent)  # while importing there is nothing to clean up, and nobody listens
+        process.adopt_orphans()
+        reason = self._preload() if self._forks else None
+        process.live_without_parent()
+        agent_fd = process.open_pidfd(self._agent)
+        if os.getppid() != self._agent:
+            return
+        self._watch(agent_fd)
+        self._say(kind="ready", reason=reason)
+        self._loop.run()
+        self._leave()
+
+    def _watch(self, agent_fd: int) -> None:
+        self._wakeup_read, wakeup_write = os.pipe()
+        for fd in (self._wakeup_read, wakeup_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._private_fds = (self._wakeup_read, wakeup_write, agent_fd)
+        self._loop.on_readable(self._wakeup_read, self._on_child)
+        self._loop.on_readable(self._socket.fileno(), self._on_command)
+        if agent_fd >= 0:
+            self._loop.on_readable(agent_fd, self._loop.stop)
+
+    # -- before the first fork ------------------------------------------------------------------------------------
+
+    def _preload(self) -> str | None:
+        """Import what the workers share. Returns why forking would be unsafe, after which nothing is forked."""
+        for name in self._settings["preload"]:
+            try:
+                importlib.import_module(name)
+            except BaseException:  # the worker will meet the same error, and report it with its traceback
+                continue
+        reason = _why_not_fork()
+        if reason is not None:
+            self._forks = False
+        gc.collect()
+        gc.freeze()  # keeps the collector from touching, and so copying, pages that all workers share
+        warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
+        return reason
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def _on_command(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, _MOST_FDS)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._loop.stop()
+            return
+        command = json.loads(data)
+        match command.pop("kind"):
+            case "spawn":
+                self._spawn(command["rank"], WorkerFds(*fds, job=self._job_fd))
+            case "signal":
+                self._signal(command["ranks"], command["number"], sessions=command["sessions"])
+            case "sweep":
+                self._say(kind="swept", stuck=process.kill_descendants())
+
+    def _say(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # the agent's end is noticed where we read
+            self._socket.send(json.dumps(message).encode())
+
+    def _spawn(self, rank: int, fds: WorkerFds) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(fds, parent)
+        for fd in fds.all():
+            if fd != self._job_fd:
+                os.close(fd)
+        self._workers[pid] = rank
+        self._say(kind="spawned", rank=rank, pid=pid)
+
+    def _become_worker(self, fds: WorkerFds, parent: int) -> None:
+        try:
+            os.setsid()
+            process.die_with_parent(parent)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._loop.close()
+            self._socket.close()
+            for fd in self._private_fds:
+                if fd >= 0:
+                    os.close(fd)
+            if self._forks:
+                run_worker(fds, forked=True)
+            for fd in fds.all():
+                os.set_inheritable(fd, True)
+            argv = process.bootstrap_argv("worker", fds.to_json(), flags=self._settings["python_flags"])
+            os.execv(argv[0], argv)
+        except BaseException as error:
+            os.write(2, f"distrain: the worker could not be started: {error!r}\n".encode())
+        finally:
+            os._exit(1)
+
+    def _signal(self, ranks: list[int], number: int, *, sessions: bool) -> None:
+        """Our workers are unreaped children, so their pids cannot have been reused."""
+        for pid, rank in self._workers.items():
+            if rank in ranks:
+                (process.kill_session if sessions else process.kill)(pid, number)
+
+    # -- children -------------------------------------------------------------------------------------------------
+
+    def _on_child(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wakeup_read, 4096):
+                pass
+        while (pid := process.ended_child()) is not None:
+            rank = self._workers.pop(pid, None)
+            if rank is not None:
+                process.kill_session(pid, signal.SIGKILL)  # before reaping: the pid is still taken
+            _, status, usage = os.wait4(pid, 0)
+            if rank is not None:
+                self._say(kind="exited", rank=rank, status=status, max_rss_bytes=usage.ru_maxrss * _RSS_UNIT)
+
+    def _leave(self) -> None:
+        """The agent is gone or does not need us any more."""
+        for pid in self._workers:
+            process.kill_session(pid, signal.SIGKILL)
+        process.kill_descendants()
+
+
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def _why_not_fork() -> str | None:
+    """Threads do not survive a fork, locks they held stay locked; and a CUDA context must not be shared."""
+    if threading.active_count() > 1:
+        names = ", ".join(thread.name for thread in threading.enumerate()[1:])
+        return f"an imported module started Python threads ({names})"
+    native = process.count_native_threads()
+    if native > 0:
+        return f"an imported module started {native} native thread(s)"
+    with contextlib.suppress(OSError):
+        for entry in Path("/proc/self/fd").iterdir():
+            if os.readlink(entry).startswith("/dev/nvidia"):
+                return "an imported module opened the GPU"
+    return None

@@ -1,0 +1,332 @@
+"""What a worker will run, as opaque bytes: made in the coordinator, opened in the workers only.
+
+Runs in: coordinator, worker.
+"""
+
+from __future__ import annotations
+
+import dis
+import importlib
+import importlib.util
+import inspect
+import io
+import os
+import pickle
+import pickletools
+import runpy
+import site
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from distrain.backend import BackendConfig
+from distrain.errors import JobError
+
+__all__ = ["FunctionWork", "Job", "ScriptWork", "TargetWork", "Work", "make_job", "third_party_modules"]
+
+LARGE_PAYLOAD_BYTES = 10_000_000
+_DEEPEST_SEARCH = 6
+
+
+# -- what runs in the worker -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The pickled object: knows how to run itself in a worker."""
+
+    backend: BackendConfig
+    initialises_backend = True
+
+    def run(self) -> Any:
+        """Run in the main thread of the worker; the return value of train_func, None for scripts."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionWork(Work):
+    """A training function and its config."""
+
+    function: Callable[..., Any]
+    config: dict[str, Any]
+
+    def run(self) -> Any:
+        return call_with_config(self.function, self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetWork(Work):
+    """``file.py:function`` or ``module:function``, imported in the worker, so that the coordinator need not."""
+
+    target: str
+    config: dict[str, Any]
+
+    def run(self) -> Any:
+        return call_with_config(self._load(), self.config)
+
+    def _load(self) -> Callable[..., Any]:
+        place, _, name = self.target.rpartition(":")
+        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        function = getattr(module, name, None)
+        if not callable(function):
+            raise JobError(f"{self.target}: {place} has no function {name!r}")
+        return check_signature(function)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptWork(Work):
+    """A script (``path``) or a module (``module``) with its own arguments, run as ``__main__`` as torchrun does."""
+
+    path: str | None = None
+    module: str | None = None
+    argv: list[str] = field(default_factory=list)
+    initialises_backend = False
+
+    def run(self) -> None:
+        sys.argv = [self.path or str(self.module), *self.argv]
+        if self.module is not None:
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+        else:
+            assert self.path is not None
+            sys.path[0:0] = [str(Path(self.path).resolve().parent)]
+            runpy.run_path(self.path, run_name="__main__")
+
+
+def _import_file(path: Path) -> types.ModuleType:
+    sys.path[0:0] = [str(path.resolve().parent)]
+    return importlib.import_module(path.stem)
+
+
+def check_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, if it can be called with a config or with nothing. Raises ValueError otherwise."""
+    if not callable(function):
+        raise TypeError(f"train_loop_per_worker must be a function, got {function!r} ({type(function).__name__})")
+    required = [p for p in _parameters(function) if p.default is p.empty and p.kind not in _VARIADIC]
+    keywords = [p.name for p in required if p.kind is p.KEYWORD_ONLY]
+    if len(required) > 1 or keywords:
+        names = ", ".join(p.name for p in required)
+        raise ValueError(
+            f"train_loop_per_worker must take no argument or one (the config); {_name(function)} requires: {names}. "
+            "Put what it needs into train_loop_config, or bind it with functools.partial."
+        )
+    return function
+
+
+def call_with_config(function: Callable[..., Any], config: dict[str, Any]) -> Any:
+    """Call with the config if the function can take one argument, also an optional one, else without."""
+    takes_one = any(p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD for p in _parameters(function))
+    return function(config) if takes_one else function()
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature
+        return []
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+# -- what the coordinator makes of it --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The pickled work, the modules worth importing before the fork, and a warning about its size, if there is one."""
+
+    blob: bytes
+    preload: tuple[str, ...]
+    warning: str | None = None
+
+
+def make_job(work: Work) -> Job:
+    """Pickle ``work``. Raises JobError that names the path to the variable that cannot be pickled."""
+    try:
+        blob = cloudpickle.dumps(work)
+    except Exception as error:
+        raise JobError(_explain(work, error)) from error
+    preload = dict.fromkeys((*work.backend.preload, *third_party_modules(blob, work)))
+    return Job(blob=blob, preload=tuple(preload), warning=_size_warning(work, len(blob)))
+
+
+def _explain(work: Work, error: BaseException) -> str:
+    path, culprit = _find_unpicklable(work)
+    return (
+        f"cannot pickle {path} ({type(culprit).__module__}.{type(culprit).__qualname__}): {error}. "
+        "Workers are other processes: create it inside the training function, or leave it out of the config."
+    )
+
+
+def _find_unpicklable(work: Work) -> tuple[str, object]:
+    path, value = "the training function", object()
+    candidates = list(_entries(work))
+    for _ in range(_DEEPEST_SEARCH):
+        for name, child in candidates:
+            if not _can_pickle(child):
+                path, value = name, child
+                candidates = [(f"{name}{suffix}", part) for suffix, part in _parts(child)]
+                break
+        else:
+            break
+    return path, value
+
+
+def _entries(work: Work) -> Iterator[tuple[str, object]]:
+    """The named things a job is made of."""
+    if isinstance(work, FunctionWork):
+        yield _name(work.function), work.function
+    for key, value in getattr(work, "config", {}).items():
+        yield f"train_loop_config[{key!r}]", value
+    yield "the backend config", work.backend
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """What ``value`` holds, each with the way to it."""
+    if isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            yield f" -> variable {name!r}", _cell_contents(cell)
+        for name in sorted(_global_names(value.__code__)):
+            if name in value.__globals__:
+                yield f" -> global {name!r}", value.__globals__[name]
+        yield from ((f" -> default {default!r:.40}", default) for default in value.__defaults__ or ())
+    elif isinstance(value, types.MethodType):
+        yield " -> its object", value.__self__
+    elif isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, type):
+        yield from ((f".{name}", item) for name, item in vars(value).items())
+    else:
+        for holder in ("func", "args", "keywords"):  # functools.partial
+            if type(value).__name__ == "partial":
+                yield f".{holder}", getattr(value, holder)
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+
+
+def _cell_contents(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _can_pickle(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _size_warning(work: Work, size: int) -> str | None:
+    if size <= LARGE_PAYLOAD_BYTES:
+        return None
+    sizes: list[tuple[int, str]] = []
+    for name, value in _entries(work):
+        parts = [(f"{name}{suffix}", part) for suffix, part in _parts(value)] or [(name, value)]
+        sizes += [(len(cloudpickle.dumps(part)), path) for path, part in parts if _can_pickle(part)]
+    biggest = ", ".join(f"{path}: {count / 1e6:.1f} MB" for count, path in sorted(sizes, reverse=True)[:3])
+    return (
+        f"the training function and its config are {size / 1e6:.1f} MB, which every worker has to unpickle ({biggest}). "
+        "Load large objects inside the training function."
+    )
+
+
+# -- what is worth importing before the fork -------------------------------------------------------------------------
+
+
+def third_party_modules(blob: bytes, work: Work) -> list[str]:
+    """Installed modules that the pickle names or that the function imports, in a stable order. Never user files."""
+    named = set(_modules_in_pickle(blob))
+    if isinstance(work, FunctionWork):
+        named |= _modules_of_function(work.function)
+    for name in sorted(named):
+        if not _is_installed(name):
+            named |= _third_party_in_namespace(name)
+    return sorted(name for name in named if _is_installed(name))
+
+
+def _modules_in_pickle(blob: bytes) -> Iterator[str]:
+    """Module names among the strings of a pickle; which strings are modules only sys.modules can tell."""
+    for _, argument, _ in pickletools.genops(io.BytesIO(blob)):
+        if isinstance(argument, str) and argument in sys.modules:
+            yield argument
+
+
+def _modules_of_function(function: object) -> set[str]:
+    """Modules that a function is from, or imports in its body."""
+    function = inspect.unwrap(getattr(function, "func", function))  # type: ignore[arg-type]
+    code = getattr(function, "__code__", None)
+    module = getattr(function, "__module__", None)
+    return ({module} if module else set()) | (_imports(code) if code else set())
+
+
+def _imports(code: types.CodeType) -> set[str]:
+    found = {str(i.argval) for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME" and i.argval}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _imports(constant)
+    return found
+
+
+def _third_party_in_namespace(name: str) -> set[str]:
+    """What a user's module, which the worker will import itself, has in its namespace from installed packages."""
+    module = sys.modules.get(name)
+    if name == "__main__" or module is None:
+        return set()
+    values = list(vars(module).values())
+    return {n for value in values if isinstance(n := getattr(value, "__module__", None) or getattr(value, "__name__", None), str)}
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a top-level package of that name lies in site-packages (an editable install does not)."""
+    top = name.partition(".")[0]
+    if top in ("distrain", "cloudpickle", "__main__") or not top.isidentifier() or top in sys.stdlib_module_names:
+        return False
+    module = sys.modules.get(top)
+    try:
+        spec = getattr(module, "__spec__", None) or importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    origin = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+    return bool(origin) and any(str(origin).startswith(folder + os.sep) for folder in _site_folders())
+
+
+def _site_folders() -> set[str]:
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
+    if site.ENABLE_USER_SITE:
+        folders.add(site.getusersitepackages())
+    return folders
+
+
+def loads(blob: bytes) -> Work:
+    """The work back from its bytes, in a worker."""
+    work = pickle.loads(blob)  # noqa: S301 - made by make_job() of the same run, and carried over our own wire
+    if not isinstance(work, Work):
+        raise JobError(f"the job is not one of ours: {type(work).__name__}")
+    return work
+
+
+def unpickle_value(blob: bytes) -> Any:
+    """A return value or an exception of a worker of our own, in the user's process. Raises whatever unpickling raises."""
+    return pickle.loads(blob)  # noqa: S301 - see loads()

@@ -1,0 +1,101 @@
+"""One thread waiting for many file descriptors and for the clock: the loop of every program. Runs in: anywhere."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+
+__all__ = ["Loop"]
+
+Callback = Callable[[], None]
+
+
+class Loop:
+    """Call back when a descriptor can be read or written, or when a moment has come. No thread, no polling.
+
+    Descriptors must be unregistered (:meth:`forget`) before they are closed.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: dict[str, tuple[float, Callback]] = {}
+        self._running = False
+
+    def on_readable(self, fd: int, callback: Callback | None) -> None:
+        """Call ``callback`` whenever ``fd`` has data or its end; None stops that."""
+        self._update(fd, selectors.EVENT_READ, callback)
+
+    def on_writable(self, fd: int, callback: Callback | None) -> None:
+        """Call ``callback`` whenever ``fd`` takes data; None stops that."""
+        self._update(fd, selectors.EVENT_WRITE, callback)
+
+    def _update(self, fd: int, event: int, callback: Callback | None) -> None:
+        known = self._selector.get_map().get(fd)
+        callbacks: dict[int, Callback] = dict(known.data) if known else {}
+        if callback is None:
+            callbacks.pop(event, None)
+        else:
+            callbacks[event] = callback
+        if not callbacks:
+            if known:
+                self._selector.unregister(fd)
+            return
+        events = sum(callbacks)
+        if known:
+            self._selector.modify(fd, events, callbacks)
+        else:
+            self._selector.register(fd, events, callbacks)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching ``fd`` altogether; harmless if it was not watched."""
+        if fd >= 0 and fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def call_at(self, name: str, moment: float, callback: Callback) -> None:
+        """Call once at ``moment`` (time.monotonic); a new call with the same name replaces the old one."""
+        self._timers[name] = (moment, callback)
+
+    def call_in(self, name: str, delay_s: float, callback: Callback) -> None:
+        """Call once, ``delay_s`` seconds from now."""
+        self.call_at(name, time.monotonic() + delay_s, callback)
+
+    def cancel(self, name: str) -> None:
+        """Drop a timer; harmless if there is none of that name."""
+        self._timers.pop(name, None)
+
+    def run(self) -> None:
+        """Wait and call back until :meth:`stop`."""
+        self._running = True
+        while self._running:
+            self.step()
+
+    def stop(self) -> None:
+        """Make :meth:`run` return after the callbacks of this turn."""
+        self._running = False
+
+    def step(self) -> None:
+        """One turn: wait for the next event or timer. Descriptors come first: data that is there proves life, even if
+        this process slept through a deadline and a lease seems to have run out."""
+        ready = self._selector.select(self._patience_s())
+        for key, events in ready:
+            for event, callback in list(key.data.items()):
+                if events & event and key.fd in self._selector.get_map():
+                    callback()
+        self._fire_timers()
+
+    def _patience_s(self) -> float | None:
+        if not self._timers:
+            return None
+        return max(0.0, min(moment for moment, _ in self._timers.values()) - time.monotonic())
+
+    def _fire_timers(self) -> None:
+        now = time.monotonic()
+        for name, (moment, callback) in list(self._timers.items()):
+            if moment <= now and self._timers.get(name, (None,))[0] == moment:
+                del self._timers[name]
+                callback()
+
+    def close(self) -> None:
+        """Release the selector; the descriptors stay open."""
+        self._selector.close()

@@ -1,0 +1,506 @@
+"""The run as a state machine: ``RunMachine.handle(event, now) -> [Action]``. Runs in: coordinator.
+
+Pure: no I/O, no clock, no threads. It alone changes the state of the run and of its ranks, and it keeps the story of
+its moves. The coordinator feeds it what agents and workers say and does what it asks for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.errors import InvalidTransition, ResourcesError
+from distrain.failures import RankFailure, failure_of, rank_list
+from distrain.hosts import HostFacts
+from distrain.plan import RankPlan, WorldPlan, make_plan, rank_environment, rendezvous_address
+from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
+
+if TYPE_CHECKING:
+    from distrain.backend import BackendConfig
+    from distrain.config import ScalingConfig
+    from distrain.job import Job
+
+__all__ = [
+    "Action",
+    "AttemptEnded",
+    "AttemptStarts",
+    "CheckpointSaved",
+    "Event",
+    "HostLost",
+    "HostSaid",
+    "RunMachine",
+    "RunRequest",
+    "Say",
+    "StopAsked",
+    "Tell",
+    "Tick",
+]
+
+CONNECT_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+"""Beyond the grace: after this an agent that cannot empty its host is given up, by name."""
+EXIT_TIMEOUT_S = 30.0
+"""For exit handlers, after the work was done and reported; whoever needs longer is killed without being a failure."""
+_STORY_LENGTH = 200
+
+
+# -- what goes in ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """All that a run is made of. ``leases``: host name -> lease in seconds, in the order of placement."""
+
+    run_id: str
+    run_name: str
+    storage_path: str
+    job: Job
+    backend: BackendConfig
+    scaling: ScalingConfig
+    leases: Mapping[str, float]
+    max_failures: int
+    stop_grace_s: float
+    directory: str
+    sys_path: list[str]
+    argv: list[str]
+    python_flags: list[str]
+    first_attempt: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSaid:
+    """A message from an agent, or from a worker through it."""
+
+    host: str
+    message: wire.Message
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """The connection to an agent has ended, or its lease has run out."""
+
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The user wants the run to end; ``why`` in a few words. Asked twice: at once."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint was committed; restarts resume from it."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = HostSaid | HostLost | StopAsked | CheckpointSaved | Tick
+
+
+# -- what comes out --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a message to a host."""
+
+    host: str
+    message: wire.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarts:
+    """A new attempt with this plan; earlier reports are complete."""
+
+    attempt: int
+    plan: WorldPlan
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """No process of the attempt is left."""
+
+    attempt: int
+
+
+Action = Tell | Say | AttemptStarts | AttemptEnded
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Rank:
+    plan: RankPlan
+    state: RankState = RankState.PLANNED
+    outcome: wire.Outcome | None = None
+    exited: wire.Exited | None = None
+    failed_order: int | None = None
+
+
+class RunMachine:
+    """One run from the first HELLO to its end. ``state`` and ``failures`` are the result; ``story`` is for debugging."""
+
+    def __init__(self, request: RunRequest) -> None:
+        self.request = request
+        self.state = RunState.CONNECTING
+        self.attempt = request.first_attempt - 1
+        self.failures_used = 0
+        self.checkpoint: str | None = None
+        self.stop_reason: str | None = None
+        self.problem: str | None = None
+        self.resources_missing = False
+        self.plan: WorldPlan | None = None
+        self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
+        self._hosts: dict[str, HostFacts | None] = dict.fromkeys(request.leases)
+        self._lost: set[str] = set()
+        self._ranks: dict[int, _Rank] = {}
+        self._gone: set[str] = set()
+        self._order = 0
+        self._deadline: float | None = None
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    @property
+    def failures(self) -> list[RankFailure]:
+        """How ranks of the latest attempt failed by themselves, in order of arrival."""
+        found = []
+        for number, rank in self._ranks.items():
+            if rank.failed_order is not None:
+                failure = failure_of(
+                    number, rank.plan.host, rank.failed_order, outcome=rank.outcome, exited=rank.exited
+                )
+                found += [failure] if failure else []
+        return sorted(found, key=lambda failure: failure.order)
+
+    @property
+    def outcomes(self) -> dict[int, wire.Outcome]:
+        """Good outcomes of the latest attempt, by rank."""
+        return {n: rank.outcome for n, rank in self._ranks.items() if rank.outcome is not None and rank.outcome.ok}
+
+    @property
+    def stopped_ranks(self) -> list[int]:
+        """Ranks of the latest attempt that we ended."""
+        failed = {failure.rank for failure in self.failures}
+        return [n for n in self._ranks if n not in failed and n not in self.outcomes]
+
+    def deadline(self) -> float | None:
+        """When the machine wants a :class:`Tick`."""
+        return self._deadline
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Action]:
+        """To be called once, when the agents are being started."""
+        self._deadline = now + CONNECT_TIMEOUT_S
+        return []
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What to do about ``event``. Raises InvalidTransition, with the story, when that cannot happen now."""
+        if self.state.is_terminal:
+            return []
+        match event:
+            case HostSaid(host, message):
+                return self._on_message(host, message, now)
+            case HostLost(host, why):
+                return self._on_host_lost(host, why, now)
+            case StopAsked(why):
+                return self._on_stop_asked(why, now)
+            case CheckpointSaved(path):
+                self.checkpoint = path
+                return []
+            case Tick():
+                return self._on_tick(now)
+
+    def _on_message(self, host: str, message: wire.Message, now: float) -> list[Action]:
+        match message:
+            case wire.Hello():
+                return self._on_hello(host, message, now)
+            case wire.Reserved():
+                return self._on_reserved(message, now)
+            case wire.HostFailed():
+                return self._on_host_failed(host, message.text, now)
+            case wire.Notice():
+                return [Say(f"{host}: {message.text}")]
+            case wire.Gone():
+                return self._on_gone(host, message, now) if message.attempt == self.attempt else []
+            case wire.Spawned() | wire.Exited() | wire.FromWorker():
+                return self._on_rank(message, now) if message.attempt == self.attempt else []
+            case _:
+                return []
+
+    def _on_hello(self, host: str, hello: wire.Hello, now: float) -> list[Action]:
+        self._hosts[host] = HostFacts(
+            name=host, cpus=hello.cpus, memory_bytes=hello.memory_bytes, gpus=hello.gpus
+        )
+        facts = [f for f in self._hosts.values() if f is not None]
+        if len(facts) < len(self._hosts):
+            return []
+        try:
+            self.plan = make_plan(facts, self.request.scaling)
+        except ResourcesError as error:
+            self.resources_missing = True
+            return self._give_up(str(error), now)
+        prepared: list[Action] = [Tell(name, self._prepare(name, self.plan)) for name in self.plan.hosts]
+        return [*prepared, *self._reserve(now)]
+
+    def _prepare(self, host: str, plan: WorldPlan) -> wire.Prepare:
+        request = self.request
+        return wire.Prepare(
+            start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
+            preload=list(request.job.preload),
+            environment=dict(request.environment),
+            python_flags=request.python_flags,
+            directory=request.directory,
+            sys_path=request.sys_path,
+            argv=request.argv,
+            lease_s=request.leases[host],
+            workers=len(plan.on(host)),
+            body=request.job.blob,
+        )
+
+    def _reserve(self, now: float) -> list[Action]:
+        """Begin a new attempt: a new rendezvous port each time, so that nobody meets the last attempt's peers."""
+        assert self.plan is not None
+        self._move(RunState.RESERVING)
+        self.attempt += 1
+        self._gone = set()
+        self._ranks = {rank.rank: _Rank(plan=rank) for rank in self.plan.ranks}
+        self._deadline = now + CONNECT_TIMEOUT_S
+        ports = 1 + self.request.backend.ports(self.plan)
+        return [
+            AttemptStarts(self.attempt, self.plan),
+            Tell(self.plan.hosts[0], wire.Reserve(attempt=self.attempt, ports=ports)),
+        ]
+
+    def _on_reserved(self, message: wire.Reserved, now: float) -> list[Action]:
+        if self.state is not RunState.RESERVING or message.attempt != self.attempt:
+            return []
+        assert self.plan is not None
+        self._move(RunState.STARTING)
+        self._deadline = None
+        return [Tell(host, self._start_message(host, message.ports)) for host in self.plan.hosts]
+
+    def _start_message(self, host: str, ports: list[int]) -> wire.Start:
+        assert self.plan is not None
+        specs = [self._spec(self.plan, rank, ports) for rank in self.plan.on(host)]
+        return wire.Start(attempt=self.attempt, ranks=specs)
+
+    def _spec(self, plan: WorldPlan, rank: RankPlan, ports: list[int]) -> dict[str, object]:
+        request = self.request
+        address, network = rendezvous_address(plan)
+        environment = rank_environment(
+            plan,
+            rank,
+            address=address,
+            port=ports[0],
+            run_id=request.run_id,
+            attempt=self.attempt - request.first_attempt,
+            max_restarts=max(request.max_failures, 0),
+        )
+        return {
+            "attempt": self.attempt,
+            "rank": rank.rank,
+            "world_size": plan.world_size,
+            "local_rank": rank.local_rank,
+            "local_world_size": rank.local_world_size,
+            "node_rank": rank.node_rank,
+            "run_name": request.run_name,
+            "storage_path": request.storage_path,
+            "environment": environment | request.backend.environment(plan, rank, address, ports[1:]),
+            "defaults": network,
+            "devices": list(rank.devices),
+            "checkpoint": self.checkpoint,
+            "directory": request.directory,
+            "sys_path": request.sys_path,
+            "argv": request.argv,
+        }
+
+    def _on_rank(self, message: wire.Spawned | wire.Exited | wire.FromWorker, now: float) -> list[Action]:
+        rank = self._ranks[message.rank]
+        match message:
+            case wire.Spawned():
+                self._move_rank(rank, RankState.SPAWNED)
+            case wire.Running():
+                self._move_rank(rank, RankState.RUNNING)
+                return self._when_all_run()
+            case wire.Outcome():
+                rank.outcome = message
+                self._move_rank(rank, RankState.DONE if message.ok else RankState.RAISED)
+                return self._when_all_done(now) if message.ok else self._rank_failed(rank, now)
+            case wire.Exited():
+                rank.exited = message
+                self._move_rank(rank, RankState.EXITED)
+                return [] if rank.outcome is not None else self._rank_failed(rank, now)
+        return []
+
+    def _when_all_run(self) -> list[Action]:
+        waiting = (RankState.PLANNED, RankState.SPAWNED)
+        if self.state is RunState.STARTING and not any(rank.state in waiting for rank in self._ranks.values()):
+            self._move(RunState.RUNNING)
+        return []
+
+    def _when_all_done(self, now: float) -> list[Action]:
+        if len(self.outcomes) < len(self._ranks) or self.state not in (RunState.STARTING, RunState.RUNNING):
+            return []
+        self._move(RunState.RELEASING)
+        self._deadline = now + EXIT_TIMEOUT_S
+        return [
+            Tell(rank.plan.host, wire.Release(attempt=self.attempt, rank=number))
+            for number, rank in self._ranks.items()
+            if rank.state is not RankState.EXITED
+        ]
+
+    # -- the way down ---------------------------------------------------------------------------------------------
+
+    def _rank_failed(self, rank: _Rank, now: float) -> list[Action]:
+        """The first failure ends the attempt at once: no barrier, no settling time."""
+        if rank.failed_order is None:
+            self._order += 1
+            rank.failed_order = self._order
+        if self.state is RunState.STOPPING:
+            return []
+        return self._stop(0.0, now)
+
+    def _on_stop_asked(self, why: str, now: float) -> list[Action]:
+        again = self.stop_reason is not None
+        self.stop_reason = why
+        if self.state is RunState.CONNECTING or (self.state is RunState.RESERVING and not self._started()):
+            self._end(RunState.ABORTED)
+            return []
+        if again or self.state is RunState.STOPPING:
+            return self._stop(0.0, now)
+        return [Say(f"{why}: stopping the workers, {self.request.stop_grace_s:g} s at most; again to kill them at once")] + (
+            self._stop(self.request.stop_grace_s, now)
+        )
+
+    def _stop(self, grace_s: float, now: float) -> list[Action]:
+        assert self.plan is not None
+        if self.state is not RunState.STOPPING:
+            self._move(RunState.STOPPING)
+        self._deadline = now + grace_s + STOP_TIMEOUT_S
+        hosts = [host for host in self.plan.hosts if host not in self._lost]
+        if not hosts:
+            return self._all_gone(now)
+        return [Tell(host, wire.Stop(attempt=self.attempt, grace_s=grace_s)) for host in hosts]
+
+    def _on_gone(self, host: str, message: wire.Gone, now: float) -> list[Action]:
+        self._gone.add(host)
+        assert self.plan is not None
+        if set(self.plan.hosts) - self._gone - self._lost:
+            return []
+        return self._all_gone(now)
+
+    def _all_gone(self, now: float) -> list[Action]:
+        """Nothing of the attempt is left anywhere: finish, give up, or try again."""
+        self._deadline = None
+        ended: list[Action] = [AttemptEnded(self.attempt)]
+        if self.state is RunState.RELEASING:
+            self._end(RunState.FINISHED)
+        elif len(self.outcomes) == len(self._ranks):  # asked to stop, but everybody had finished
+            self._end(RunState.FINISHED)
+        elif self.stop_reason is not None:
+            self._end(RunState.ABORTED)
+        elif self._may_retry():
+            self.failures_used += 1
+            budget = "no limit" if self.request.max_failures < 0 else f"of {self.request.max_failures}"
+            culprits = rank_list(f.rank for f in self.failures[:1])
+            resume = f"from {self.checkpoint}" if self.checkpoint else "from the beginning, as there is no checkpoint"
+            ended.append(Say(f"rank {culprits} failed; restart {self.failures_used} ({budget}) {resume}"))
+            return [*ended, *self._reserve(now)]
+        else:
+            self._end(RunState.FAILED)
+        return ended
+
+    def _may_retry(self) -> bool:
+        if self._lost or self.problem:
+            return False
+        return self.request.max_failures < 0 or self.failures_used < self.request.max_failures
+
+    def _on_host_failed(self, host: str, text: str, now: float) -> list[Action]:
+        self.problem = self.problem or f"{host}: {text}"
+        if self._started() and self.state is not RunState.STOPPING:
+            return self._stop(0.0, now)
+        return [] if self.state is RunState.STOPPING else self._give_up(self.problem, now)
+
+    def _on_host_lost(self, host: str, why: str, now: float) -> list[Action]:
+        self._lost.add(host)
+        if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks):
+            return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
+        self.problem = self.problem or f"{host}: {why}"
+        for number, rank in self._ranks.items():
+            if rank.plan.host == host and rank.exited is None:
+                rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=why)
+                self._move_rank(rank, RankState.EXITED)
+                if rank.outcome is None:
+                    self._order += 1
+                    rank.failed_order = self._order
+        if not self._started():
+            return self._give_up(self.problem, now)
+        if self.state is RunState.STOPPING:
+            return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
+        return self._stop(0.0, now)
+
+    def _on_tick(self, now: float) -> list[Action]:
+        if self._deadline is None or now < self._deadline:
+            return []
+        self._deadline = None
+        match self.state:
+            case RunState.CONNECTING:
+                silent = [name for name, facts in self._hosts.items() if facts is None]
+                return self._give_up(f"no answer within {CONNECT_TIMEOUT_S:g} s from {', '.join(silent)}", now)
+            case RunState.RELEASING:
+                late = rank_list(n for n, rank in self._ranks.items() if rank.state is not RankState.EXITED)
+                text = f"rank(s) {late} had finished, but did not exit within {EXIT_TIMEOUT_S:g} s; killed"
+                return [Say(text), *self._stop(0.0, now)]
+            case _:
+                assert self.plan is not None
+                silent = sorted(set(self.plan.hosts) - self._gone - self._lost)
+                return self._give_up(f"{', '.join(silent)}: processes could not be ended in time", now)
+
+    def _give_up(self, problem: str, now: float) -> list[Action]:
+        self.problem = self.problem or problem
+        self._end(RunState.FAILED)
+        return []
+
+    # -- moves ----------------------------------------------------------------------------------------------------
+
+    def _started(self) -> bool:
+        return any(rank.state is not RankState.PLANNED for rank in self._ranks.values()) or (
+            self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
+        )
+
+    def _end(self, state: RunState) -> None:
+        self._deadline = None
+        self._move(state)
+
+    def _move(self, new: RunState) -> None:
+        self.story.append(f"attempt {self.attempt}: {self.state.name} -> {new.name}")
+        if new not in RUN_MOVES[self.state]:
+            raise InvalidTransition("\n".join(["illegal move of the run", *self.story]))
+        self.state = new
+
+    def _move_rank(self, rank: _Rank, new: RankState) -> None:
+        self.story.append(f"attempt {self.attempt}, rank {rank.plan.rank}: {rank.state.name} -> {new.name}")
+        if new not in RANK_MOVES[rank.state]:
+            raise InvalidTransition("\n".join(["illegal move of a rank", *self.story]))
+        rank.state = new

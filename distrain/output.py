@@ -1,0 +1,122 @@
+"""What workers print: whole lines with the rank in front on the console, raw bytes in one file per rank.
+
+Runs in: coordinator.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["RankOutput", "ReportLines", "say"]
+
+_LONGEST_LINE = 64 << 10
+_LINES_KEPT = 20
+REPORT_INTERVAL_S = 0.5
+"""Between two report lines on the console; metrics.jsonl has them all."""
+
+
+def say(text: str) -> None:
+    """One line of ours, on stderr, which leaves stdout to the workers."""
+    sys.stderr.write(f"distrain: {text}\n")
+    sys.stderr.flush()
+
+
+class _Stream:
+    """Bytes in, whole lines out. Of a line that was overwritten by carriage returns, the last state counts."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines.append(self._rest)
+            self._rest = b""
+        return [_last_state(line) for line in lines]
+
+    def end(self) -> list[str]:
+        rest, self._rest = self._rest, b""
+        return [_last_state(rest)] if rest else []
+
+
+def _last_state(line: bytes) -> str:
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+
+
+class RankOutput:
+    """Output of one rank of one attempt. ``last_lines`` are what a failure screen may quote."""
+
+    def __init__(self, rank: int, file: Path, *, width: int = 1) -> None:
+        self._prefix = f"[rank {rank:>{width}}] "
+        self._path = file
+        self._file: IO[bytes] | None = None
+        self._streams = {1: _Stream(), 2: _Stream()}
+        self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
+
+    def feed(self, stream: int, data: bytes) -> None:
+        """Bytes that the rank wrote to stdout (1) or stderr (2)."""
+        self._write(data)
+        self._show(stream, self._streams[stream].feed(data))
+
+    def note(self, text: str) -> None:
+        """Into the file only."""
+        self._write(text.encode())
+
+    def _write(self, data: bytes) -> None:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("wb")
+        self._file.write(data)
+
+    def _show(self, stream: int, lines: list[str]) -> None:
+        if lines:
+            self.last_lines.extend(lines)
+            console = sys.stdout if stream == 1 else sys.stderr
+            console.write("".join(f"{self._prefix}{line}\n" for line in lines))
+            console.flush()
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Show what came without a line end, and close the file."""
+        for number, stream in self._streams.items():
+            self._show(number, stream.end())
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class ReportLines:
+    """Rank 0's reports as console lines, at most one per :data:`REPORT_INTERVAL_S`; the last one is always shown."""
+
+    def __init__(self) -> None:
+        self._shown_at = -REPORT_INTERVAL_S
+        self._pending: str | None = None
+
+    def report(self, index: int, metrics: Mapping[str, Any], now: float) -> None:
+        self._pending = f"report {index}: " + (", ".join(_shown(metrics)) or "no metrics")
+        if now >= self._shown_at + REPORT_INTERVAL_S:
+            self.flush(now)
+
+    def deadline(self) -> float | None:
+        """When :meth:`flush` should be called, if nothing comes before."""
+        return None if self._pending is None else self._shown_at + REPORT_INTERVAL_S
+
+    def flush(self, now: float) -> None:
+        if self._pending is not None:
+            say(self._pending)
+            self._pending, self._shown_at = None, now
+
+
+def _shown(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _shown(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}={value:.6g}" if isinstance(value, float) else f"{prefix}{key}={value!s:.60}"

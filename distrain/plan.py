@@ -1,0 +1,149 @@
+"""Hosts and scaling config -> every rank, its host, local rank and devices, and its environment. Runs in: coordinator.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distrain.errors import ResourcesError
+
+if TYPE_CHECKING:
+    from distrain.config import ScalingConfig
+    from distrain.hosts import HostFacts
+
+__all__ = ["RankPlan", "WorldPlan", "make_plan", "rank_environment"]
+
+_LOOPBACK = "127.0.0.1"
+_LOOPBACK_INTERFACE = "lo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """One rank: where it runs and which of the host's visible GPUs it owns."""
+
+    rank: int
+    host: str
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldPlan:
+    """All ranks of an attempt, in order."""
+
+    ranks: tuple[RankPlan, ...]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host names in the order of their first rank."""
+        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+
+    def on(self, host: str) -> tuple[RankPlan, ...]:
+        return tuple(rank for rank in self.ranks if rank.host == host)
+
+
+def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig) -> WorldPlan:
+    """Place the ranks on the hosts, the first host first, evenly where nothing else is said.
+
+    Raises ResourcesError if they need more GPUs, or more of what ``resources_per_worker`` names, than a host has.
+    """
+    shares = _even_shares(scaling.num_workers, len(hosts))
+    ranks: list[RankPlan] = []
+    for node_rank, (host, share) in enumerate(zip(hosts, shares, strict=True)):
+        _check_resources(host, share, scaling)
+        for local_rank in range(share):
+            ranks.append(
+                RankPlan(
+                    rank=len(ranks),
+                    host=host.name,
+                    local_rank=local_rank,
+                    local_world_size=share,
+                    node_rank=node_rank,
+                    devices=_devices(local_rank, scaling.gpus_per_worker),
+                )
+            )
+    return WorldPlan(ranks=tuple(ranks))
+
+
+def _even_shares(workers: int, hosts: int) -> list[int]:
+    return [workers // hosts + (index < workers % hosts) for index in range(hosts)]
+
+
+def _devices(local_rank: int, gpus: float) -> tuple[int, ...]:
+    if not gpus:
+        return ()
+    if gpus < 1:
+        return (local_rank // math.floor(1 / gpus + 1e-9),)
+    return tuple(range(local_rank * int(gpus), (local_rank + 1) * int(gpus)))
+
+
+def _check_resources(host: HostFacts, workers: int, scaling: ScalingConfig) -> None:
+    named = dict(scaling.resources_per_worker or {})
+    if scaling.use_gpu:
+        named["GPU"] = scaling.gpus_per_worker
+    available = {"CPU": host.cpus, "GPU": host.gpus or 0, "memory": host.memory_bytes}
+    for name, each in named.items():
+        needed = _needed_gpus(workers, each) if name == "GPU" else workers * each
+        if needed > available[name]:
+            raise ResourcesError(_too_much(host.name, workers, name, each, needed, available[name]))
+
+
+def _needed_gpus(workers: int, each: float) -> float:
+    """Whole devices: three workers with 0.4 of a GPU need two, since no worker is split over two."""
+    return math.ceil(workers / math.floor(1 / each + 1e-9)) if 0 < each < 1 else workers * each
+
+
+def _too_much(host: str, workers: int, name: str, each: float, needed: float, available: float) -> str:
+    unit = " bytes of memory" if name == "memory" else f" {name}s"
+    text = (
+        f"{host} has {available:g}{unit}, but {workers} worker(s) with {each:g} each need {needed:g}. "
+        "Ask for fewer workers (num_workers) or less per worker (resources_per_worker)"
+    )
+    if name == "GPU" and not available:
+        text += ", or set use_gpu=False: no usable NVIDIA GPU was found (driver missing, or hidden by CUDA_VISIBLE_DEVICES)"
+    return text + "."
+
+
+def rank_environment(
+    plan: WorldPlan, rank: RankPlan, *, address: str, port: int, run_id: str, attempt: int, max_restarts: int
+) -> dict[str, str]:
+    """The variables torchrun sets (torch/distributed/elastic, LocalElasticAgent), and gloo's interface."""
+    environment = {
+        "RANK": rank.rank,
+        "LOCAL_RANK": rank.local_rank,
+        "WORLD_SIZE": plan.world_size,
+        "LOCAL_WORLD_SIZE": rank.local_world_size,
+        "NODE_RANK": rank.node_rank,
+        "GROUP_RANK": rank.node_rank,
+        "GROUP_WORLD_SIZE": len(plan.hosts),
+        "ROLE_RANK": rank.rank,
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": plan.world_size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": attempt,
+        "TORCHELASTIC_MAX_RESTARTS": max_restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+    }
+    return {name: str(value) for name, value in environment.items()}
+
+
+def rendezvous_address(plan: WorldPlan) -> tuple[str, dict[str, str]]:
+    """MASTER_ADDR and the variables that tie the collectives to its interface. One host: loopback.
+
+    Gloo binds to loopback when the host's name does not resolve, and its peers then wait for minutes; so the interface
+    is always named.
+    """
+    return _LOOPBACK, {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE}

@@ -1,0 +1,301 @@
+"""Processes: their death, their signals, their leftovers. Nobody else kills. Runs in: anywhere.
+
+What keeps a host clean, in layers: workers die with their parent (PDEATHSIG), the forkserver and the agent adopt and
+kill every descendant (subreaper), and :func:`sweep` finds by environment what even those have lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+__all__ = [
+    "RUN_IDS",
+    "STACKS_SIGNAL",
+    "adopt_orphans",
+    "bootstrap_argv",
+    "count_native_threads",
+    "descendants",
+    "describe",
+    "die_with_parent",
+    "ended_child",
+    "extended_run_ids",
+    "has_children",
+    "kill",
+    "kill_descendants",
+    "kill_session",
+    "live_without_parent",
+    "open_pidfd",
+    "spawn",
+    "spawn_quiet",
+    "sweep",
+]
+
+RUN_IDS = "DISTRAIN_RUN_IDS"
+"""Environment variable: ids of the runs that a process belongs to, colon-separated, the innermost last."""
+
+STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(signal, "SIGRTMIN") else 0)
+"""Makes a worker write the stacks of all its threads. Real-time: NCCL, submitit and Lightning use SIGUSR1 and 2."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_ROUNDS = 50
+
+# `python -m` and `python -c` put the working directory first on sys.path, where a user's queue.py shadows the standard
+# library's. So start with -c, take that entry away before anything is imported, and load exactly our own package.
+_BOOTSTRAP = """\
+import sys
+if sys.path and sys.path[0] == "": del sys.path[0]
+root, program = sys.argv[1:3]
+if root:
+    from importlib.util import module_from_spec, spec_from_file_location
+    spec = spec_from_file_location("distrain", root + "/__init__.py", submodule_search_locations=[root])
+    package = sys.modules["distrain"] = module_from_spec(spec)
+    spec.loader.exec_module(package)
+from importlib import import_module
+import_module("distrain." + program).main(sys.argv[3:])
+"""
+
+
+def bootstrap_argv(program: str, *arguments: str, python: str = "", flags: Sequence[str] = ()) -> list[str]:
+    """Command line that runs ``distrain.{program}.main(arguments)`` in a fresh interpreter."""
+    return [python or sys.executable, *flags, "-c", _BOOTSTRAP, str(Path(__file__).parent), program, *arguments]
+
+
+def extended_run_ids(run_id: str) -> str:
+    """Value of :data:`RUN_IDS` for the processes of ``run_id``, which may be started from within another run."""
+    return ":".join(filter(None, (os.environ.get(RUN_IDS), run_id)))
+
+
+def spawn(argv: Sequence[str], *, pass_fds: Iterable[int] = (), stderr: int | None = None) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, with pipes on stdin and stdout. Raises OSError if there is no such
+    program."""
+    return subprocess.Popen(  # noqa: S603
+        list(argv),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=True,
+        pass_fds=tuple(pass_fds),
+    )
+
+
+def spawn_quiet(
+    argv: Sequence[str], *, environment: Mapping[str, str], directory: str, pass_fds: Iterable[int]
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, with nothing on stdin and our stderr as its output."""
+    return subprocess.Popen(  # noqa: S603
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        env=dict(environment),
+        cwd=directory,
+        start_new_session=True,
+        pass_fds=tuple(pass_fds),
+    )
+
+
+def describe(argv: Sequence[str]) -> str:
+    """A command line for people: quoted, and cut before our bootstrap."""
+    shown = list(argv)
+    if "-c" in shown:
+        shown = [*shown[: shown.index("-c") + 1], "..."]
+    return shlex.join(shown)[:200]
+
+
+# -- life and death --------------------------------------------------------------------------------------------------
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when ``parent``, which must be its parent, dies (Linux). Exits at once if
+    the parent is gone already. The signal fires when the parent's *thread* that started us ends: start from the main
+    thread."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def live_without_parent() -> None:
+    """Take :func:`die_with_parent` back."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies (Linux), so that none can slip away."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def open_pidfd(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 where there is no such thing. Raises
+    ProcessLookupError if it is gone."""
+    if not hasattr(os, "pidfd_open"):
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return -1
+
+
+def kill_session(leader: int, number: int) -> None:
+    """Signal every process of a process group led by our own unreaped child, whose pid cannot have been reused."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def kill(pid: int, number: int) -> None:
+    """Signal one of our own unreaped children."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def ended_child() -> int | None:
+    """The pid of a child that has ended and waits to be reaped; None if there is none."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return ended.si_pid if ended is not None else None
+
+
+def has_children() -> bool:
+    """Whether this process has any child, dead ones included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def descendants() -> list[psutil.Process]:
+    """All living processes below this one."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return [p for p in psutil.Process().children(recursive=True) if _is_alive(p)]
+    return []
+
+
+def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
+    """SIGKILL everything below this process until nothing is left, and reap it. Returns the pids that would not die
+    (in an uninterruptible sleep). ``spared`` pids and what is below them are left alone."""
+    if not has_children():  # we adopt orphans, so without a child there is nothing below us either
+        return []
+    import psutil
+
+    kept = set(spared)
+    for round_number in range(_KILL_ROUNDS):
+        victims = [p for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
+        if not victims:
+            return []
+        for process in victims:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        _reap_orphans({p.pid for p in victims})
+        time.sleep(min(0.001 * 2**round_number, 0.1))
+    return [p.pid for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
+
+
+def sweep(run_id: str, *, spared: Iterable[int] = ()) -> list[int]:
+    """SIGKILL every process of this user whose environment names the run, this one and its ancestors excepted.
+
+    Never by name, and never a recycled pid: psutil compares start times. Returns the pids that were found.
+    """
+    import psutil
+
+    kept = {os.getpid(), *spared, *(p.pid for p in psutil.Process().parents())}
+    found = []
+    for process in psutil.process_iter():
+        if process.pid in kept or not _belongs_to(process, run_id):
+            continue
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+            found.append(process.pid)
+    return found
+
+
+def _belongs_to(process: psutil.Process, run_id: str) -> bool:
+    import psutil
+
+    try:
+        return _is_alive(process) and run_id in process.environ().get(RUN_IDS, "").split(":")
+    except (psutil.Error, OSError):
+        return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False
+
+
+def _is_below(process: psutil.Process, ancestors: set[int]) -> bool:
+    import psutil
+
+    if not ancestors:
+        return False
+    with contextlib.suppress(psutil.Error):
+        return any(parent.pid in ancestors for parent in process.parents())
+    return False
+
+
+def _reap_orphans(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+# -- threads ---------------------------------------------------------------------------------------------------------
+
+
+def count_native_threads() -> int:
+    """Threads of this process that a fork would lose and that are not known to survive it: all but the main one and
+    the idle pool of OpenBLAS, which re-creates itself after a fork."""
+    try:
+        threads = len(os.listdir("/proc/self/task"))
+    except OSError:
+        threads = threading.active_count()
+    return threads - 1 - _openblas_threads()
+
+
+def _openblas_threads() -> int:
+    total = 0
+    for path in _mapped_libraries("openblas"):
+        library = ctypes.CDLL(path)
+        for prefix in ("", "scipy_"):
+            for suffix in ("", "64_", "_64"):
+                count = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
+                if count is not None:
+                    total += count() - 1
+                    break
+    return total
+
+
+def _mapped_libraries(part: str) -> set[str]:
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {path for line in lines if part in (path := line.split(maxsplit=5)[-1]).rpartition("/")[2] and ".so" in path}

@@ -1,0 +1,132 @@
+"""What a run came to. Runs in: coordinator, or anywhere later with :meth:`Result.from_path`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from distrain.checkpoint import Checkpoint
+from distrain.config import CheckpointConfig
+from distrain.errors import StorageError, TrainingFailedError
+from distrain.rounds import best_first
+from distrain.storage import CommittedCheckpoint, RunPaths, checkpoint_metrics, read_manifest, read_metrics
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Result"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run came to.
+
+    metrics: the last report of rank 0, None if it never reported.
+    checkpoint: the latest committed checkpoint, None if there is none.
+    best_checkpoints: pairs of checkpoint and metrics that were kept, the best last (by score if the CheckpointConfig
+        names one, else by time).
+    path: the run directory.
+    error: why training failed; ``fit()`` raises it.
+    return_value: what rank 0's train_func returned.
+    """
+
+    metrics: dict[str, Any] | None
+    checkpoint: Checkpoint | None
+    path: str
+    error: TrainingFailedError | None = None
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = field(default_factory=list)
+    return_value: Any = None
+
+    @property
+    def metrics_dataframe(self) -> pandas.DataFrame | None:
+        """Every report of rank 0 as a row, nested metrics flattened with ``/``; None without reports.
+
+        Raises ImportError if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("Result.metrics_dataframe needs pandas: pip install pandas") from None
+        rows = [_flat(record["metrics"]) for record in read_metrics(RunPaths(Path(self.path)))]
+        return pandas.DataFrame(rows) if rows else None
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str]) -> Result:
+        """The Result of an earlier run, finished, failed or still running; ``error`` and ``return_value`` included.
+
+        Unpickles both: read only run directories that you trust. Raises StorageError if there is no run at ``path``.
+        """
+        paths = RunPaths(Path(os.path.abspath(Path(path).expanduser())))
+        manifest = read_manifest(paths.root)
+        if not manifest:
+            raise StorageError(f"{paths.root} is not a run directory: it has no {paths.manifest.name}")
+        metrics = None
+        for record in read_metrics(paths):
+            metrics = record["metrics"]
+        committed = [CommittedCheckpoint(folder, checkpoint_metrics(folder)) for folder in paths.checkpoints()]
+        return make_result(
+            paths,
+            committed,
+            CheckpointConfig(**manifest.get("checkpoint_config", {})),
+            metrics=metrics,
+            error=_unpickle(paths.error_pickle),
+            return_value=_unpickle(paths.return_value),
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"path={self.path!r}", f"metrics={self.metrics!r}", f"checkpoint={self.checkpoint!r}"]
+        if self.error is not None:
+            lines.insert(0, f"error={type(self.error).__name__}")
+        return "Result(\n  " + ",\n  ".join(lines) + "\n)"
+
+
+def make_result(
+    paths: RunPaths,
+    committed: list[CommittedCheckpoint],
+    config: CheckpointConfig,
+    *,
+    metrics: dict[str, Any] | None,
+    error: TrainingFailedError | None = None,
+    return_value: Any = None,
+) -> Result:
+    """A Result from what the store knows."""
+    order = best_first([checkpoint.metrics for checkpoint in committed], config)[: config.num_to_keep]
+    best = [(Checkpoint(committed[i].path), committed[i].metrics) for i in reversed(order)]
+    return Result(
+        metrics=metrics,
+        checkpoint=Checkpoint(committed[-1].path) if committed else None,
+        path=str(paths.root),
+        error=error,
+        best_checkpoints=best,
+        return_value=return_value,
+    )
+
+
+def _unpickle(path: Path) -> Any:
+    try:
+        return pickle.loads(path.read_bytes())  # noqa: S301 - documented
+    except FileNotFoundError:
+        return None
+
+
+def pickle_or_none(value: object) -> bytes | None:
+    """Best effort, for what is nice to keep."""
+    try:
+        return cloudpickle.dumps(value)
+    except Exception:
+        return None
+
+
+def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}/")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,312 @@
+"""Reports of N ranks -> checkpoints: who copies what, when to commit, what to keep. Runs in: coordinator.
+
+Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
+
+The n-th checkpoint of a rank in an attempt has the *ordinal* n; checkpoints of different ranks belong together when
+their ordinals agree. Of files with the same name the lowest rank's is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distrain.failures import rank_list
+
+if TYPE_CHECKING:
+    from distrain.config import CheckpointConfig
+
+__all__ = ["Commit", "CommittedFile", "Decision", "GrantFiles", "Refuse", "Rounds", "Say", "best_first", "surplus"]
+
+FIRST_PATIENCE_S = 1.0
+"""How long a rank's first checkpoint waits for lower ranks that may bring the same files."""
+PATIENCE_S = 10.0
+"""The same, for files that a lower rank brought the last time too."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """One file of a checkpoint: the rank that delivered it, its size in bytes and its crc32."""
+
+    path: str
+    rank: int
+    size: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantFiles:
+    """Tell ``rank`` to copy these files of its checkpoint."""
+
+    rank: int
+    ordinal: int
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Make ``report()`` of ``rank`` fail."""
+
+    rank: int
+    ordinal: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All is delivered: make it a checkpoint."""
+
+    ordinal: int
+    files: tuple[CommittedFile, ...]
+    ranks: tuple[int, ...]
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One line for the user."""
+
+    text: str
+
+
+Decision = GrantFiles | Refuse | Commit | Say
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one rank brings to one ordinal."""
+
+    index: int
+    announced_at: float
+    files: frozenset[str]
+    metrics: dict[str, Any]
+    granted: frozenset[str] | None = None
+    delivered: tuple[tuple[str, int, int], ...] | None = None
+    skipped: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class _RankRecord:
+    last_index: int = 0
+    last_ordinal: int = 0
+    last_metrics: dict[str, Any] = field(default_factory=dict)
+    finished: bool = False
+
+
+class Rounds:
+    """Joins the checkpoints of one attempt."""
+
+    def __init__(self, world_size: int, config: CheckpointConfig) -> None:
+        self._ranks = {rank: _RankRecord() for rank in range(world_size)}
+        self._missing_rank_s = config.missing_rank_s
+        self._pending: dict[int, dict[int, _Part]] = {}
+        self._previous_files: dict[int, frozenset[str]] = {}
+        self._committed_ordinal = 0
+        self._said: set[str] = set()
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def reported(
+        self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, files: Iterable[str], now: float
+    ) -> list[Decision]:
+        """One call of report(); ``index`` counts the calls of the rank from 1."""
+        record = self._ranks[rank]
+        record.last_index = index
+        record.last_metrics = metrics
+        if ordinal is not None:
+            if ordinal <= self._committed_ordinal:
+                return [Refuse(rank, ordinal, self._too_late(rank, ordinal))]
+            record.last_ordinal = ordinal
+            part = _Part(index=index, announced_at=now, files=frozenset(files), metrics=metrics)
+            self._pending.setdefault(ordinal, {})[rank] = part
+        return self.tick(now)
+
+    def delivered(
+        self,
+        rank: int,
+        ordinal: int,
+        files: Sequence[Sequence[Any]],
+        skipped: Sequence[Sequence[Any]],
+        now: float,
+    ) -> list[Decision]:
+        """The granted files of the rank are on disk."""
+        part = self._pending[ordinal][rank]
+        part.delivered = tuple((str(p), int(s), int(c)) for p, s, c in files)
+        part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
+        return self.tick(now)
+
+    def finished(self, rank: int, now: float) -> list[Decision]:
+        """The rank has done its work and will not report again."""
+        self._ranks[rank].finished = True
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[Decision]:
+        """Whatever can be decided now."""
+        decisions: list[Decision] = []
+        for ordinal in sorted(self._pending):
+            for rank in sorted(self._pending[ordinal]):
+                decisions += self._grant(ordinal, rank, now)
+        while (commit := self._next_commit(now)) is not None:
+            decisions += commit
+        return decisions
+
+    def deadline(self, now: float) -> float | None:
+        """When, after ``now``, :meth:`tick` may have something new to say if nothing else happens."""
+        moments = []
+        for parts in self._pending.values():
+            for rank, part in parts.items():
+                if part.granted is None:
+                    moments.append(part.announced_at + self._patience_s(rank))
+            moments.append(max(part.announced_at for part in parts.values()) + self._missing_rank_s)
+        return min((moment for moment in moments if moment > now), default=None)
+
+    # -- who copies what ------------------------------------------------------------------------------------------
+
+    def _grant(self, ordinal: int, rank: int, now: float) -> list[Decision]:
+        parts = self._pending[ordinal]
+        part = parts[rank]
+        if part.granted is not None:
+            return []
+        lower = [other for other in self._ranks if other < rank]
+        brought = frozenset[str]().union(*(parts[other].files for other in lower if other in parts))
+        undecided = [other for other in lower if other not in parts and not self._stays_away(other, ordinal, now)]
+        needed = part.files - brought
+        if needed and undecided and now < part.announced_at + self._patience_s(rank):
+            return []
+        part.granted = needed
+        return [GrantFiles(rank, ordinal, tuple(sorted(needed)))]
+
+    def _patience_s(self, rank: int) -> float:
+        """Waiting saves copying the same file twice; it never decides which one is kept."""
+        if not self._previous_files:
+            return FIRST_PATIENCE_S
+        own = self._previous_files.get(rank, frozenset())
+        shared = any(own & files for other, files in self._previous_files.items() if other < rank)
+        return PATIENCE_S if shared else 0.0
+
+    # -- when to commit -------------------------------------------------------------------------------------------
+
+    def _stays_away(self, rank: int, ordinal: int, now: float) -> bool:
+        """Whether ``rank`` will bring nothing for ``ordinal``.
+
+        True once it has finished. A rank that has never brought a checkpoint is also written off when it reports in
+        step with the others but without one, when the others have gone on to their next report, and after
+        ``missing_rank_s``.
+        """
+        record = self._ranks[rank]
+        if record.finished:
+            return True
+        if record.last_ordinal:
+            return False
+        parts = self._pending[ordinal].values()
+        in_step = record.last_index - max(part.index for part in parts) in (0, 1)
+        gone_on = all(self._ranks[other].last_index > part.index for other, part in self._pending[ordinal].items())
+        waited = now >= max(part.announced_at for part in parts) + self._missing_rank_s
+        return in_step or gone_on or waited
+
+    def _next_commit(self, now: float) -> list[Decision] | None:
+        ordinal = self._committed_ordinal + 1
+        parts = self._pending.get(ordinal)
+        if parts is None or any(part.delivered is None for part in parts.values()):
+            return None
+        absent = [rank for rank in self._ranks if rank not in parts]
+        missing = [rank for rank in absent if not self._stays_away(rank, ordinal, now)]
+        if missing:
+            return self._complain(ordinal, missing, parts, now) or None
+        said = self._say_written_off(ordinal, [r for r in absent if not self._ranks[r].last_index], parts, now)
+        del self._pending[ordinal]
+        self._committed_ordinal = ordinal
+        self._previous_files = {rank: part.files for rank, part in parts.items()}
+        return [*said, *self._differences(parts), self._commit(ordinal, parts)]
+
+    def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
+        files: dict[str, CommittedFile] = {}
+        for rank in sorted(parts):
+            for path, size, crc32 in parts[rank].delivered or ():
+                files.setdefault(path, CommittedFile(path, rank, size, crc32))
+        first = parts[min(parts)]
+        metrics = parts[0].metrics if 0 in parts else self._ranks[0].last_metrics or first.metrics
+        return Commit(ordinal, tuple(files[path] for path in sorted(files)), tuple(sorted(parts)), metrics)
+
+    # -- what to tell the user ------------------------------------------------------------------------------------
+
+    def _once(self, key: str, text: str) -> list[Decision]:
+        if key in self._said:
+            return []
+        self._said.add(key)
+        return [Say(text)]
+
+    def _complain(self, ordinal: int, missing: list[int], parts: Mapping[int, _Part], now: float) -> list[Decision]:
+        if now < max(part.announced_at for part in parts.values()) + self._missing_rank_s:
+            return []
+        return self._once(
+            "waiting",
+            f"checkpoint {ordinal} of rank(s) {rank_list(parts)} is not complete: rank(s) {rank_list(missing)} brought "
+            "earlier ones, but not this one. It is committed when they bring it or finish.",
+        )
+
+    def _say_written_off(
+        self, ordinal: int, silent: list[int], parts: Mapping[int, _Part], now: float
+    ) -> list[Decision]:
+        waited = now >= max(part.announced_at for part in parts.values()) + self._missing_rank_s
+        if not silent or not waited or all(self._ranks[rank].finished for rank in silent):
+            return []
+        return self._once(
+            "written off",
+            f"checkpoint {ordinal} was committed without rank(s) {rank_list(silent)}, which have not called report() "
+            f"for {self._missing_rank_s:g} s (CheckpointConfig.missing_rank_s).",
+        )
+
+    def _differences(self, parts: Mapping[int, _Part]) -> list[Decision]:
+        kept: dict[str, tuple[int, int]] = {}
+        for rank in sorted(parts):
+            for path, size, crc32 in parts[rank].delivered or ():
+                kept.setdefault(path, (size, crc32))
+        for rank in sorted(parts):
+            for path, size, crc32 in parts[rank].skipped:
+                if path in kept and kept[path] != (size, crc32):
+                    return self._once(
+                        "different",
+                        f"ranks brought different contents for the checkpoint file {path!r}; the lowest rank's is kept. "
+                        "Put the rank into the file name to keep each rank's own.",
+                    )
+        return []
+
+    def _too_late(self, rank: int, ordinal: int) -> str:
+        return (
+            f"checkpoint {ordinal} was committed without rank {rank}, which had shown no sign of taking part. "
+            "Every rank that brings checkpoints must bring each of them; raise CheckpointConfig.missing_rank_s "
+            f"(now {self._missing_rank_s:g} s) if this rank is just slow."
+        )
+
+
+# -- which checkpoints to keep ---------------------------------------------------------------------------------------
+
+
+def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
+    """Larger is better; missing, non-numeric and NaN scores are -inf, whatever the order."""
+    value: Any = metrics
+    for part in [attribute] if attribute in metrics else attribute.split("/"):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        return -math.inf
+    return float(value) if order == "max" else -float(value)
+
+
+def best_first(metrics: Sequence[Mapping[str, Any]], config: CheckpointConfig) -> list[int]:
+    """Indices of checkpoints, given their metrics in order of commit: best first; of equals the newer first."""
+    attribute = config.checkpoint_score_attribute
+    newest_first = range(len(metrics) - 1, -1, -1)
+    if attribute is None:
+        return list(newest_first)
+    return sorted(newest_first, key=lambda i: score(metrics[i], attribute, config.checkpoint_score_order), reverse=True)
+
+
+def surplus(metrics: Sequence[Mapping[str, Any]], config: CheckpointConfig) -> list[int]:
+    """Indices of the checkpoints to delete: all but the best ``num_to_keep`` and the latest."""
+    if config.num_to_keep is None:
+        return []
+    latest = len(metrics) - 1
+    return sorted(i for i in best_first(metrics, config)[config.num_to_keep :] if i != latest)

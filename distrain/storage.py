@@ -1,0 +1,392 @@
+"""The run directory: every file name in it, and the only code that commits a checkpoint. Runs in: coordinator, worker.
+
+::
+
+    {storage_path}/{name}/
+        run.json                    what ran, when, how it ended
+        metrics.jsonl               every report of every rank, one line each
+        checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
+        logs/attempt_0/rank_0.log   what each rank wrote
+        stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
+        error.json, error.pkl       why it failed
+        return_value.pkl            what rank 0's train_func returned
+        .staging/                   checkpoints being written; swept when the next run starts
+        .lock                       held by the coordinator
+
+A checkpoint is written aside, flushed to disk with its manifest, then renamed: a directory named ``checkpoint_…`` is
+complete, always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+import shutil
+import time
+import uuid
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from distrain.checkpoint import MANIFEST_FILE
+from distrain.errors import StorageError
+from distrain.rounds import Commit
+
+__all__ = ["CommittedCheckpoint", "RunPaths", "RunStore", "checkpoint_metrics", "choose_run", "copy_file", "crc32_of", "list_files"]
+
+_DEFAULT_STORAGE = "~/distrain_results"
+_CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})$")
+_COPY_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Every file name of a run."""
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def error_text(self) -> Path:
+        return self.root / "error.json"
+
+    @property
+    def error_pickle(self) -> Path:
+        return self.root / "error.pkl"
+
+    @property
+    def return_value(self) -> Path:
+        return self.root / "return_value.pkl"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
+
+    @property
+    def staging(self) -> Path:
+        return self.root / ".staging"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def checkpoint(self, index: int) -> Path:
+        return self.root / f"checkpoint_{index:06d}"
+
+    def log(self, attempt: int, rank: int, logs: Path | None = None) -> Path:
+        return (logs or self.logs) / f"attempt_{attempt}" / f"rank_{rank}.log"
+
+    def stacks(self, attempt: int, rank: int) -> Path:
+        return self.root / "stacks" / f"attempt_{attempt}" / f"rank_{rank}.txt"
+
+    def checkpoints(self) -> list[Path]:
+        """Committed checkpoints, oldest first."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(p for p in self.root.iterdir() if _CHECKPOINT_NAME.match(p.name) and p.is_dir())
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedCheckpoint:
+    """A checkpoint of the run and the metrics it was reported with."""
+
+    path: Path
+    metrics: dict[str, Any]
+
+    @property
+    def index(self) -> int:
+        match = _CHECKPOINT_NAME.match(self.path.name)
+        assert match
+        return int(match.group(1))
+
+
+# -- which directory -------------------------------------------------------------------------------------------------
+
+
+def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None) -> tuple[Path, bool]:
+    """The run directory, and whether it holds an unfinished run that goes on.
+
+    Without a name: a new directory. With one: an unfinished run of that name goes on; a finished one is left alone, and
+    the new run gets the next free name (``name-2``, ``name-3``, ...).
+    """
+    storage = Path(os.path.abspath(Path(_DEFAULT_STORAGE if storage_path is None else storage_path).expanduser()))
+    if name is None:
+        return storage / f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}", False
+    root, number = storage / name, 1
+    while read_manifest(root).get("status") == "finished":
+        number += 1
+        root = storage / f"{name}-{number}"
+    return root, bool(read_manifest(root))
+
+
+def read_manifest(root: Path) -> dict[str, Any]:
+    """The run manifest; ``{}`` if there is none."""
+    try:
+        manifest: dict[str, Any] = json.loads(RunPaths(root).manifest.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read {RunPaths(root).manifest}: {error}") from error
+    return manifest
+
+
+# -- the store -------------------------------------------------------------------------------------------------------
+
+
+class RunStore:
+    """The coordinator's hand on the run directory. Raises StorageError if it cannot be used or is in use."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = RunPaths(root)
+        self._generation = uuid.uuid4().hex[:8]
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = self._lock()
+            self._metrics = _open_lines(self.paths.metrics)
+        except OSError as error:
+            raise StorageError(f"cannot use the run directory {root}: {error}") from error
+        self._sweep()
+        self.committed = [CommittedCheckpoint(path, checkpoint_metrics(path)) for path in self.paths.checkpoints()]
+        self._next_index = self.committed[-1].index + 1 if self.committed else 0
+
+    def _lock(self) -> int:
+        fd = os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(fd, 64).decode(errors="replace").strip()
+            os.close(fd)
+            raise StorageError(
+                f"another run (process {holder or 'unknown'}) is using {self.paths.root}; "
+                "wait for it, or give this run another name (RunConfig.name)"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        return fd
+
+    def _sweep(self) -> None:
+        """Half-written checkpoints and half-done deletions of earlier runs: nobody can be writing them now."""
+        shutil.rmtree(self.paths.staging, ignore_errors=True)
+
+    def close(self) -> None:
+        """Flush everything and give the directory free."""
+        self._metrics.close()
+        shutil.rmtree(self.paths.staging, ignore_errors=True)
+        os.close(self._lock_fd)
+
+    # -- small files ----------------------------------------------------------------------------------------------
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        write_atomically(self.paths.manifest, json.dumps(manifest, indent=1).encode())
+
+    def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+        """One report. Non-finite numbers become null, and ``nonfinite`` says which they were."""
+        finite, nonfinite = _without_nonfinite(metrics)
+        record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
+        self._metrics.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
+
+    def flush(self) -> None:
+        self._metrics.flush()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    @property
+    def latest(self) -> CommittedCheckpoint | None:
+        return self.committed[-1] if self.committed else None
+
+    def staging_directory(self, attempt: int, ordinal: int, rank: int) -> Path:
+        """Where a rank writes its part of a checkpoint; the generation keeps ranks of an earlier run from interfering."""
+        folder = self._staging_root(attempt, ordinal) / f"rank_{rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _staging_root(self, attempt: int, ordinal: int) -> Path:
+        return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
+
+    def commit(self, attempt: int, commit: Commit) -> CommittedCheckpoint:
+        """Join the ranks' parts and make them the run's next checkpoint. Raises OSError; then nothing is committed."""
+        root = self._staging_root(attempt, commit.ordinal)
+        merged = root / "merged"
+        merged.mkdir()
+        for file in commit.files:
+            target = merged / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (root / f"rank_{file.rank}" / file.path).rename(target)
+        finite, nonfinite = _without_nonfinite(commit.metrics)
+        manifest = {
+            "index": self._next_index,
+            "attempt": attempt,
+            "time": time.time(),
+            "ranks": list(commit.ranks),
+            "metrics": finite,
+            "nonfinite": nonfinite,
+            "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in commit.files},
+        }
+        _write_and_sync(merged / MANIFEST_FILE, json.dumps(manifest, indent=1).encode())
+        for folder in {merged, *(merged / Path(f.path).parent for f in commit.files)}:
+            sync_directory(folder)
+        final = self.paths.checkpoint(self._next_index)
+        merged.rename(final)
+        sync_directory(self.paths.root)
+        shutil.rmtree(root, ignore_errors=True)
+        self._next_index += 1
+        self.committed.append(CommittedCheckpoint(final, dict(commit.metrics)))
+        return self.committed[-1]
+
+    def delete(self, positions: Sequence[int]) -> None:
+        """Delete checkpoints, given by their positions in ``committed``; each vanishes at once, by a rename."""
+        self.paths.staging.mkdir(exist_ok=True)
+        for position in sorted(positions, reverse=True):
+            checkpoint = self.committed.pop(position)
+            aside = self.paths.staging / f"deleted-{checkpoint.path.name}-{self._generation}"
+            checkpoint.path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _open_lines(path: Path) -> IO[str]:
+    """Open for appending, without the torn last line that a power cut may have left."""
+    file = path.open("a+", encoding="utf-8")
+    end = size = file.seek(0, os.SEEK_END)
+    while end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+        end -= 1
+    if end < size:
+        file.truncate(end)
+    return file
+
+
+def checkpoint_metrics(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / MANIFEST_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on") from error
+    return with_nonfinite(manifest["metrics"], manifest.get("nonfinite", {}))
+
+
+# -- JSON has no NaN -------------------------------------------------------------------------------------------------
+
+
+def _without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    nonfinite: dict[str, str] = {}
+
+    def clean(value: Any, path: str) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            nonfinite[path] = str(value)
+            return None
+        if isinstance(value, dict):
+            return {key: clean(item, f"{path}/{key}" if path else key) for key, item in value.items()}
+        if isinstance(value, list):
+            return [clean(item, f"{path}/{index}") for index, item in enumerate(value)]
+        return value
+
+    return clean(dict(metrics), ""), nonfinite
+
+
+def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dict[str, Any]:
+    """The metrics as they were reported, NaN and infinities included."""
+
+    def restore(value: Any, path: str) -> Any:
+        if path in nonfinite:
+            return float(nonfinite[path])
+        if isinstance(value, dict):
+            return {key: restore(item, f"{path}/{key}" if path else key) for key, item in value.items()}
+        if isinstance(value, list):
+            return [restore(item, f"{path}/{index}") for index, item in enumerate(value)]
+        return value
+
+    restored: dict[str, Any] = restore(metrics, "") if nonfinite else metrics
+    return restored
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def list_files(folder: Path) -> list[tuple[str, int]]:
+    """Relative path and size in bytes of every file below ``folder``, sorted; links are followed."""
+    found = []
+    for parent, _, names in os.walk(folder, followlinks=True):
+        for name in names:
+            if name == MANIFEST_FILE:  # of a committed checkpoint that is reported again
+                continue
+            path = Path(parent, name)
+            found.append((str(path.relative_to(folder)), path.stat().st_size))
+    return sorted(found)
+
+
+def copy_file(source: Path, target: Path) -> tuple[int, int]:
+    """Copy and flush to disk; returns size in bytes and crc32 of what was written. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    size = crc = 0
+    buffer = memoryview(bytearray(_COPY_BYTES))
+    with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
+        while count := reader.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+            written = 0
+            while written < count:
+                written += writer.write(buffer[written:count])
+            size += count
+        os.fsync(writer.fileno())
+    return size, crc
+
+
+def crc32_of(path: Path) -> tuple[int, int]:
+    """Size in bytes and crc32 of a file."""
+    size = crc = 0
+    buffer = memoryview(bytearray(_COPY_BYTES))
+    with path.open("rb", buffering=0) as reader:
+        while count := reader.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+            size += count
+    return size, crc
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file so that readers see the old or the new one, never a part."""
+    aside = path.with_name(f"{path.name}.new")
+    _write_and_sync(aside, data)
+    aside.replace(path)
+
+
+def _write_and_sync(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in ``path`` survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_metrics(paths: RunPaths, *, rank: int | None = 0) -> Iterable[dict[str, Any]]:
+    """The lines of metrics.jsonl (of one rank, or of all), with non-finite numbers restored. A torn last line, as a
+    power cut leaves it, is passed over."""
+    try:
+        lines = paths.metrics.open(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    with lines:
+        for line in lines:
+            if not line.endswith("\n"):
+                break
+            record = json.loads(line)
+            if rank is None or record["rank"] == rank:
+                record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
+                yield record

@@ -1,0 +1,105 @@
+"""What this host has: usable CPUs, memory, GPUs; without torch and without a subprocess. Runs in: agent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from distrain.hosts import HostFacts
+
+__all__ = ["count_gpus", "survey", "usable_cpus"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+_NVML_NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
+
+
+def survey(*, with_gpus: bool) -> HostFacts:
+    """The facts of this host; GPUs are only looked for when asked, since initialising NVML takes time."""
+    return HostFacts(
+        name=socket.gethostname(),
+        cpus=usable_cpus(),
+        memory_bytes=_memory_bytes(),
+        gpus=count_gpus(os.environ) if with_gpus else None,
+    )
+
+
+def usable_cpus() -> int:
+    """CPUs this process may use: its affinity, cut by the CPU quota of its cgroup (v2 ``cpu.max``, v1 ``cfs_quota``)."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(affinity, int(_cpu_quota() or affinity)))
+
+
+def _cpu_quota() -> float | None:
+    for folder in _own_cgroups("cpu"):
+        quota = _read(folder / "cpu.max").split() or [
+            _read(folder / "cpu.cfs_quota_us"),
+            _read(folder / "cpu.cfs_period_us"),
+        ]
+        if len(quota) == 2 and all(part.isdigit() for part in quota) and int(quota[1]):
+            return int(quota[0]) / int(quota[1])
+    return None
+
+
+def _memory_bytes() -> int:
+    total = 0
+    with contextlib.suppress(ValueError, OSError):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for folder in _own_cgroups("memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        if limit.isdigit() and total:
+            total = min(total, int(limit))
+    return total
+
+
+def _own_cgroups(controller: str) -> list[Path]:
+    """Folders that may limit this process, v2 first: its own cgroup, then the root (inside a container they agree)."""
+    folders = []
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        base = _CGROUP if not controllers else _CGROUP / controller
+        if not controllers or controller in controllers.split(","):
+            folders += [base / path.lstrip("/"), base]
+    return folders
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def count_gpus(environment: Mapping[str, str]) -> int:
+    """GPUs that CUDA would show to a process with this environment, counted by NVML; 0 without a driver.
+
+    CUDA_VISIBLE_DEVICES may hold indices, GPU-UUIDs or MIG-UUIDs; like CUDA, the list ends at the first invalid index.
+    """
+    present = _nvml_device_count()
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not present:
+        return present
+    count = 0
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < present):
+            count += 1
+        else:
+            break
+    return count
+
+
+def _nvml_device_count() -> int:
+    for name in _NVML_NAMES:
+        try:
+            nvml = ctypes.CDLL(name)
+        except OSError:
+            continue
+        count = ctypes.c_uint(0)
+        if nvml.nvmlInit_v2() == 0:
+            nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+            nvml.nvmlShutdown()
+        return count.value
+    return 0

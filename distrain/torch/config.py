@@ -1,0 +1,78 @@
+"""The PyTorch backend: process group in, process group out. Runs in: coordinator (without torch), worker.
+
+The methods import torch when they run, in the worker; the coordinator only reads the settings.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, ClassVar
+
+from distrain.backend import BackendConfig
+
+if TYPE_CHECKING:
+    from distrain.session import TrainContext
+
+__all__ = ["TorchConfig"]
+
+_INIT_METHODS = ("env",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchConfig(BackendConfig):
+    """How to set up ``torch.distributed``.
+
+    backend: process group backend; default nccl for workers with a GPU each, else gloo. Combined ones such as
+        ``"cpu:gloo,cuda:nccl"`` work too.
+    init_method: ``"env"``: rendezvous by MASTER_ADDR and MASTER_PORT, which distrain sets.
+    timeout_s: seconds after which a collective gives up.
+    """
+
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
+
+    backend: str | None = None
+    init_method: str = "env"
+    timeout_s: float = 1800
+
+    def __post_init__(self) -> None:
+        if self.backend is not None and (not isinstance(self.backend, str) or not self.backend):
+            raise TypeError(f"TorchConfig.backend must be a str or None, got {self.backend!r} ({type(self.backend).__name__})")
+        if self.init_method not in _INIT_METHODS:
+            raise ValueError(f"TorchConfig.init_method must be one of {_INIT_METHODS}, got {self.init_method!r}")
+        if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, (int, float)):
+            raise TypeError(f"TorchConfig.timeout_s must be a number of seconds, got {self.timeout_s!r}")
+        if not self.timeout_s > 0:
+            raise ValueError(f"TorchConfig.timeout_s must be more than 0 seconds, got {self.timeout_s!r}")
+
+    def setup(self, context: TrainContext) -> None:
+        """Choose the device and join the process group; also for a single worker, so that scripts need no special
+        case."""
+        import torch
+        from torch import distributed
+
+        if context.devices:
+            torch.cuda.set_device(context.devices[0])
+            if "TORCH_NCCL_BLOCKING_WAIT" not in os.environ:
+                os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+        distributed.init_process_group(
+            backend=self.backend or ("nccl" if context.devices else "gloo"),
+            init_method="env://",
+            timeout=timedelta(seconds=self.timeout_s),
+        )
+
+    def teardown(self, context: TrainContext) -> object:
+        """Leave the process group, so that peers that still wait for this rank fail at once; keep its store, which
+        rank 0 serves for all. For scripts too, if they have a group."""
+        import sys
+
+        if "torch.distributed" not in sys.modules:
+            return None
+        from torch import distributed
+
+        if not distributed.is_available() or not distributed.is_initialized():
+            return None
+        store: object = distributed.distributed_c10d._get_default_store()
+        distributed.destroy_process_group()
+        return store

@@ -1,0 +1,41 @@
+"""TorchTrainer. Runs in: coordinator; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distrain.checkpoint import Checkpoint
+from distrain.config import RunConfig, ScalingConfig
+from distrain.torch.config import TorchConfig
+from distrain.trainer import DataParallelTrainer
+
+__all__ = ["TorchTrainer"]
+
+
+class TorchTrainer(DataParallelTrainer):
+    """Run a PyTorch training function on a group of workers that share a process group.
+
+    torch_config: settings of the process group. Everything else: see :class:`~distrain.DataParallelTrainer`.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        torch_config: TorchConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+    ) -> None:
+        if torch_config is not None and not isinstance(torch_config, TorchConfig):
+            raise TypeError(f"torch_config must be a TorchConfig, got {torch_config!r:.80} ({type(torch_config).__name__})")
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=torch_config or TorchConfig(),
+            scaling_config=scaling_config,
+            run_config=run_config,
+            resume_from_checkpoint=resume_from_checkpoint,
+        )

@@ -1,0 +1,264 @@
+"""fit(): config in, Result out. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from distrain import failures, job, machine
+from distrain.backend import BackendConfig
+from distrain.checkpoint import Checkpoint
+from distrain.config import RunConfig, ScalingConfig
+from distrain.coordinator import Coordinator
+from distrain.errors import LaunchError, PreemptionError, ResourcesError, TrainingFailedError, WorkerGroupError
+from distrain.output import say
+from distrain.result import Result, make_result, pickle_or_none
+from distrain.states import RunState
+from distrain.storage import RunStore, choose_run, read_manifest, write_atomically
+from distrain.transport import LocalTransport, Transport
+from distrain.version import __version__
+
+__all__ = ["DataParallelTrainer", "run_work"]
+
+
+class DataParallelTrainer:
+    """Run a training function on a group of workers.
+
+    train_loop_per_worker: function with no argument or one, the config. It runs in the main thread of every worker.
+    train_loop_config: handed to it, ``{}`` by default; it is pickled once per run, so keep large objects out of it.
+    backend_config: the framework's settings and hooks.
+    resume_from_checkpoint: where a *new* run starts from; a run that goes on prefers its own latest checkpoint.
+
+    Raises TypeError or ValueError for bad arguments.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        backend_config: BackendConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self._work = job.FunctionWork(
+            function=job.check_signature(train_loop_per_worker),
+            config=dict(_instance("train_loop_config", train_loop_config, Mapping, {})),
+            backend=_instance("backend_config", backend_config, BackendConfig, BackendConfig()),
+        )
+        self._scaling = _instance("scaling_config", scaling_config, ScalingConfig, ScalingConfig())
+        self._run = _instance("run_config", run_config, RunConfig, RunConfig())
+        self._resume_from = _instance("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, None)
+
+    def fit(self) -> Result:
+        """Train, and wait for the end.
+
+        Raises TrainingFailedError, with the partial ``result``, if a rank or a host failed; JobError, ResourcesError or
+        StorageError before anything starts; KeyboardInterrupt after Ctrl-C, once every worker is gone.
+        """
+        return run_work(self._work, self._scaling, self._run, resume_from=self._resume_from)
+
+
+def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__module__.partition('.')[0]}.{kind.__name__}, got {value!r:.80} ({type(value).__name__})")
+    return value
+
+
+def run_work(
+    work: job.Work,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    *,
+    resume_from: Checkpoint | None = None,
+    transports: Sequence[Transport] = (LocalTransport(),),
+    sys_path: Sequence[str] | None = None,
+) -> Result:
+    """What fit() and the command line have in common; see :meth:`DataParallelTrainer.fit`."""
+    prepared = job.make_job(work)
+    if prepared.warning is not None:
+        say(prepared.warning)
+    root, continued = choose_run(run.storage_path, run.name)
+    store = RunStore(root)
+    try:
+        return _Run(store, work, prepared, scaling, run, continued=continued).train(
+            resume_from, transports, list(sys.path if sys_path is None else sys_path)
+        )
+    finally:
+        store.close()
+
+
+class _Run:
+    """One run in its directory: manifest, coordinator, and the Result of it."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        work: job.Work,
+        prepared: job.Job,
+        scaling: ScalingConfig,
+        run: RunConfig,
+        *,
+        continued: bool,
+    ) -> None:
+        self._store = store
+        self._work = work
+        self._job = prepared
+        self._scaling = scaling
+        self._config = run
+        self._continued = continued
+        self._before = read_manifest(store.paths.root)
+        self._run_id = uuid.uuid4().hex
+
+    def train(self, resume_from: Checkpoint | None, transports: Sequence[Transport], sys_path: list[str]) -> Result:
+        if self._continued:
+            latest = self._store.latest
+            say(
+                f"continuing the unfinished run {self._store.paths.root} "
+                + (f"at {latest.path.name}" if latest else "from its beginning, as it has no checkpoint yet")
+            )
+        self._write_manifest("running")
+        started = time.monotonic()
+        coordinator = Coordinator(
+            self._request(transports, sys_path),
+            self._store,
+            transports,
+            self._config.checkpoint_config,
+            log_dir=None if self._config.log_dir is None else Path(self._config.log_dir).expanduser().absolute(),
+        )
+        if resume_from is not None:
+            coordinator.machine.checkpoint = self._materialised(resume_from)
+        status = "failed"
+        try:
+            coordinator.run()
+            status = coordinator.machine.state.value
+        finally:
+            self._write_manifest(status, attempts=coordinator.machine.attempt + 1)
+        return self._conclude(coordinator, time.monotonic() - started)
+
+    def _request(self, transports: Sequence[Transport], sys_path: list[str]) -> machine.RunRequest:
+        paths = self._store.paths
+        return machine.RunRequest(
+            run_id=self._run_id,
+            run_name=paths.root.name,
+            storage_path=str(paths.root.parent),
+            job=self._job,
+            backend=self._work.backend,
+            scaling=self._scaling,
+            leases={transport.name: transport.lease_s for transport in transports},
+            max_failures=self._config.failure_config.max_failures,
+            stop_grace_s=self._config.stop_grace_s,
+            directory=os.getcwd(),
+            sys_path=sys_path,
+            argv=sys.argv,
+            python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            first_attempt=self._before.get("attempts", 0),
+        )
+
+    def _materialised(self, checkpoint: Checkpoint) -> str:
+        """The path of a checkpoint that workers can read."""
+        return checkpoint.path or checkpoint.to_directory(self._store.paths.root / "resume_from")
+
+    def _write_manifest(self, status: str, *, attempts: int | None = None) -> None:
+        now = time.time()
+        self._store.write_manifest(
+            {
+                "name": self._store.paths.root.name,
+                "run_id": self._run_id,
+                "status": status,
+                "started": self._before.get("started", now),
+                "updated": now,
+                "attempts": attempts if attempts is not None else self._before.get("attempts", 0),
+                "distrain": __version__,
+                "python": sys.version.split()[0],
+                "argv": sys.argv,
+                "scaling_config": asdict(self._scaling),
+                "checkpoint_config": asdict(self._config.checkpoint_config),
+                "failure_config": asdict(self._config.failure_config),
+            }
+        )
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _conclude(self, coordinator: Coordinator, seconds: float) -> Result:
+        end = coordinator.machine
+        self._drop_old_end()
+        value = end.outcomes[0].body if end.state is RunState.FINISHED else None
+        if value is not None:
+            write_atomically(self._store.paths.return_value, value)
+        result = make_result(
+            self._store.paths,
+            self._store.committed,
+            self._config.checkpoint_config,
+            metrics=coordinator.metrics or self._earlier_metrics(),
+            return_value=None if value is None else job.unpickle_value(value),
+        )
+        if end.state is RunState.FINISHED:
+            say(f"finished in {seconds:.1f} s; results in {result.path}")
+            return result
+        error = self._error(end, result)
+        result = replace(result, error=error if isinstance(error, TrainingFailedError) else None)
+        if isinstance(error, TrainingFailedError):
+            error.result = replace(result, error=None)  # no cycle: the error is where the reader came from
+            self._keep_error(error)
+        if isinstance(error, WorkerGroupError):
+            raise error from error.worker_failures.get(error.culprit)
+        raise error
+
+    def _earlier_metrics(self) -> dict[str, Any] | None:
+        return Result.from_path(self._store.paths.root).metrics if self._continued else None
+
+    def _drop_old_end(self) -> None:
+        """What an earlier, failed part of this run left as its end."""
+        for path in (self._store.paths.error_text, self._store.paths.error_pickle, self._store.paths.return_value):
+            path.unlink(missing_ok=True)
+
+    def _keep_error(self, error: TrainingFailedError) -> None:
+        text = {"type": type(error).__name__, "message": str(error)}
+        write_atomically(self._store.paths.error_text, json.dumps(text, indent=1).encode())
+        if (blob := pickle_or_none(error)) is not None:
+            write_atomically(self._store.paths.error_pickle, blob)
+
+    def _error(self, end: machine.RunMachine, result: Result) -> BaseException:
+        if end.stop_reason == "SIGINT":
+            return KeyboardInterrupt()
+        if end.stop_reason is not None:
+            return PreemptionError(f"the run was stopped by {end.stop_reason}; its directory is {result.path}")
+        if end.failures:
+            return self._worker_group_error(end, result)
+        if end.resources_missing:
+            return ResourcesError(end.problem)
+        return LaunchError(f"{end.problem}\nrun:  {result.path}")
+
+    def _worker_group_error(self, end: machine.RunMachine, result: Result) -> WorkerGroupError:
+        found = failures.culprit_first(end.failures)
+        logs = self._store.paths.log(end.attempt, 0, self._config.log_dir and Path(self._config.log_dir)).parent
+        screen = failures.failure_screen(found, stopped=end.stopped_ranks, logs=str(logs), run=result.path)
+        return WorkerGroupError(
+            screen,
+            worker_failures={failure.rank: _original(failure) for failure in found},
+            culprit=found[0].rank,
+            exit_code=found[0].exit_code,
+        )
+
+
+def _original(failure: failures.RankFailure) -> BaseException:
+    """The exception that the rank raised; a stand-in if it raised none, or none that can be unpickled here."""
+    try:
+        error = job.unpickle_value(failure.payload) if failure.payload else None
+    except Exception:
+        error = None
+    if not isinstance(error, BaseException):
+        error = RuntimeError(f"rank {failure.rank} on {failure.host}: {failure.summary}")
+    return error

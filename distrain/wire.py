@@ -1,0 +1,415 @@
+"""THE protocol: every message between coordinator, agent and workers, and the frame codec. Runs in: anywhere.
+
+A frame is ``!II`` (header length, body length), a JSON header ``{"kind": ..., fields}`` and an opaque body. Nothing
+here is ever unpickled by the codec; the body of a message is bytes for whoever the message is meant for.
+
+An agent's first bytes are :data:`MAGIC` and a :class:`Hello`. Whatever comes before the magic (a chatty login shell)
+is skipped and kept for the error message in case no HELLO follows.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from distrain.errors import WireError
+from distrain.version import __version__
+
+__all__ = [
+    "DISTRAIN_VERSION",
+    "MAGIC",
+    "MESSAGES",
+    "WIRE_VERSION",
+    "Close",
+    "Committed",
+    "Decoder",
+    "Delivered",
+    "Exited",
+    "Frame",
+    "FromWorker",
+    "Gone",
+    "Grant",
+    "Hello",
+    "HostFailed",
+    "Message",
+    "Notice",
+    "Outcome",
+    "Output",
+    "Ping",
+    "Prepare",
+    "Release",
+    "Reported",
+    "Reserve",
+    "Reserved",
+    "Running",
+    "Spawned",
+    "Stacks",
+    "Start",
+    "Stop",
+    "ToWorker",
+    "WorkerSpec",
+    "encode",
+]
+
+MAGIC = b"\0distrain\0"
+WIRE_VERSION = 1
+DISTRAIN_VERSION = __version__
+_SIZES = struct.Struct("!II")
+_LARGEST_HEADER = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Base of all messages. A field named ``body`` travels as raw bytes, every other one as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromWorker(Message):
+    """What a worker says to the coordinator; agents pass it on unopened."""
+
+    attempt: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToWorker(Message):
+    """What the coordinator says to one worker; agents pass it on unopened."""
+
+    attempt: int
+    rank: int
+
+
+# -- agent and coordinator -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """Agent, first of all: who speaks here, and what the host has. ``gpus`` is None when nobody asked."""
+
+    wire: int
+    distrain: str
+    python: str
+    run_id: str
+    hostname: str
+    pid: int
+    cpus: int
+    memory_bytes: int
+    gpus: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare(Message):
+    """Coordinator: what all workers of this host have in common. The body is the pickled job."""
+
+    start_method: str
+    preload: list[str]
+    environment: dict[str, str]
+    python_flags: list[str]
+    directory: str
+    sys_path: list[str]
+    argv: list[str]
+    lease_s: float
+    workers: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve(Message):
+    """Coordinator: keep this many TCP ports for the attempt."""
+
+    attempt: int
+    ports: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved(Message):
+    """Agent: the ports are bound, and stay so until the attempt is gone."""
+
+    attempt: int
+    ports: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start(Message):
+    """Coordinator: start these ranks; each entry holds the fields of a :class:`WorkerSpec`."""
+
+    attempt: int
+    ranks: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop(Message):
+    """Coordinator: end the attempt: SIGTERM, ``grace_s``, stacks, SIGKILL. Grace 0 goes straight to stacks and kill."""
+
+    attempt: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close(Message):
+    """Coordinator: the run is over; leave nothing behind and exit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Message):
+    """Either side: I am alive. Renews the lease, as every other frame does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawned(Message):
+    attempt: int
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited(Message):
+    """Agent: how a worker's process ended: exactly one of ``exit_code``, ``signal`` and ``lost``.
+
+    ``by_us``: the signal was ours. ``max_rss_bytes``: peak memory of the process, 0 if unknown.
+    """
+
+    attempt: int
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    lost: str | None = None
+    by_us: bool = False
+    max_rss_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output(Message):
+    """Agent: bytes that a worker wrote; ``stream`` is 1 or 2."""
+
+    attempt: int
+    rank: int
+    stream: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks(Message):
+    """Agent: the stacks of all threads of a worker, as faulthandler wrote them."""
+
+    attempt: int
+    rank: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone(Message):
+    """Agent: no process of this attempt is left on this host."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Message):
+    """Agent: one line that the user should read."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFailed(Message):
+    """Agent: this host cannot go on."""
+
+    text: str
+
+
+# -- worker and coordinator ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec(ToWorker):
+    """The first frame a worker reads: all that is its own. The rest it finds in :class:`Prepare`.
+
+    ``devices`` index the host's visible GPUs; ``checkpoint`` is the path to resume from; ``defaults`` are environment
+    variables that the user's own values override.
+    """
+
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    run_name: str
+    storage_path: str
+    environment: dict[str, str]
+    defaults: dict[str, str]
+    devices: list[int]
+    checkpoint: str | None
+    directory: str
+    sys_path: list[str]
+    argv: list[str]
+    job_fd: int = -1
+    forked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant(ToWorker):
+    """Answer to an announced checkpoint: copy ``files`` into ``directory``, then :class:`Delivered`. An error text in
+    ``refused`` ends the report with that error."""
+
+    ordinal: int
+    directory: str
+    files: list[str]
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(ToWorker):
+    """The checkpoint is safe at ``path``; get_checkpoint() returns it from now on."""
+
+    ordinal: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release(ToWorker):
+    """Every rank has finished: a worker that stayed for the others may leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(FromWorker):
+    """The worker enters train_func."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported(FromWorker):
+    """One call of report(). ``body``: the metrics as JSON. With a checkpoint, ``ordinal`` counts this rank's
+    checkpoints of the attempt from 1, and ``files`` lists ``[relative path, size in bytes]``."""
+
+    index: int
+    time: float
+    ordinal: int | None
+    files: list[tuple[str, int]]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered(FromWorker):
+    """The granted files are on disk: ``[relative path, size in bytes, crc32]``. ``skipped`` lists the files that a
+    lower rank brings, with the CRC of this rank's copy."""
+
+    ordinal: int
+    files: list[tuple[str, int, int]]
+    skipped: list[tuple[str, int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(FromWorker):
+    """What train_func came to. ``body``: the pickled return value, or the pickled exception if ``error`` is set.
+
+    ``error`` is one line, ``traceback`` the whole text; ``stage`` says where it happened: import, setup or run.
+    ``exit_code`` is what a script asked for (SystemExit), 1 for any other exception.
+    """
+
+    ok: bool
+    stage: str
+    error: str | None
+    traceback: str
+    exit_code: int
+    body: bytes
+
+
+# -- codec -----------------------------------------------------------------------------------------------------------
+
+
+def _all_messages(base: type[Message] = Message) -> dict[str, type[Message]]:
+    found: dict[str, type[Message]] = {}
+    for cls in base.__subclasses__():
+        found[cls.__name__] = cls
+        found.update(_all_messages(cls))
+    return found
+
+
+MESSAGES = _all_messages()
+"""Every message class by its kind."""
+_FIELDS = {name: tuple(f.name for f in fields(cls) if f.name != "body") for name, cls in MESSAGES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame: its kind, the header's fields, the body and the bytes it came in."""
+
+    kind: str
+    header: dict[str, Any]
+    body: bytes
+    raw: bytes
+
+    def message(self) -> Message:
+        """The message. Raises WireError for a kind or fields that we do not know."""
+        cls = MESSAGES.get(self.kind)
+        if cls is None:
+            raise WireError(f"unknown message {self.kind!r}")
+        values = dict(self.header)
+        if "body" in cls.__dataclass_fields__:
+            values["body"] = self.body
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise WireError(f"{self.kind}: {error}") from None
+
+
+def encode(message: Message) -> bytes:
+    """One frame as bytes."""
+    kind = type(message).__name__
+    header = {"kind": kind}
+    for name in _FIELDS[kind]:
+        header[name] = getattr(message, name)
+    head = json.dumps(header, separators=(",", ":")).encode()
+    body: bytes = getattr(message, "body", b"")
+    return b"".join((_SIZES.pack(len(head), len(body)), head, body))
+
+
+class Decoder:
+    """Bytes in, frames out. With ``greeting`` it first looks for :data:`MAGIC`; see ``chatter`` for what it skipped."""
+
+    _CHATTER_KEPT: ClassVar[int] = 16 << 10
+
+    def __init__(self, *, greeting: bool = False) -> None:
+        self._buffer = bytearray()
+        self._greeted = not greeting
+        self.chatter = b""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Frames that are complete now. Raises WireError for a header that cannot be ours."""
+        self._buffer += data
+        if not self._greeted and not self._skip_to_magic():
+            return []
+        frames = []
+        while (frame := self._next()) is not None:
+            frames.append(frame)
+        return frames
+
+    def _skip_to_magic(self) -> bool:
+        found = self._buffer.find(MAGIC)
+        skipped = found if found >= 0 else max(0, len(self._buffer) - len(MAGIC) + 1)
+        self.chatter = (self.chatter + bytes(self._buffer[:skipped]))[-self._CHATTER_KEPT :]
+        del self._buffer[: skipped + (len(MAGIC) if found >= 0 else 0)]
+        self._greeted = found >= 0
+        return self._greeted
+
+    def _next(self) -> Frame | None:
+        if len(self._buffer) < _SIZES.size:
+            return None
+        head_size, body_size = _SIZES.unpack_from(self._buffer)
+        if head_size > _LARGEST_HEADER:
+            raise WireError(f"a header of {head_size} bytes cannot be ours")
+        end = _SIZES.size + head_size + body_size
+        if len(self._buffer) < end:
+            return None
+        raw = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[:end]
+        return _parse(raw, _SIZES.size + head_size)
+
+
+def _parse(raw: bytes, body_at: int) -> Frame:
+    try:
+        header = json.loads(raw[_SIZES.size : body_at])
+        return Frame(kind=header.pop("kind"), header=header, body=raw[body_at:], raw=raw)
+    except (ValueError, KeyError, AttributeError) as error:
+        raise WireError(f"a frame whose header is not ours: {error}") from None

@@ -1,0 +1,336 @@
+"""One rank: open the job, set up the framework, run train_func in the main thread, say what came of it. Runs in: worker.
+
+The outcome goes out on the channel before anything can go wrong at exit, then the exit handlers run, and the process
+leaves by os._exit: processes that did DDP over gloo often abort while the interpreter is taken down.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import traceback
+import types
+from dataclasses import asdict, dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from distrain import job, wire
+from distrain.channel import Channel, widen_pipe
+from distrain.checkpoint import Checkpoint
+from distrain.process import STACKS_SIGNAL
+from distrain.session import Session, TrainContext
+
+__all__ = ["WorkerFds", "main", "run_worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFds:
+    """The descriptors a worker is born with: commands, reports, stdout, stderr, stacks, and the pickled job."""
+
+    down: int
+    up: int
+    out: int
+    err: int
+    stacks: int
+    job: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def all(self) -> tuple[int, ...]:
+        return (self.down, self.up, self.out, self.err, self.stacks, self.job)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """A fresh interpreter that becomes a worker (start method ``spawn``)."""
+    run_worker(WorkerFds(**json.loads(arguments[0])), forked=False)
+
+
+def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
+    """Be a worker from beginning to end; never returns."""
+    _take_over_standard_streams(fds)
+    channel = Channel(fds.down, fds.up)
+    widen_pipe(fds.up)
+    _keep_fds_out_of_children(fds)
+    spec = _first_frame(channel)
+    _adopt(spec)
+    _answer_signals(fds.stacks)
+    if forked:
+        _reseed()
+    session = Session(channel, _context(spec), Checkpoint(spec.checkpoint) if spec.checkpoint else None)
+    Session.current = session
+    outcome, work = _execute(fds.job, session, channel)
+    _flush()
+    with contextlib.suppress(OSError):
+        channel.send(outcome)
+    if outcome.ok and work is not None:
+        _let_go(work, session)
+    _exit(outcome.exit_code)
+
+
+# -- becoming a worker -----------------------------------------------------------------------------------------------
+
+
+class _NoStdin(io.TextIOBase):
+    """Says why there is nothing to read."""
+
+    def readline(self, size: int = -1) -> str:  # type: ignore[override]
+        raise EOFError("a distrain worker has no terminal: input() and pdb do not work in train_func; print() does")
+
+    def read(self, size: int | None = -1) -> str:
+        return self.readline()
+
+    def fileno(self) -> int:
+        return 0
+
+
+def _take_over_standard_streams(fds: WorkerFds) -> None:
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((devnull, 0), (fds.out, 1), (fds.err, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    sys.stdin = _NoStdin()  # type: ignore[assignment]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def _keep_fds_out_of_children(fds: WorkerFds) -> None:
+    """Children of os.fork must neither hold our pipes open nor write into them."""
+    private = (fds.down, fds.up, fds.stacks, fds.job)
+    for fd in private:
+        os.set_inheritable(fd, False)
+
+    def close_private_fds() -> None:
+        for fd in private:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    os.register_at_fork(after_in_child=close_private_fds)
+
+
+def _first_frame(channel: Channel) -> wire.WorkerSpec:
+    frames = channel.wait()
+    if not frames:
+        os._exit(1)  # the agent is gone
+    spec = frames[0].message()
+    assert isinstance(spec, wire.WorkerSpec)
+    return spec
+
+
+def _adopt(spec: wire.WorkerSpec) -> None:
+    """The user's directory, path and arguments, and the rank's environment."""
+    os.environ.update(spec.environment)
+    for name, value in spec.defaults.items():
+        os.environ.setdefault(name, value)
+    os.chdir(spec.directory)
+    sys.path[:] = spec.sys_path
+    sys.argv[:] = spec.argv
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"].__dict__["__builtins__"] = builtins
+
+
+def _answer_signals(stacks_fd: int) -> None:
+    """SIGTERM unwinds train_func, so that its ``finally`` blocks run; the stacks signal works even while C code holds
+    the GIL."""
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def _reseed() -> None:
+    """A fork copies the random state: without this all ranks and attempts would draw the same numbers."""
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.seed()
+
+
+def _context(spec: wire.WorkerSpec) -> TrainContext:
+    return TrainContext(
+        world_rank=spec.rank,
+        world_size=spec.world_size,
+        local_rank=spec.local_rank,
+        local_world_size=spec.local_world_size,
+        node_rank=spec.node_rank,
+        run_name=spec.run_name,
+        storage_path=spec.storage_path,
+        attempt=spec.attempt,
+        devices=tuple(spec.devices),
+    )
+
+
+# -- the work --------------------------------------------------------------------------------------------------------
+
+
+def _execute(job_fd: int, session: Session, channel: Channel) -> tuple[wire.Outcome, job.Work | None]:
+    stage, work, value = "import", None, None
+    context = session.context
+    try:
+        work = job.loads(_read_all(job_fd))
+        _serve_main(work)
+        if work.initialises_backend:
+            stage = "setup"
+            work.backend.setup(context)
+        stage = "run"
+        channel.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
+        value = work.run()
+        body = _pickled_value(value) if context.world_rank == 0 else b""
+    except BaseException as error:
+        if isinstance(error, SystemExit) and _exit_code(error) == 0:
+            return _outcome(context, stage=stage), work
+        return _failure(context, stage, error), work
+    return _outcome(context, stage=stage, body=body), work
+
+
+def _read_all(fd: int) -> bytes:
+    size = os.fstat(fd).st_size
+    parts, offset = [], 0
+    while offset < size:
+        parts.append(os.pread(fd, size - offset, offset))
+        offset += len(parts[-1])
+    return b"".join(parts)
+
+
+def _serve_main(work: job.Work) -> None:
+    """Make what came from the user's ``__main__`` findable, for pickle (torch.save of a whole model) and for
+    DataLoader workers, which are sent such classes and functions by value."""
+    if not isinstance(work, job.FunctionWork):
+        return
+    namespace = getattr(work.function, "__globals__", {})
+    if namespace.get("__name__") == "__main__":
+        own = {name: value for name, value in namespace.items() if not name.startswith("__")}
+        vars(sys.modules["__main__"]).update(own)
+    ForkingPickler.reducer_override = _main_by_value  # type: ignore[attr-defined]
+
+
+def _main_by_value(pickler: ForkingPickler, value: object) -> Any:
+    if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+        return pickle.loads, (cloudpickle.dumps(value),)
+    return NotImplemented
+
+
+def _pickled_value(value: object) -> bytes:
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:
+        raise TypeError(
+            f"train_func returned a {type(value).__qualname__} that cannot be pickled: {error}. Return plain data, or "
+            "save it in a checkpoint."
+        ) from error
+
+
+def _outcome(context: TrainContext, *, stage: str, body: bytes = b"") -> wire.Outcome:
+    return wire.Outcome(
+        attempt=context.attempt,
+        rank=context.world_rank,
+        ok=True,
+        stage=stage,
+        error=None,
+        traceback="",
+        exit_code=0,
+        body=body or cloudpickle.dumps(None),
+    )
+
+
+def _failure(context: TrainContext, stage: str, error: BaseException) -> wire.Outcome:
+    return wire.Outcome(
+        attempt=context.attempt,
+        rank=context.world_rank,
+        ok=False,
+        stage=stage,
+        error=_one_line(error),
+        traceback=_traceback_text(error),
+        exit_code=_exit_code(error),
+        body=_pickled_exception(error),
+    )
+
+
+def _exit_code(error: BaseException) -> int:
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _traceback_text(error: BaseException) -> str:
+    """The traceback without our own frames on top."""
+    own = (str(Path(__file__).parent), "<frozen runpy>", runpy_file())
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(own):
+        trace = trace.tb_next
+    try:
+        return "".join(traceback.format_exception(type(error), error, trace))
+    except Exception as broken:  # an exception that cannot even be formatted
+        return f"{type(error).__qualname__} (its text cannot be had: {broken!r})\n"
+
+
+def runpy_file() -> str:
+    import runpy
+
+    return runpy.__file__
+
+
+def _one_line(error: BaseException) -> str:
+    try:
+        text = str(error).strip()
+    except Exception:
+        text = "(its __str__ fails)"
+    first = text.splitlines()[0] if text else ""
+    return f"{type(error).__qualname__}: {first}" if first else type(error).__qualname__
+
+
+def _pickled_exception(error: BaseException) -> bytes:
+    """Best effort; it must also come back, which exceptions with required arguments often do not."""
+    try:
+        body = cloudpickle.dumps(error)
+        pickle.loads(body)  # noqa: S301 - our own
+    except Exception:
+        return b""
+    return body
+
+
+# -- leaving ---------------------------------------------------------------------------------------------------------
+
+
+def _let_go(work: job.Work, session: Session) -> None:
+    """Free the peers. What they may still need of rank 0, the store of the process group, stays until all are done."""
+    try:
+        kept = work.backend.teardown(session.context)
+    except Exception:
+        traceback.print_exc()
+        return
+    if kept is not None and session.context.world_rank == 0:
+        session.wait_for_release()
+
+
+def _exit(code: int) -> NoReturn:
+    """What the interpreter does at exit, without taking itself down."""
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
