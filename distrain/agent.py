@@ -1,7 +1,8 @@
 """One per host: reserves ports, has workers started, passes their frames on unopened, and empties the host at the end.
 
-Runs in: agent. Stdlib and distrain only, psutil when something has to be hunted down; never the user's code, never torch.
-It lives as long as its wire: when stdin ends, the parent dies or the lease runs out, it leaves nothing behind and goes.
+Runs in: agent. Stdlib and distrain only, psutil when something has to be hunted down; never the user's code, never
+torch. It lives as long as its wire: when stdin ends, the parent dies or the lease runs out, it leaves nothing
+behind and goes.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distrain import process, wire
 from distrain.channel import Channel
 from distrain.loop import Loop
 from distrain.survey import survey, usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Agent", "main"]
 
@@ -278,7 +281,10 @@ class Agent:
         return forward
 
     def _watch_output(self, worker: _Worker, stream: int) -> None:
-        self._loop.on_readable(worker.outputs[stream], lambda: self._read_output(worker, stream))
+        def read() -> None:
+            self._read_output(worker, stream)
+
+        self._loop.on_readable(worker.outputs[stream], read)
 
     def _read_output(self, worker: _Worker, stream: int) -> bool:
         """Pass on what there is; False when there is nothing more, for now or for ever."""

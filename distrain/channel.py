@@ -13,12 +13,13 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from distrain import wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from distrain.loop import Loop
 
 __all__ = ["Channel", "widen_pipe"]

@@ -71,7 +71,9 @@ class Checkpoint:
     def _existing(self) -> Path:
         folder = Path(self.path)
         if not folder.is_dir():
-            raise CheckpointError(f"the checkpoint directory {self.path} does not exist (was it deleted by num_to_keep?)")
+            raise CheckpointError(
+                f"the checkpoint directory {self.path} does not exist (was it deleted by num_to_keep?)"
+            )
         return folder
 
     # -- dicts ----------------------------------------------------------------------------------------------------
@@ -87,8 +89,8 @@ class Checkpoint:
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """The dict given to :meth:`from_dict`; once reported also ``_timestamp`` (s since 1970), ``_preprocessor`` (None)
-        and ``_current_checkpoint_id``, as in Ray AIR. Unpickles: read only checkpoints that you trust.
+        """The dict given to :meth:`from_dict`; once reported also, as in Ray AIR, ``_timestamp`` (seconds since 1970),
+        ``_preprocessor`` (None) and ``_current_checkpoint_id``. Unpickles: read only checkpoints that you trust.
 
         Raises CheckpointError if the checkpoint was not made from a dict.
         """
@@ -139,7 +141,9 @@ class Checkpoint:
         )
 
     def __repr__(self) -> str:
-        return f"Checkpoint(path={self.path!r})" if self._data is None else f"Checkpoint.from_dict({sorted(self._data)})"
+        return (
+            f"Checkpoint(path={self.path!r})" if self._data is None else f"Checkpoint.from_dict({sorted(self._data)})"
+        )
 
 
 def _ignore_manifest(folder: str, names: list[str]) -> list[str]:

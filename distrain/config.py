@@ -44,7 +44,9 @@ class ScalingConfig:
         if self.use_gpu and self.gpus_per_worker == 0:
             raise ValueError('ScalingConfig: use_gpu=True, but resources_per_worker has "GPU": 0; drop one of the two')
         if not self.use_gpu and self.gpus_per_worker:
-            raise ValueError('ScalingConfig: resources_per_worker asks for "GPU", but use_gpu is False; set use_gpu=True')
+            raise ValueError(
+                'ScalingConfig: resources_per_worker asks for "GPU", but use_gpu is False; set use_gpu=True'
+            )
 
     @staticmethod
     def _check_resource(name: object, amount: object) -> None:
@@ -142,7 +144,9 @@ class RunConfig:
         if not os.fspath(value):
             raise ValueError(f"RunConfig.{name} must not be empty; leave it out for the default")
         if "://" in os.fspath(value):
-            raise ValueError(f"RunConfig.{name}={os.fspath(value)!r}: URLs are not supported yet; use a local or shared path")
+            raise ValueError(
+                f"RunConfig.{name}={os.fspath(value)!r}: URLs are not supported yet; use a local or shared path"
+            )
 
 
 def _check_type(label: str, value: object, kind: Any, allowed: str) -> None:

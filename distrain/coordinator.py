@@ -1,7 +1,7 @@
 """The loop in the user's process: starts agents, feeds the machine, does what it asks for. Runs in: coordinator.
 
-Everything happens in the thread that called fit(): no thread of ours, no asyncio, so it works in notebooks. Event-driven:
-it sleeps until a descriptor is ready or a deadline comes.
+Everything happens in the thread that called fit(): no thread of ours, no asyncio, so it works in notebooks. It is
+event-driven: it sleeps until a descriptor is ready or a deadline comes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distrain import machine, process, rounds, wire
 from distrain.channel import Channel
-from distrain.config import CheckpointConfig
 from distrain.errors import WireError
 from distrain.loop import Loop
 from distrain.machine import RunMachine, RunRequest
 from distrain.output import RankOutput, ReportLines, say
-from distrain.storage import RunStore
-from distrain.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from types import FrameType
+
+    from distrain.config import CheckpointConfig
+    from distrain.storage import RunStore
+    from distrain.transport import Transport
 
 __all__ = ["Coordinator"]
 
@@ -112,7 +115,9 @@ class Coordinator:
         for host in list(self._hosts.values()):
             if now - host.last_heard > min(host.lease_s, AGENT_SILENCE_S) and host.greeted and not host.dropped:
                 host.drop()
-                self._happened(machine.HostLost(host.name, f"its agent has been silent for {now - host.last_heard:.0f} s"))
+                self._happened(
+                    machine.HostLost(host.name, f"its agent has been silent for {now - host.last_heard:.0f} s")
+                )
             host.send(wire.Ping())
         leases = [transport.lease_s for transport in self._transports.values()]
         self._loop.call_in("ping", min(PING_INTERVAL_S, *(lease_s / 3 for lease_s in leases)), self._ping)
@@ -187,9 +192,7 @@ class Coordinator:
                     grant = wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
                     self._tell_rank(grant)
                 case rounds.Refuse(rank, ordinal, why):
-                    grant = wire.Grant(
-                        attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why
-                    )
+                    grant = wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why)
                     self._tell_rank(grant)
                 case rounds.Commit():
                     self._commit(decision)
@@ -326,8 +329,12 @@ class _HostLink:
         self._loop = loop
         self._chatter = b""
         self._process = process.spawn(argv, stderr=subprocess.PIPE)
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._channel = Channel(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()), greeting=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._channel = Channel(
+            os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()), greeting=True
+        )
         self._process.stdin.close()
         self._process.stdout.close()
         self._stderr = self._process.stderr

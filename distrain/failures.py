@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from distrain import wire
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from distrain import wire
 
 __all__ = ["RankFailure", "culprit_first", "failure_of", "failure_screen", "rank_list", "signal_in_words"]
 
@@ -21,7 +24,7 @@ _CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 
-_SIGNAL_HINTS = {
+_SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "often the kernel running out of memory, or somebody's kill -9",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
@@ -84,9 +87,13 @@ def _death(exited: wire.Exited) -> str:
     if exited.lost is not None:
         return f"was lost: {exited.lost}"
     if exited.signal is not None:
-        hint = _SIGNAL_HINTS.get(signal.Signals(exited.signal) if exited.signal in _KNOWN_SIGNALS else None)  # type: ignore[arg-type]
-        return f"was killed by {signal_in_words(exited.signal)}, not sent by distrain{memory}" + (f": {hint}" if hint else "")
-    return f"exited with code {exited.exit_code} in the middle of the training{memory}, without an exception: os._exit()?"
+        hint = _SIGNAL_HINTS.get(exited.signal)
+        return f"was killed by {signal_in_words(exited.signal)}, not sent by distrain{memory}" + (
+            f": {hint}" if hint else ""
+        )
+    return (
+        f"exited with code {exited.exit_code} in the middle of the training{memory}, without an exception: os._exit()?"
+    )
 
 
 _KNOWN_SIGNALS = {int(number) for number in signal.Signals}
@@ -108,7 +115,9 @@ def failure_screen(failures: Sequence[RankFailure], *, stopped: Sequence[int], l
     lines: list[str] = []
     for number, group in enumerate(groups):
         first = group[0]
-        title = f"{_title([f.rank for f in group])} on {', '.join(dict.fromkeys(f.host for f in group))}: {first.summary}"
+        title = (
+            f"{_title([f.rank for f in group])} on {', '.join(dict.fromkeys(f.host for f in group))}: {first.summary}"
+        )
         if first.consequence and number:
             lines.append(f"{title} (a consequence: a peer had gone)")
             continue

@@ -1,7 +1,7 @@
-"""The parent of a host's workers: imports what they share once, forks them, reaps them, leaves none. Runs in: forkserver.
+"""The parent of a host's workers: imports what they share once, forks them, reaps them, leaves none.
 
-Single-threaded, on an inherited socket, nothing listens. With start method ``spawn``, or when a module turned out not
-to survive a fork, it starts fresh interpreters instead; everything else stays the same.
+Runs in: forkserver. Single-threaded, on an inherited socket, nothing listens. With start method ``spawn``, or when a
+module turned out not to survive a fork, it starts fresh interpreters instead; everything else stays the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from distrain import process
 from distrain.loop import Loop
-from distrain.worker import WorkerFds, run_worker
+from distrain.worker import WORKER_PIPES, WorkerFds, run_worker
 
 __all__ = ["ForkServer", "main"]
 
@@ -85,10 +85,8 @@ class ForkServer:
     def _preload(self) -> str | None:
         """Import what the workers share. Returns why forking would be unsafe, after which nothing is forked."""
         for name in self._settings["preload"]:
-            try:
+            with contextlib.suppress(BaseException):  # a worker meets the same error, and reports its traceback
                 importlib.import_module(name)
-            except BaseException:  # the worker will meet the same error, and report it with its traceback
-                continue
         reason = _why_not_fork()
         if reason is not None:
             self._forks = False
@@ -110,7 +108,7 @@ class ForkServer:
         command = json.loads(data)
         match command.pop("kind"):
             case "spawn":
-                self._spawn(command["rank"], WorkerFds(*fds, job=self._job_fd))
+                self._spawn(command["rank"], WorkerFds(**dict(zip(WORKER_PIPES, fds, strict=True)), job=self._job_fd))
             case "signal":
                 self._signal(command["ranks"], command["number"], sessions=command["sessions"])
             case "sweep":
@@ -147,7 +145,7 @@ class ForkServer:
             for fd in fds.all():
                 os.set_inheritable(fd, True)
             argv = process.bootstrap_argv("worker", fds.to_json(), flags=self._settings["python_flags"])
-            os.execv(argv[0], argv)
+            os.execv(argv[0], argv)  # noqa: S606
         except BaseException as error:
             os.write(2, f"distrain: the worker could not be started: {error!r}\n".encode())
         finally:

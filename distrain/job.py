@@ -21,12 +21,14 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from distrain.backend import BackendConfig
 from distrain.errors import JobError
+
+if TYPE_CHECKING:
+    from distrain.backend import BackendConfig
 
 __all__ = ["FunctionWork", "Job", "ScriptWork", "TargetWork", "Work", "make_job", "third_party_modules"]
 
@@ -247,8 +249,8 @@ def _size_warning(work: Work, size: int) -> str | None:
         sizes += [(len(cloudpickle.dumps(part)), path) for path, part in parts if _can_pickle(part)]
     biggest = ", ".join(f"{path}: {count / 1e6:.1f} MB" for count, path in sorted(sizes, reverse=True)[:3])
     return (
-        f"the training function and its config are {size / 1e6:.1f} MB, which every worker has to unpickle ({biggest}). "
-        "Load large objects inside the training function."
+        f"the training function and its config are {size / 1e6:.1f} MB, which every worker has to unpickle "
+        f"({biggest}). Load large objects inside the training function."
     )
 
 
@@ -295,7 +297,11 @@ def _third_party_in_namespace(name: str) -> set[str]:
     if name == "__main__" or module is None:
         return set()
     values = list(vars(module).values())
-    return {n for value in values if isinstance(n := getattr(value, "__module__", None) or getattr(value, "__name__", None), str)}
+    return {
+        n
+        for value in values
+        if isinstance(n := getattr(value, "__module__", None) or getattr(value, "__name__", None), str)
+    }
 
 
 def _is_installed(name: str) -> bool:
@@ -328,5 +334,5 @@ def loads(blob: bytes) -> Work:
 
 
 def unpickle_value(blob: bytes) -> Any:
-    """A return value or an exception of a worker of our own, in the user's process. Raises whatever unpickling raises."""
+    """A return value or an exception of a worker of our own, in the user's process. Raises what unpickling raises."""
     return pickle.loads(blob)  # noqa: S301 - see loads()

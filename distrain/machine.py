@@ -7,7 +7,6 @@ its moves. The coordinator feeds it what agents and workers say and does what it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,8 @@ from distrain.plan import RankPlan, WorldPlan, make_plan, rank_environment, rend
 from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from distrain.backend import BackendConfig
     from distrain.config import ScalingConfig
     from distrain.job import Job
@@ -158,7 +159,7 @@ class _Rank:
 
 
 class RunMachine:
-    """One run from the first HELLO to its end. ``state`` and ``failures`` are the result; ``story`` is for debugging."""
+    """One run from the first HELLO to its end. ``state`` and ``failures`` are the result, ``story`` tells the moves."""
 
     def __init__(self, request: RunRequest) -> None:
         self.request = request
@@ -249,9 +250,7 @@ class RunMachine:
                 return []
 
     def _on_hello(self, host: str, hello: wire.Hello, now: float) -> list[Action]:
-        self._hosts[host] = HostFacts(
-            name=host, cpus=hello.cpus, memory_bytes=hello.memory_bytes, gpus=hello.gpus
-        )
+        self._hosts[host] = HostFacts(name=host, cpus=hello.cpus, memory_bytes=hello.memory_bytes, gpus=hello.gpus)
         facts = [f for f in self._hosts.values() if f is not None]
         if len(facts) < len(self._hosts):
             return []
@@ -389,9 +388,9 @@ class RunMachine:
             return []
         if again or self.state is RunState.STOPPING:
             return self._stop(0.0, now)
-        return [Say(f"{why}: stopping the workers, {self.request.stop_grace_s:g} s at most; again to kill them at once")] + (
-            self._stop(self.request.stop_grace_s, now)
-        )
+        grace_s = self.request.stop_grace_s
+        said = Say(f"{why}: stopping the workers, {grace_s:g} s at most; again to kill them at once")
+        return [said, *self._stop(grace_s, now)]
 
     def _stop(self, grace_s: float, now: float) -> list[Action]:
         assert self.plan is not None
@@ -414,9 +413,7 @@ class RunMachine:
         """Nothing of the attempt is left anywhere: finish, give up, or try again."""
         self._deadline = None
         ended: list[Action] = [AttemptEnded(self.attempt)]
-        if self.state is RunState.RELEASING:
-            self._end(RunState.FINISHED)
-        elif len(self.outcomes) == len(self._ranks):  # asked to stop, but everybody had finished
+        if len(self.outcomes) == len(self._ranks):  # also when asked to stop in the last moment
             self._end(RunState.FINISHED)
         elif self.stop_reason is not None:
             self._end(RunState.ABORTED)

@@ -6,13 +6,14 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.errors import ResourcesError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from distrain.config import ScalingConfig
     from distrain.hosts import HostFacts
 
@@ -111,7 +112,9 @@ def _too_much(host: str, workers: int, name: str, each: float, needed: float, av
         "Ask for fewer workers (num_workers) or less per worker (resources_per_worker)"
     )
     if name == "GPU" and not available:
-        text += ", or set use_gpu=False: no usable NVIDIA GPU was found (driver missing, or hidden by CUDA_VISIBLE_DEVICES)"
+        text += (
+            ", or set use_gpu=False: no usable NVIDIA GPU was found (driver missing, or hidden by CUDA_VISIBLE_DEVICES)"
+        )
     return text + "."
 
 

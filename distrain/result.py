@@ -117,9 +117,10 @@ def _unpickle(path: Path) -> Any:
 def pickle_or_none(value: object) -> bytes | None:
     """Best effort, for what is nice to keep."""
     try:
-        return cloudpickle.dumps(value)
+        blob: bytes = cloudpickle.dumps(value)
     except Exception:
         return None
+    return blob
 
 
 def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -269,8 +269,8 @@ class Rounds:
                 if path in kept and kept[path] != (size, crc32):
                     return self._once(
                         "different",
-                        f"ranks brought different contents for the checkpoint file {path!r}; the lowest rank's is kept. "
-                        "Put the rank into the file name to keep each rank's own.",
+                        f"ranks brought different contents for the checkpoint file {path!r}; the lowest rank's is "
+                        "kept. Put the rank into the file name to keep each rank's own.",
                     )
         return []
 

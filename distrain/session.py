@@ -163,8 +163,8 @@ def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> 
     """Report metrics, and optionally a checkpoint, from any rank, any number of times.
 
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy and torch scalars become
-    numbers. Without a checkpoint the call does not wait for anybody. With one it returns when the checkpoint's files may
-    be deleted or overwritten; the checkpoint is committed once every rank has brought its part.
+    numbers. Without a checkpoint the call waits for nobody. With one it returns when the checkpoint's files may be
+    deleted or overwritten; the checkpoint is committed once every rank has brought its part.
 
     Raises TypeError or ValueError for metrics that cannot be recorded, CheckpointError for a checkpoint that cannot be
     stored, RuntimeError outside of a worker.
@@ -247,8 +247,8 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
         return
     if not isinstance(checkpoint, Checkpoint):
         raise TypeError(
-            f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} ({type(checkpoint).__name__}); "
-            "use Checkpoint.from_directory(path)"
+            f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} "
+            f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path)"
         )
     if not checkpoint.path:  # made from a dict
         return

@@ -29,16 +29,28 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE
 from distrain.errors import StorageError
-from distrain.rounds import Commit
 
-__all__ = ["CommittedCheckpoint", "RunPaths", "RunStore", "checkpoint_metrics", "choose_run", "copy_file", "crc32_of", "list_files"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from distrain.rounds import Commit
+
+__all__ = [
+    "CommittedCheckpoint",
+    "RunPaths",
+    "RunStore",
+    "checkpoint_metrics",
+    "choose_run",
+    "copy_file",
+    "crc32_of",
+    "list_files",
+]
 
 _DEFAULT_STORAGE = "~/distrain_results"
 _CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})$")
@@ -208,7 +220,7 @@ class RunStore:
         return self.committed[-1] if self.committed else None
 
     def staging_directory(self, attempt: int, ordinal: int, rank: int) -> Path:
-        """Where a rank writes its part of a checkpoint; the generation keeps ranks of an earlier run from interfering."""
+        """Where a rank writes its part of a checkpoint; the generation keeps ranks of earlier runs out."""
         folder = self._staging_root(attempt, ordinal) / f"rank_{rank}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -271,7 +283,9 @@ def checkpoint_metrics(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST_FILE).read_text())
     except (OSError, ValueError) as error:
-        raise StorageError(f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on") from error
+        raise StorageError(
+            f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on"
+        ) from error
     return with_nonfinite(manifest["metrics"], manifest.get("nonfinite", {}))
 
 

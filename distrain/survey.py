@@ -6,10 +6,13 @@ import contextlib
 import ctypes
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distrain.hosts import HostFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["count_gpus", "survey", "usable_cpus"]
 
@@ -28,7 +31,7 @@ def survey(*, with_gpus: bool) -> HostFacts:
 
 
 def usable_cpus() -> int:
-    """CPUs this process may use: its affinity, cut by the CPU quota of its cgroup (v2 ``cpu.max``, v1 ``cfs_quota``)."""
+    """CPUs this process may use: its affinity, cut by its cgroup's CPU quota (``cpu.max``, ``cpu.cfs_quota_us``)."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(affinity, int(_cpu_quota() or affinity)))
 

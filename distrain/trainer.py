@@ -72,7 +72,10 @@ def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__module__.partition('.')[0]}.{kind.__name__}, got {value!r:.80} ({type(value).__name__})")
+        raise TypeError(
+            f"{name} must be a {kind.__module__.partition('.')[0]}.{kind.__name__}, "
+            f"got {value!r:.80} ({type(value).__name__})"
+        )
     return value
 
 
@@ -82,7 +85,7 @@ def run_work(
     run: RunConfig,
     *,
     resume_from: Checkpoint | None = None,
-    transports: Sequence[Transport] = (LocalTransport(),),
+    transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
 ) -> Result:
     """What fit() and the command line have in common; see :meth:`DataParallelTrainer.fit`."""
@@ -93,7 +96,7 @@ def run_work(
     store = RunStore(root)
     try:
         return _Run(store, work, prepared, scaling, run, continued=continued).train(
-            resume_from, transports, list(sys.path if sys_path is None else sys_path)
+            resume_from, transports or [LocalTransport()], list(sys.path if sys_path is None else sys_path)
         )
     finally:
         store.close()
@@ -120,6 +123,7 @@ class _Run:
         self._continued = continued
         self._before = read_manifest(store.paths.root)
         self._run_id = uuid.uuid4().hex
+        self._log_dir = None if run.log_dir is None else Path(run.log_dir).expanduser().absolute()
 
     def train(self, resume_from: Checkpoint | None, transports: Sequence[Transport], sys_path: list[str]) -> Result:
         if self._continued:
@@ -135,7 +139,7 @@ class _Run:
             self._store,
             transports,
             self._config.checkpoint_config,
-            log_dir=None if self._config.log_dir is None else Path(self._config.log_dir).expanduser().absolute(),
+            log_dir=self._log_dir,
         )
         if resume_from is not None:
             coordinator.machine.checkpoint = self._materialised(resume_from)
@@ -201,7 +205,7 @@ class _Run:
             self._store.paths,
             self._store.committed,
             self._config.checkpoint_config,
-            metrics=coordinator.metrics or self._earlier_metrics(),
+            metrics=self._earlier_metrics() if coordinator.metrics is None else coordinator.metrics,
             return_value=None if value is None else job.unpickle_value(value),
         )
         if end.state is RunState.FINISHED:
@@ -243,7 +247,7 @@ class _Run:
 
     def _worker_group_error(self, end: machine.RunMachine, result: Result) -> WorkerGroupError:
         found = failures.culprit_first(end.failures)
-        logs = self._store.paths.log(end.attempt, 0, self._config.log_dir and Path(self._config.log_dir)).parent
+        logs = self._store.paths.log(end.attempt, 0, self._log_dir).parent
         screen = failures.failure_screen(found, stopped=end.stopped_ranks, logs=str(logs), run=result.path)
         return WorkerGroupError(
             screen,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["LocalTransport", "PrefixTransport", "Transport"]
 
@@ -14,8 +16,11 @@ class Transport(Protocol):
     """A way to a host: it turns a command line for that host into one for this machine, whose stdin and stdout are the
     wire. ``lease_s``: seconds without a sign of life after which either side takes the other for dead."""
 
-    name: str
-    lease_s: float
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lease_s(self) -> float: ...
 
     def argv(self, command: Sequence[str]) -> list[str]: ...
 

@@ -1,7 +1,7 @@
-"""One rank: open the job, set up the framework, run train_func in the main thread, say what came of it. Runs in: worker.
+"""One rank: open the job, set up the framework, run train_func in the main thread, say what came of it.
 
-The outcome goes out on the channel before anything can go wrong at exit, then the exit handlers run, and the process
-leaves by os._exit: processes that did DDP over gloo often abort while the interpreter is taken down.
+Runs in: worker. The outcome goes out on the channel before anything can go wrong at exit, then the exit handlers run,
+and the process leaves by os._exit: processes that did DDP over gloo often abort while the interpreter is taken down.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from distrain.checkpoint import Checkpoint
 from distrain.process import STACKS_SIGNAL
 from distrain.session import Session, TrainContext
 
-__all__ = ["WorkerFds", "main", "run_worker"]
+__all__ = ["WORKER_PIPES", "WorkerFds", "main", "run_worker"]
+
+WORKER_PIPES = ("down", "up", "out", "err", "stacks")
+"""The order in which the agent hands over a worker's descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
 class _NoStdin(io.TextIOBase):
     """Says why there is nothing to read."""
 
-    def readline(self, size: int = -1) -> str:  # type: ignore[override]
+    def readline(self, size: int | None = -1) -> str:
         raise EOFError("a distrain worker has no terminal: input() and pdb do not work in train_func; print() does")
 
     def read(self, size: int | None = -1) -> str:
@@ -216,7 +219,7 @@ def _serve_main(work: job.Work) -> None:
     if namespace.get("__name__") == "__main__":
         own = {name: value for name, value in namespace.items() if not name.startswith("__")}
         vars(sys.modules["__main__"]).update(own)
-    ForkingPickler.reducer_override = _main_by_value  # type: ignore[attr-defined]
+    setattr(ForkingPickler, "reducer_override", _main_by_value)  # noqa: B010 - typing holds it for a method of its own
 
 
 def _main_by_value(pickler: ForkingPickler, value: object) -> Any:
@@ -227,12 +230,13 @@ def _main_by_value(pickler: ForkingPickler, value: object) -> Any:
 
 def _pickled_value(value: object) -> bytes:
     try:
-        return cloudpickle.dumps(value)
+        body: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise TypeError(
             f"train_func returned a {type(value).__qualname__} that cannot be pickled: {error}. Return plain data, or "
             "save it in a checkpoint."
         ) from error
+    return body
 
 
 def _outcome(context: TrainContext, *, stage: str, body: bytes = b"") -> wire.Outcome:
@@ -299,7 +303,7 @@ def _one_line(error: BaseException) -> str:
 def _pickled_exception(error: BaseException) -> bytes:
     """Best effort; it must also come back, which exceptions with required arguments often do not."""
     try:
-        body = cloudpickle.dumps(error)
+        body: bytes = cloudpickle.dumps(error)
         pickle.loads(body)  # noqa: S301 - our own
     except Exception:
         return b""

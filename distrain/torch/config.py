@@ -38,7 +38,9 @@ class TorchConfig(BackendConfig):
 
     def __post_init__(self) -> None:
         if self.backend is not None and (not isinstance(self.backend, str) or not self.backend):
-            raise TypeError(f"TorchConfig.backend must be a str or None, got {self.backend!r} ({type(self.backend).__name__})")
+            raise TypeError(
+                f"TorchConfig.backend must be a str or None, got {self.backend!r} ({type(self.backend).__name__})"
+            )
         if self.init_method not in _INIT_METHODS:
             raise ValueError(f"TorchConfig.init_method must be one of {_INIT_METHODS}, got {self.init_method!r}")
         if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, (int, float)):

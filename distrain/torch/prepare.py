@@ -56,11 +56,11 @@ def prepare_data_loader(
     """Give every worker its share of the data, and move batches to its device.
 
     With more than one worker the loader gets a DistributedSampler that shuffles if the loader did; call
-    ``loader.sampler.set_epoch(epoch)`` before each epoch. A DistributedSampler of the user's is kept, an IterableDataset
-    is left alone. All other options of the loader are kept.
+    ``loader.sampler.set_epoch(epoch)`` before each epoch. A DistributedSampler of the user's is kept, an
+    IterableDataset is left alone. All other options of the loader are kept.
 
-    Raises ValueError for a loader with a custom sampler or batch_sampler: only its owner knows how to share it out; give
-    it a DistributedSampler or pass ``add_dist_sampler=False``.
+    Raises ValueError for a loader with a custom sampler or batch_sampler: only its owner knows how to share it out;
+    give it a DistributedSampler or pass ``add_dist_sampler=False``.
     """
     if not isinstance(data_loader, DataLoader):
         raise TypeError(f"prepare_data_loader takes a torch DataLoader, got {type(data_loader).__name__}")
@@ -87,7 +87,7 @@ def _with_distributed_sampler(loader: DataLoader[Any]) -> DataLoader[Any]:
             "already gives each rank its share"
         )
     sampler: DistributedSampler[Any] = DistributedSampler(
-        loader.dataset,  # type: ignore[arg-type]
+        loader.dataset,
         num_replicas=get_context().get_world_size(),
         rank=get_context().get_world_rank(),
         shuffle=isinstance(loader.sampler, RandomSampler),
@@ -117,10 +117,11 @@ _KEPT_OPTIONS = (
 class _DeviceLoader(DataLoader[Any]):
     """A loader whose batches are on a device. Everything but the iteration is the wrapped loader's."""
 
+    _loader: DataLoader[Any]
+    _device: torch.device
+
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        self.__dict__ = loader.__dict__.copy()
-        object.__setattr__(self, "_loader", loader)
-        object.__setattr__(self, "_device", device)
+        self.__dict__.update(loader.__dict__, _loader=loader, _device=device)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in self._loader:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import Checkpoint
-from distrain.config import RunConfig, ScalingConfig
 from distrain.torch.config import TorchConfig
 from distrain.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from distrain.checkpoint import Checkpoint
+    from distrain.config import RunConfig, ScalingConfig
 
 __all__ = ["TorchTrainer"]
 
@@ -30,7 +33,9 @@ class TorchTrainer(DataParallelTrainer):
         resume_from_checkpoint: Checkpoint | None = None,
     ) -> None:
         if torch_config is not None and not isinstance(torch_config, TorchConfig):
-            raise TypeError(f"torch_config must be a TorchConfig, got {torch_config!r:.80} ({type(torch_config).__name__})")
+            raise TypeError(
+                f"torch_config must be a TorchConfig, got {torch_config!r:.80} ({type(torch_config).__name__})"
+            )
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,

@@ -1,0 +1,30 @@
+"""``python -m distrain.launch``: the door; :mod:`distrain.command` is the command line. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its code.
+
+    ``python -m`` puts the working directory first on sys.path, where a user's ``queue.py`` would shadow the one that
+    our imports need: it is taken away before anything else is imported, and the workers get it back.
+    """
+    user_path = list(sys.path)
+    if sys.path[:1] in ([""], [os.getcwd()]):
+        del sys.path[0]
+    from distrain.command import run_command
+
+    sys.exit(run_command(arguments, user_path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What all tests share: a place for runs, a census of processes after each test, and user scripts as users run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from distrain import process
+
+NOTHING_LEFT_WITHIN_S = 5.0
+
+
+def run_members(run_id: str) -> list[psutil.Process]:
+    """Living processes whose environment names the run, this one excepted."""
+    found = []
+    for member in psutil.process_iter():
+        try:
+            if member.pid != os.getpid() and member.status() != psutil.STATUS_ZOMBIE:
+                ids = member.environ().get(process.RUN_IDS, "").split(":")
+                found += [member] if run_id in ids else []
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "condition") -> None:
+    """Poll from outside for what cannot be awaited (another process's state)."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
+        time.sleep(0.01)
+
+
+def describe_processes(processes: list[psutil.Process]) -> str:
+    lines = []
+    for member in processes:
+        try:
+            lines.append(f"{member.pid}: {' '.join(member.cmdline())[:200]}")
+        except psutil.Error:
+            continue
+    return "\n".join(lines)
+
+
+@pytest.fixture(autouse=True)
+def test_run_id(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An id that every process started by this test carries; at the end none of them may be left."""
+    run_id = f"test-{uuid.uuid4().hex}"
+    monkeypatch.setenv(process.RUN_IDS, run_id)
+    yield run_id
+    deadline = time.monotonic() + NOTHING_LEFT_WITHIN_S
+    while (left := run_members(run_id)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    text = describe_processes(left)
+    for member in left:
+        member.kill()
+    assert not left, f"processes are left after the test:\n{text}"
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    """Where the test's runs go."""
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def user_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run source text as a user would: a script of its own, in a directory of its own, in a new interpreter."""
+
+    def run(source: str, *arguments: str, timeout_s: float = 90.0, **options: object) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(source)
+        return subprocess.run(  # type: ignore[call-overload, no-any-return]
+            [sys.executable, str(script), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            **{"cwd": tmp_path, **options},
+        )
+
+    return run
