@@ -90,7 +90,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
 class _NoStdin(io.TextIOBase):
     """Says why there is nothing to read."""
 
-    def readline(self, size: int | None = -1) -> str:
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         raise EOFError("a distrain worker has no terminal: input() and pdb do not work in train_func; print() does")
 
     def read(self, size: int | None = -1) -> str:
@@ -105,7 +105,7 @@ def _take_over_standard_streams(fds: WorkerFds) -> None:
     for source, target in ((devnull, 0), (fds.out, 1), (fds.err, 2)):
         os.dup2(source, target)
         os.close(source)
-    sys.stdin = _NoStdin()  # type: ignore[assignment]
+    sys.stdin = _NoStdin()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
