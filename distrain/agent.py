@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import process, wire
@@ -103,11 +104,15 @@ class Agent:
         self._reserved: list[socket.socket] = []
         self._last_heard = time.monotonic()
         self._reading_paused = False
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     # -- the program ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         process.adopt_orphans()
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (self._open_files[1],) * 2
+        )  # five pipes a worker; theirs is unchanged
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: self._loop.stop())
         self._greet()
@@ -140,7 +145,7 @@ class Agent:
     def _beat(self) -> None:
         """Tell that we live, and check that the coordinator does."""
         lease_s = self._prepared.lease_s if self._prepared else 60.0
-        if time.monotonic() - self._last_heard > lease_s:
+        if self._loop.now - self._last_heard > lease_s:
             self._loop.stop()
             return
         self._up.queue(wire.Ping())
@@ -170,7 +175,7 @@ class Agent:
     def _on_message(self, message: wire.Message) -> None:
         match message:
             case wire.Prepare():
-                self._prepared = message
+                self._prepared = replace(message, body=b"")
                 self._job_fd = _keep_in_memory(message.body)
                 self._start_forkserver()
                 self._beat()
@@ -208,7 +213,7 @@ class Agent:
 
     def _start_forkserver(self) -> None:
         assert self._prepared is not None
-        self._forkserver = _ForkServerLink(self._loop, self._prepared, self._run_id, self._job_fd)
+        self._forkserver = _ForkServerLink(self._loop, self._prepared, self._job_fd, self._open_files)
         self._forkserver.on_packet = self._on_forkserver
         self._forkserver.on_death = self._on_forkserver_death
 
@@ -426,24 +431,23 @@ class Agent:
 class _ForkServerLink:
     """The agent's end of a forkserver: its process and its socket."""
 
-    def __init__(self, loop: Loop, prepared: wire.Prepare, run_id: str, job_fd: int) -> None:
+    def __init__(self, loop: Loop, prepared: wire.Prepare, job_fd: int, open_files: tuple[int, int]) -> None:
         self._loop = loop
         self.ready = False
         self.on_packet: Callable[[dict[str, Any]], None]
         self.on_death: Callable[[int], None]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         settings = {
             "preload": prepared.preload,
             "start_method": prepared.start_method,
             "python_flags": prepared.python_flags,
-            "open_files": limits,
+            "open_files": open_files,
         }
         arguments = (str(theirs.fileno()), str(job_fd), json.dumps(settings))
         self._process = process.spawn_quiet(
             process.bootstrap_argv("forkserver", *arguments, flags=prepared.python_flags),
-            environment=_environment(prepared, run_id),
+            environment=_environment(prepared),
             directory=prepared.directory,
             pass_fds=(theirs.fileno(), job_fd),
         )
@@ -491,7 +495,7 @@ class _ForkServerLink:
         self._process.wait()
 
 
-def _environment(prepared: wire.Prepare, run_id: str) -> dict[str, str]:
+def _environment(prepared: wire.Prepare) -> dict[str, str]:
     """What libraries read when they are imported, so the same for all ranks of the host."""
     environment = {**os.environ, **prepared.environment}
     threads = max(1, usable_cpus() // max(1, prepared.workers))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import machine, process, rounds, wire
 from distrain.channel import Channel
-from distrain.errors import WireError
+from distrain.errors import StorageError, WireError
 from distrain.loop import Loop
 from distrain.machine import RunMachine, RunRequest
 from distrain.output import RankOutput, ReportLines, say
@@ -111,7 +111,7 @@ class Coordinator:
         self._happened(machine.HostLost(host.name, host.why_it_ended()))
 
     def _ping(self) -> None:
-        now = time.monotonic()
+        now = self._loop.now
         for host in list(self._hosts.values()):
             if now - host.last_heard > min(host.lease_s, AGENT_SILENCE_S) and host.greeted and not host.dropped:
                 host.drop()
@@ -201,9 +201,12 @@ class Coordinator:
 
     def _commit(self, commit: rounds.Commit) -> None:
         attempt = self.machine.attempt
-        checkpoint = self._store.commit(attempt, commit)
-        kept = [committed.metrics for committed in self._store.committed]
-        self._store.delete(rounds.surplus(kept, self._checkpoint_config))
+        try:
+            checkpoint = self._store.commit(attempt, commit)
+            kept = [committed.metrics for committed in self._store.committed]
+            self._store.delete(rounds.surplus(kept, self._checkpoint_config))
+        except OSError as error:
+            raise StorageError(f"cannot commit a checkpoint in {self._store.paths.root}: {error}") from error
         self._happened(machine.CheckpointSaved(str(checkpoint.path)))
         for rank in self._outputs:
             message = wire.Committed(attempt=attempt, rank=rank, ordinal=commit.ordinal, path=str(checkpoint.path))

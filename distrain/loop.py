@@ -21,6 +21,9 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._timers: dict[str, tuple[float, Callback]] = {}
         self._running = False
+        self.now = time.monotonic()
+        """When this turn began. Silence is to be judged by it, not by the clock: a callback of this turn that took long
+        kept us from reading, and says nothing about the others."""
 
     def on_readable(self, fd: int, callback: Callback | None) -> None:
         """Call ``callback`` whenever ``fd`` has data or its end; None stops that."""
@@ -78,6 +81,7 @@ class Loop:
         """One turn: wait for the next event or timer. Descriptors come first: data that is there proves life, even if
         this process slept through a deadline and a lease seems to have run out."""
         ready = self._selector.select(self._patience_s())
+        self.now = time.monotonic()
         for key, events in ready:
             for event, callback in list(key.data.items()):
                 if events & event and key.fd in self._selector.get_map():

@@ -5,6 +5,7 @@ Runs in: coordinator.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -23,8 +24,14 @@ REPORT_INTERVAL_S = 0.5
 
 def say(text: str) -> None:
     """One line of ours, on stderr, which leaves stdout to the workers."""
-    sys.stderr.write(f"distrain: {text}\n")
-    sys.stderr.flush()
+    _print(sys.stderr, f"distrain: {text}\n")
+
+
+def _print(console: IO[str], text: str) -> None:
+    """A console that has gone away (a closed terminal, ``| head``) is no reason to end a training; the logs go on."""
+    with contextlib.suppress(OSError, ValueError):
+        console.write(text)
+        console.flush()
 
 
 class _Stream:
@@ -56,6 +63,7 @@ class RankOutput:
         self._prefix = f"[rank {rank:>{width}}] "
         self._path = file
         self._file: IO[bytes] | None = None
+        self._mode = "wb"
         self._streams = {1: _Stream(), 2: _Stream()}
         self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
 
@@ -71,15 +79,14 @@ class RankOutput:
     def _write(self, data: bytes) -> None:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("wb")
+            self._file, self._mode = self._path.open(self._mode), "ab"
         self._file.write(data)
 
     def _show(self, stream: int, lines: list[str]) -> None:
         if lines:
             self.last_lines.extend(lines)
             console = sys.stdout if stream == 1 else sys.stderr
-            console.write("".join(f"{self._prefix}{line}\n" for line in lines))
-            console.flush()
+            _print(console, "".join(f"{self._prefix}{line}\n" for line in lines))
 
     def flush(self) -> None:
         if self._file is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +76,7 @@ class Result:
             committed,
             CheckpointConfig(**manifest.get("checkpoint_config", {})),
             metrics=metrics,
-            error=_unpickle(paths.error_pickle),
+            error=_stored_error(paths),
             return_value=_unpickle(paths.return_value),
         )
 
@@ -107,10 +109,20 @@ def make_result(
     )
 
 
+def _stored_error(paths: RunPaths) -> TrainingFailedError | None:
+    error = _unpickle(paths.error_pickle)
+    if error is None and paths.error_text.exists():  # of a class that is not to be had here
+        return TrainingFailedError(json.loads(paths.error_text.read_text())["message"])
+    return error if isinstance(error, TrainingFailedError) else None
+
+
 def _unpickle(path: Path) -> Any:
     try:
         return pickle.loads(path.read_bytes())  # noqa: S301 - documented
     except FileNotFoundError:
+        return None
+    except Exception as error:
+        warnings.warn(f"{path} cannot be unpickled in this process: {error!r}", stacklevel=3)
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -148,7 +149,8 @@ class _Run:
             coordinator.run()
             status = coordinator.machine.state.value
         finally:
-            self._write_manifest(status, attempts=coordinator.machine.attempt + 1)
+            with contextlib.suppress(OSError):  # a full disk must not hide the error that brought us here
+                self._write_manifest(status, attempts=coordinator.machine.attempt + 1)
         return self._conclude(coordinator, time.monotonic() - started)
 
     def _request(self, transports: Sequence[Transport], sys_path: list[str]) -> machine.RunRequest:
@@ -206,7 +208,7 @@ class _Run:
             self._store.committed,
             self._config.checkpoint_config,
             metrics=self._earlier_metrics() if coordinator.metrics is None else coordinator.metrics,
-            return_value=None if value is None else job.unpickle_value(value),
+            return_value=None if value is None else _return_value(value),
         )
         if end.state is RunState.FINISHED:
             say(f"finished in {seconds:.1f} s; results in {result.path}")
@@ -255,6 +257,15 @@ class _Run:
             culprit=found[0].rank,
             exit_code=found[0].exit_code,
         )
+
+
+def _return_value(blob: bytes) -> Any:
+    """A training is not lost because its return value cannot be read here."""
+    try:
+        return job.unpickle_value(blob)
+    except Exception as error:
+        say(f"the return value cannot be unpickled in this process ({error!r}); it is kept in return_value.pkl")
+        return None
 
 
 def _original(failure: failures.RankFailure) -> BaseException:
