@@ -67,7 +67,6 @@ class _Worker:
         self.child_fds: tuple[int, ...] = (down_read, up_write, out_write, err_write, stacks_write)
         self.spawned = False
         self.exited = False
-        self.killed_by_us = False
         for fd in (out_read, err_read, stacks_read):
             os.set_blocking(fd, False)
 
@@ -100,6 +99,7 @@ class Agent:
         self._workers: dict[int, _Worker] = {}
         self._started = False
         self._stopping = False
+        self._culprit_known = True
         self._swept = False
         self._reserved: list[socket.socket] = []
         self._last_heard = time.monotonic()
@@ -227,7 +227,7 @@ class Agent:
             case "spawned":
                 self._up.queue(wire.Spawned(attempt=self._attempt, rank=packet["rank"], pid=packet["pid"]))
             case "exited":
-                self._on_exit(self._workers[packet["rank"]], packet["status"], packet["max_rss_bytes"])
+                self._on_exit(self._workers[packet["rank"]], packet)
             case "swept":
                 if packet["stuck"]:
                     self._up.queue(wire.Notice(text=f"these processes cannot be killed: {packet['stuck']}"))
@@ -324,15 +324,15 @@ class Agent:
                 for stream in worker.outputs:
                     self._watch_output(worker, stream)
 
-    def _on_exit(self, worker: _Worker, status: int, max_rss_bytes: int) -> None:
+    def _on_exit(self, worker: _Worker, packet: dict[str, Any]) -> None:
         self._drain(worker)
-        code = os.waitstatus_to_exitcode(status)
+        code = os.waitstatus_to_exitcode(packet["status"])
         self._end_worker(
             worker,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            by_us=worker.killed_by_us,
-            max_rss_bytes=max_rss_bytes,
+            by_us=packet["by_us"],
+            max_rss_bytes=packet["max_rss_bytes"],
         )
 
     def _drain(self, worker: _Worker) -> None:
@@ -375,6 +375,7 @@ class Agent:
     def _stop(self, message: wire.Stop) -> None:
         """SIGTERM, grace, stacks, SIGKILL; each step bounded."""
         self._stopping = True
+        self._culprit_known = message.culprit_known
         if not self._started:
             self._attempt = max(self._attempt, message.attempt)
             self._up.queue(wire.Gone(attempt=message.attempt))
@@ -391,8 +392,6 @@ class Agent:
 
     def _signal(self, number: int, *, sessions: bool) -> None:
         living = self._living()
-        for worker in living:
-            worker.killed_by_us = True
         if self._forkserver is not None and living:
             ranks = [worker.rank for worker in living]
             self._forkserver.send({"kind": "signal", "ranks": ranks, "number": number, "sessions": sessions})
@@ -411,7 +410,7 @@ class Agent:
             worker.stacks += data
             if not data:
                 self._loop.forget(worker.stacks_fd)
-            elif self._stopping and all(other.stacks for other in self._living()):
+            elif self._stopping and self._culprit_known and all(other.stacks for other in self._living()):
                 self._loop.call_in("kill", STACKS_QUIET_S, self._kill_workers)
 
         return read

@@ -50,6 +50,7 @@ class ForkServer:
         self._agent = os.getppid()
         self._loop = Loop()
         self._workers: dict[int, int] = {}
+        self._signalled: dict[int, set[int]] = {}
         self._forks = settings["start_method"] == "forkserver"
 
     def run(self) -> None:
@@ -152,9 +153,11 @@ class ForkServer:
             os._exit(1)
 
     def _signal(self, ranks: list[int], number: int, *, sessions: bool) -> None:
-        """Our workers are unreaped children, so their pids cannot have been reused."""
+        """Our workers are unreaped children, so their pids cannot have been reused. Who is dead already, was not ended
+        by us."""
         for pid, rank in self._workers.items():
-            if rank in ranks:
+            if rank in ranks and not process.has_ended(pid):
+                self._signalled.setdefault(pid, set()).add(number)
                 (process.kill_session if sessions else process.kill)(pid, number)
 
     # -- children -------------------------------------------------------------------------------------------------
@@ -169,7 +172,13 @@ class ForkServer:
                 process.kill_session(pid, signal.SIGKILL)  # before reaping: the pid is still taken
             _, status, usage = os.wait4(pid, 0)
             if rank is not None:
-                self._say(kind="exited", rank=rank, status=status, max_rss_bytes=usage.ru_maxrss * _RSS_UNIT)
+                self._say(
+                    kind="exited",
+                    rank=rank,
+                    status=status,
+                    max_rss_bytes=usage.ru_maxrss * _RSS_UNIT,
+                    by_us=os.WIFSIGNALED(status) and os.WTERMSIG(status) in self._signalled.pop(pid, ()),
+                )
 
     def _leave(self) -> None:
         """The agent is gone or does not need us any more."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.errors import InvalidTransition, ResourcesError
-from distrain.failures import RankFailure, failure_of, rank_list
+from distrain.failures import RankFailure, culprit_first, failure_of, rank_list
 from distrain.hosts import HostFacts
-from distrain.plan import RankPlan, WorldPlan, make_plan, rank_environment, rendezvous_address
+from distrain.plan import RANK_DEFAULTS, RankPlan, WorldPlan, make_plan, rank_environment, rendezvous_address
 from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class RunMachine:
             "run_name": request.run_name,
             "storage_path": request.storage_path,
             "environment": environment | request.backend.environment(plan, rank, address, ports[1:]),
-            "defaults": network,
+            "defaults": {**network, **RANK_DEFAULTS},
             "devices": list(rank.devices),
             "checkpoint": self.checkpoint,
             "directory": request.directory,
@@ -338,7 +338,8 @@ class RunMachine:
         rank = self._ranks[message.rank]
         match message:
             case wire.Spawned():
-                self._move_rank(rank, RankState.SPAWNED)
+                if rank.state is RankState.PLANNED:
+                    self._move_rank(rank, RankState.SPAWNED)
             case wire.Running():
                 self._move_rank(rank, RankState.RUNNING)
                 return self._when_all_run()
@@ -372,13 +373,14 @@ class RunMachine:
     # -- the way down ---------------------------------------------------------------------------------------------
 
     def _rank_failed(self, rank: _Rank, now: float) -> list[Action]:
-        """The first failure ends the attempt at once: no barrier, no settling time."""
+        """The first failure ends the attempt at once: no barrier, no settling time beyond that of taking stacks, which
+        is used up to its end if the failure is the consequence of another that we have not heard of yet."""
         if rank.failed_order is None:
             self._order += 1
             rank.failed_order = self._order
         if self.state is RunState.STOPPING:
             return []
-        return self._stop(0.0, now)
+        return self._stop(0.0, now, culprit_known=any(not failure.consequence for failure in self.failures))
 
     def _on_stop_asked(self, why: str, now: float) -> list[Action]:
         again = self.stop_reason is not None
@@ -392,7 +394,7 @@ class RunMachine:
         said = Say(f"{why}: stopping the workers, {grace_s:g} s at most; again to kill them at once")
         return [said, *self._stop(grace_s, now)]
 
-    def _stop(self, grace_s: float, now: float) -> list[Action]:
+    def _stop(self, grace_s: float, now: float, *, culprit_known: bool = True) -> list[Action]:
         assert self.plan is not None
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
@@ -400,7 +402,8 @@ class RunMachine:
         hosts = [host for host in self.plan.hosts if host not in self._lost]
         if not hosts:
             return self._all_gone(now)
-        return [Tell(host, wire.Stop(attempt=self.attempt, grace_s=grace_s)) for host in hosts]
+        stop = wire.Stop(attempt=self.attempt, grace_s=grace_s, culprit_known=culprit_known)
+        return [Tell(host, stop) for host in hosts]
 
     def _on_gone(self, host: str, message: wire.Gone, now: float) -> list[Action]:
         self._gone.add(host)
@@ -420,7 +423,7 @@ class RunMachine:
         elif self._may_retry():
             self.failures_used += 1
             budget = "no limit" if self.request.max_failures < 0 else f"of {self.request.max_failures}"
-            culprits = rank_list(f.rank for f in self.failures[:1])
+            culprits = rank_list(failure.rank for failure in culprit_first(self.failures)[:1])
             resume = f"from {self.checkpoint}" if self.checkpoint else "from the beginning, as there is no checkpoint"
             ended.append(Say(f"rank {culprits} failed; restart {self.failures_used} ({budget}) {resume}"))
             return [*ended, *self._reserve(now)]

@@ -128,4 +128,8 @@ def _shown(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _shown(value, f"{prefix}{key}/")
         else:
-            yield f"{prefix}{key}={value:.6g}" if isinstance(value, float) else f"{prefix}{key}={value!s:.60}"
+            yield f"{prefix}{key}={value:.6g}" if isinstance(value, float) else f"{prefix}{key}={_one_line(value):.60}"
+
+
+def _one_line(value: object) -> str:
+    return "".join(c if c.isprintable() else " " for c in str(value))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distrain.config import ScalingConfig
     from distrain.hosts import HostFacts
 
-__all__ = ["RankPlan", "WorldPlan", "make_plan", "rank_environment"]
+__all__ = ["RANK_DEFAULTS", "RankPlan", "WorldPlan", "make_plan", "rank_environment", "rendezvous_address"]
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo"
@@ -141,6 +141,10 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
     return {name: str(value) for name, value in environment.items()}
+
+
+RANK_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+"""What torchrun sets unless the user has."""
 
 
 def rendezvous_address(plan: WorldPlan) -> tuple[str, dict[str, str]]:

@@ -35,6 +35,7 @@ __all__ = [
     "ended_child",
     "extended_run_ids",
     "has_children",
+    "has_ended",
     "kill",
     "kill_descendants",
     "kill_session",
@@ -53,6 +54,7 @@ STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(sign
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 _KILL_ROUNDS = 50
 
 # `python -m` and `python -c` put the working directory first on sys.path, where a user's queue.py shadows the standard
@@ -176,6 +178,17 @@ def ended_child() -> int | None:
     except ChildProcessError:
         return None
     return ended.si_pid if ended is not None else None
+
+
+def has_ended(child: int) -> bool:
+    """Whether a child of ours is dead, or dying and past any signal, without reaping it."""
+    if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+        return True
+    try:
+        stat = Path(f"/proc/{child}/stat").read_text()
+    except OSError:
+        return False
+    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
 def has_children() -> bool:

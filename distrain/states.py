@@ -49,7 +49,8 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
 }
 
 RANK_MOVES: dict[RankState, frozenset[RankState]] = {
-    RankState.PLANNED: frozenset({RankState.SPAWNED, RankState.EXITED}),
+    # What a worker says may overtake the news that it was spawned.
+    RankState.PLANNED: frozenset({RankState.SPAWNED, RankState.RUNNING, RankState.RAISED, RankState.EXITED}),
     RankState.SPAWNED: frozenset({RankState.RUNNING, RankState.RAISED, RankState.EXITED}),
     RankState.RUNNING: frozenset({RankState.DONE, RankState.RAISED, RankState.EXITED}),
     RankState.DONE: frozenset({RankState.EXITED}),

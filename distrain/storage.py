@@ -37,7 +37,7 @@ from distrain.checkpoint import MANIFEST_FILE
 from distrain.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distrain.rounds import Commit
 
@@ -293,17 +293,14 @@ def checkpoint_metrics(path: Path) -> dict[str, Any]:
 
 
 def _without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The metrics with null for each non-finite number, and where those were, by JSON pointer (RFC 6901)."""
     nonfinite: dict[str, str] = {}
 
-    def clean(value: Any, path: str) -> Any:
+    def clean(value: Any, pointer: str) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
-            nonfinite[path] = str(value)
+            nonfinite[pointer] = str(value)
             return None
-        if isinstance(value, dict):
-            return {key: clean(item, f"{path}/{key}" if path else key) for key, item in value.items()}
-        if isinstance(value, list):
-            return [clean(item, f"{path}/{index}") for index, item in enumerate(value)]
-        return value
+        return _each(clean, value, pointer)
 
     return clean(dict(metrics), ""), nonfinite
 
@@ -311,17 +308,20 @@ def _without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict
 def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dict[str, Any]:
     """The metrics as they were reported, NaN and infinities included."""
 
-    def restore(value: Any, path: str) -> Any:
-        if path in nonfinite:
-            return float(nonfinite[path])
-        if isinstance(value, dict):
-            return {key: restore(item, f"{path}/{key}" if path else key) for key, item in value.items()}
-        if isinstance(value, list):
-            return [restore(item, f"{path}/{index}") for index, item in enumerate(value)]
-        return value
+    def restore(value: Any, pointer: str) -> Any:
+        return float(nonfinite[pointer]) if pointer in nonfinite else _each(restore, value, pointer)
 
     restored: dict[str, Any] = restore(metrics, "") if nonfinite else metrics
     return restored
+
+
+def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
+    """A dict or list with the function applied to each item; anything else as it is."""
+    if isinstance(value, dict):
+        return {k: function(v, f"{pointer}/{k.replace('~', '~0').replace('/', '~1')}") for k, v in value.items()}
+    if isinstance(value, list):
+        return [function(item, f"{pointer}/{index}") for index, item in enumerate(value)]
+    return value
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -133,6 +133,8 @@ class _Run:
                 f"continuing the unfinished run {self._store.paths.root} "
                 + (f"at {latest.path.name}" if latest else "from its beginning, as it has no checkpoint yet")
             )
+        workers = self._scaling.num_workers
+        say(f"starting {workers} worker{'s' if workers > 1 else ''}; run directory {self._store.paths.root}")
         self._write_manifest("running")
         started = time.monotonic()
         coordinator = Coordinator(

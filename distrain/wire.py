@@ -141,10 +141,14 @@ class Start(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop(Message):
-    """Coordinator: end the attempt: SIGTERM, ``grace_s``, stacks, SIGKILL. Grace 0 goes straight to stacks and kill."""
+    """Coordinator: end the attempt: SIGTERM, ``grace_s``, stacks, SIGKILL. Grace 0 goes straight to stacks and kill.
+
+    Without ``culprit_known``, the time for taking stacks is used up, so that a rank that is just failing can say so.
+    """
 
     attempt: int
     grace_s: float
+    culprit_known: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ The methods import torch when they run, in the worker; the coordinator only read
 
 from __future__ import annotations
 
-import os
+import math
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
@@ -45,8 +46,8 @@ class TorchConfig(BackendConfig):
             raise ValueError(f"TorchConfig.init_method must be one of {_INIT_METHODS}, got {self.init_method!r}")
         if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, (int, float)):
             raise TypeError(f"TorchConfig.timeout_s must be a number of seconds, got {self.timeout_s!r}")
-        if not self.timeout_s > 0:
-            raise ValueError(f"TorchConfig.timeout_s must be more than 0 seconds, got {self.timeout_s!r}")
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"TorchConfig.timeout_s must be finite and more than 0 seconds, got {self.timeout_s!r}")
 
     def setup(self, context: TrainContext) -> None:
         """Choose the device and join the process group; also for a single worker, so that scripts need no special
@@ -56,8 +57,6 @@ class TorchConfig(BackendConfig):
 
         if context.devices:
             torch.cuda.set_device(context.devices[0])
-            if "TORCH_NCCL_BLOCKING_WAIT" not in os.environ:
-                os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         distributed.init_process_group(
             backend=self.backend or ("nccl" if context.devices else "gloo"),
             init_method="env://",
@@ -67,8 +66,6 @@ class TorchConfig(BackendConfig):
     def teardown(self, context: TrainContext) -> object:
         """Leave the process group, so that peers that still wait for this rank fail at once; keep its store, which
         rank 0 serves for all. For scripts too, if they have a group."""
-        import sys
-
         if "torch.distributed" not in sys.modules:
             return None
         from torch import distributed

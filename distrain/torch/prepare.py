@@ -80,7 +80,7 @@ def _needs_sampler(loader: DataLoader[Any]) -> bool:
 
 
 def _with_distributed_sampler(loader: DataLoader[Any]) -> DataLoader[Any]:
-    if type(loader.sampler) not in (RandomSampler, SequentialSampler) or loader.batch_size is None:
+    if not _is_plain(loader):
         raise ValueError(
             f"prepare_data_loader: the loader has a sampler of its own ({type(loader.sampler).__name__}, batch_sampler "
             f"{type(loader.batch_sampler).__name__}); use a DistributedSampler, or pass add_dist_sampler=False if it "
@@ -94,6 +94,15 @@ def _with_distributed_sampler(loader: DataLoader[Any]) -> DataLoader[Any]:
     )
     options = {name: getattr(loader, name) for name in _KEPT_OPTIONS if hasattr(loader, name)}
     return DataLoader(loader.dataset, sampler=sampler, **options)
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Whether ``shuffle=`` is all that was said about the order."""
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return False
+    if type(loader.sampler) is RandomSampler:
+        return not loader.sampler.replacement and loader.sampler.num_samples == len(loader.sampler)
+    return type(loader.sampler) is SequentialSampler
 
 
 # In the order of DataLoader's signature (torch 2.4 to 2.15), without those that a sampler replaces.
