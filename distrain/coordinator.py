@@ -65,6 +65,11 @@ class Coordinator:
         self._outputs: dict[int, RankOutput] = {}
         self._report_lines = ReportLines()
 
+    @property
+    def last_lines(self) -> dict[int, list[str]]:
+        """What each rank of the latest attempt printed last."""
+        return {rank: list(output.last_lines) for rank, output in self._outputs.items()}
+
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         self.machine.checkpoint = str(self._store.latest.path) if self._store.latest else self.machine.checkpoint

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distrain import wire
 
@@ -109,8 +109,16 @@ def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
     return sorted(failures, key=lambda failure: (failure.consequence, failure.order))
 
 
-def failure_screen(failures: Sequence[RankFailure], *, stopped: Sequence[int], logs: str, run: str) -> str:
-    """One screen of plain text: the culprit with its traceback, equal failures grouped, then the others."""
+def failure_screen(
+    failures: Sequence[RankFailure],
+    *,
+    stopped: Sequence[int],
+    last_lines: Mapping[int, Sequence[str]],
+    logs: str,
+    run: str,
+) -> str:
+    """One screen of plain text: the culprit with its traceback (or its last output, if it has none), equal failures
+    grouped, then the others."""
     groups = _grouped(culprit_first(failures))
     lines: list[str] = []
     for number, group in enumerate(groups):
@@ -121,7 +129,11 @@ def failure_screen(failures: Sequence[RankFailure], *, stopped: Sequence[int], l
         if first.consequence and number:
             lines.append(f"{title} (a consequence: a peer had gone)")
             continue
-        lines += [title, *(f"  {line}" for line in _cut(first.traceback.rstrip()).splitlines())]
+        lines.append(title)
+        if first.traceback:
+            lines += [f"  {line}" for line in _cut(first.traceback.rstrip()).splitlines()]
+        elif last_lines.get(first.rank):
+            lines += ["  its last output:", *(f"    {line}" for line in last_lines[first.rank])]
     if stopped:
         lines.append(f"{_title(stopped)}: stopped by distrain")
     return "\n".join([*lines, f"logs: {logs}", f"run:  {run}"])

@@ -172,12 +172,13 @@ class ForkServer:
                 process.kill_session(pid, signal.SIGKILL)  # before reaping: the pid is still taken
             _, status, usage = os.wait4(pid, 0)
             if rank is not None:
+                sent = self._signalled.pop(pid, set())
                 self._say(
                     kind="exited",
                     rank=rank,
                     status=status,
                     max_rss_bytes=usage.ru_maxrss * _RSS_UNIT,
-                    by_us=os.WIFSIGNALED(status) and os.WTERMSIG(status) in self._signalled.pop(pid, ()),
+                    by_us=os.WIFSIGNALED(status) and os.WTERMSIG(status) in sent,
                 )
 
     def _leave(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["RankOutput", "ReportLines", "say"]
 
 _LONGEST_LINE = 64 << 10
-_LINES_KEPT = 20
+_LINES_KEPT = 10
 REPORT_INTERVAL_S = 0.5
 """Between two report lines on the console; metrics.jsonl has them all."""
 

@@ -215,7 +215,7 @@ class _Run:
         if end.state is RunState.FINISHED:
             say(f"finished in {seconds:.1f} s; results in {result.path}")
             return result
-        error = self._error(end, result)
+        error = self._error(coordinator, result)
         result = replace(result, error=error if isinstance(error, TrainingFailedError) else None)
         if isinstance(error, TrainingFailedError):
             error.result = replace(result, error=None)  # no cycle: the error is where the reader came from
@@ -238,21 +238,26 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _error(self, end: machine.RunMachine, result: Result) -> BaseException:
+    def _error(self, coordinator: Coordinator, result: Result) -> BaseException:
+        end = coordinator.machine
         if end.stop_reason == "SIGINT":
             return KeyboardInterrupt()
         if end.stop_reason is not None:
             return PreemptionError(f"the run was stopped by {end.stop_reason}; its directory is {result.path}")
         if end.failures:
-            return self._worker_group_error(end, result)
+            return self._worker_group_error(end, result, coordinator.last_lines)
         if end.resources_missing:
             return ResourcesError(end.problem)
         return LaunchError(f"{end.problem}\nrun:  {result.path}")
 
-    def _worker_group_error(self, end: machine.RunMachine, result: Result) -> WorkerGroupError:
+    def _worker_group_error(
+        self, end: machine.RunMachine, result: Result, last_lines: Mapping[int, Sequence[str]]
+    ) -> WorkerGroupError:
         found = failures.culprit_first(end.failures)
         logs = self._store.paths.log(end.attempt, 0, self._log_dir).parent
-        screen = failures.failure_screen(found, stopped=end.stopped_ranks, logs=str(logs), run=result.path)
+        screen = failures.failure_screen(
+            found, stopped=end.stopped_ranks, last_lines=last_lines, logs=str(logs), run=result.path
+        )
         return WorkerGroupError(
             screen,
             worker_failures={failure.rank: _original(failure) for failure in found},

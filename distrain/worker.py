@@ -197,6 +197,8 @@ def _execute(job_fd: int, session: Session, channel: Channel) -> tuple[wire.Outc
     except BaseException as error:
         if isinstance(error, SystemExit) and _exit_code(error) == 0:
             return _outcome(context, stage=stage), work
+        if isinstance(error, SystemExit) and isinstance(error.code, str):
+            print(error.code, file=sys.stderr)  # as the interpreter does
         return _failure(context, stage, error), work
     return _outcome(context, stage=stage, body=body), work
 
@@ -274,7 +276,9 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _traceback_text(error: BaseException) -> str:
-    """The traceback without our own frames on top."""
+    """The traceback without our own frames on top; none for sys.exit(), which is no crash."""
+    if isinstance(error, SystemExit):
+        return ""
     own = (str(Path(__file__).parent), "<frozen runpy>", runpy_file())
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(own):
@@ -292,6 +296,8 @@ def runpy_file() -> str:
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r})"
     try:
         text = str(error).strip()
     except Exception:
