@@ -51,6 +51,7 @@ class Coordinator:
         checkpoint_config: CheckpointConfig,
         *,
         log_dir: Path | None = None,
+        stale_run_id: str | None = None,
     ) -> None:
         self.machine = RunMachine(request)
         self.metrics: dict[str, Any] | None = None
@@ -59,6 +60,7 @@ class Coordinator:
         self._transports = {transport.name: transport for transport in transports}
         self._checkpoint_config = checkpoint_config
         self._log_dir = log_dir
+        self._stale_run_id = stale_run_id
         self._loop = Loop()
         self._hosts: dict[str, _HostLink] = {}
         self._rounds = rounds.Rounds(0, checkpoint_config)
@@ -75,6 +77,7 @@ class Coordinator:
         self.machine.checkpoint = str(self._store.latest.path) if self._store.latest else self.machine.checkpoint
         with self._signals():
             try:
+                self._sweep_stale_run()
                 self._do(self.machine.start(time.monotonic()))
                 self._connect()
                 self._ping()
@@ -313,13 +316,19 @@ class Coordinator:
         self._flush()
         self._loop.close()
         for name in unclean:
-            self._sweep(self._transports[name])
+            self._sweep(self._transports[name], self._request.run_id)
 
-    def _sweep(self, transport: Transport) -> None:
-        """Remove what a host's lost agent may have left."""
+    def _sweep(self, transport: Transport, run_id: str) -> None:
+        """Remove what a run whose agent was lost may have left on a host."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            sweeper = process.spawn(self._agent_argv(transport, "sweep"))
-            sweeper.communicate(timeout=CLOSE_TIMEOUT_S)
+            argv = process.bootstrap_argv("agent", run_id, "sweep", flags=self._request.python_flags)
+            process.spawn(transport.argv(argv)).communicate(timeout=CLOSE_TIMEOUT_S)
+
+    def _sweep_stale_run(self) -> None:
+        """The run that we continue ended without a word: not even its agents may have lived to clean up."""
+        if self._stale_run_id is not None:
+            for transport in self._transports.values():
+                self._sweep(transport, self._stale_run_id)
 
 
 class _HostLink:

@@ -19,12 +19,10 @@ Every class survives pickling with its attributes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from distrain.result import Result
 
 __all__ = [
     "CheckpointError",
@@ -75,7 +73,7 @@ class TrainingFailedError(DistrainError):
     ``result`` is the partial :class:`~distrain.Result`: metrics and checkpoints up to the failure.
     """
 
-    def __init__(self, message: str, *, result: Result | None = None) -> None:
+    def __init__(self, message: str, *, result: Any = None) -> None:
         super().__init__(message)
         self.result = result
 
@@ -97,7 +95,7 @@ class WorkerGroupError(TrainingFailedError):
         worker_failures: Mapping[int, BaseException],
         culprit: int,
         exit_code: int = 1,
-        result: Result | None = None,
+        result: Any = None,
     ) -> None:
         super().__init__(message, result=result)
         self.worker_failures = dict(worker_failures)

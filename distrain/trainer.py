@@ -143,6 +143,7 @@ class _Run:
             transports,
             self._config.checkpoint_config,
             log_dir=self._log_dir,
+            stale_run_id=self._before.get("run_id") if self._before.get("status") == "running" else None,
         )
         if resume_from is not None:
             coordinator.machine.checkpoint = self._materialised(resume_from)
