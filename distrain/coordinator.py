@@ -148,6 +148,9 @@ class Coordinator:
             case wire.Delivered():
                 args = (message.rank, message.ordinal, message.files, message.skipped)
                 self._decide(self._rounds.delivered(*args, time.monotonic()))
+            case wire.Running():
+                self._rounds.running(message.rank, time.monotonic())
+                self._happened(machine.HostSaid(host.name, message))
             case wire.Outcome():
                 self._on_outcome(host, message)
             case _:
@@ -246,6 +249,7 @@ class Coordinator:
                         for rank in plan.ranks
                     }
                 case machine.AttemptEnded():
+                    self._decide(self._rounds.close(time.monotonic()))
                     self._close_outputs()
 
     def _arm_timers(self) -> None:

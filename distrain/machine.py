@@ -297,7 +297,15 @@ class RunMachine:
         assert self.plan is not None
         self._move(RunState.STARTING)
         self._deadline = None
-        return [Tell(host, self._start_message(host, message.ports)) for host in self.plan.hosts]
+        started = [Tell(host, self._start_message(host, message.ports)) for host in self.plan.hosts]
+        return [*self._say_restart(), *started]
+
+    def _say_restart(self) -> list[Action]:
+        if not self.failures_used:
+            return []
+        budget = "no limit" if self.request.max_failures < 0 else f"of {self.request.max_failures}"
+        resume = f"from {self.checkpoint}" if self.checkpoint else "from the beginning, as there is no checkpoint"
+        return [Say(f"restart {self.failures_used} ({budget}) {resume}")]
 
     def _start_message(self, host: str, ports: list[int]) -> wire.Start:
         assert self.plan is not None
@@ -422,11 +430,8 @@ class RunMachine:
             self._end(RunState.ABORTED)
         elif self._may_retry():
             self.failures_used += 1
-            budget = "no limit" if self.request.max_failures < 0 else f"of {self.request.max_failures}"
             culprits = rank_list(failure.rank for failure in culprit_first(self.failures)[:1])
-            resume = f"from {self.checkpoint}" if self.checkpoint else "from the beginning, as there is no checkpoint"
-            ended.append(Say(f"rank {culprits} failed; restart {self.failures_used} ({budget}) {resume}"))
-            return [*ended, *self._reserve(now)]
+            return [*ended, Say(f"rank {culprits} failed"), *self._reserve(now)]
         else:
             self._end(RunState.FAILED)
         return ended

@@ -24,6 +24,8 @@ FIRST_PATIENCE_S = 1.0
 """How long a rank's first checkpoint waits for lower ranks that may bring the same files."""
 PATIENCE_S = 10.0
 """The same, for files that a lower rank brought the last time too."""
+SILENCE_S = 2.0
+"""Seconds in train_func after which a rank that has not reported yet counts as silent, rather than as slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ class _RankRecord:
     last_index: int = 0
     last_ordinal: int = 0
     last_metrics: dict[str, Any] = field(default_factory=dict)
+    running_since: float | None = None
     finished: bool = False
+    written_off: bool = False
 
 
 class Rounds:
@@ -108,12 +112,17 @@ class Rounds:
 
     # -- events ---------------------------------------------------------------------------------------------------
 
+    def running(self, rank: int, now: float) -> None:
+        """The rank has entered train_func."""
+        self._ranks[rank].running_since = now
+
     def reported(
         self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, files: Iterable[str], now: float
     ) -> list[Decision]:
         """One call of report(); ``index`` counts the calls of the rank from 1."""
         record = self._ranks[rank]
         record.last_index = index
+        record.written_off = False
         record.last_metrics = metrics
         if ordinal is not None:
             if ordinal <= self._committed_ordinal:
@@ -142,6 +151,12 @@ class Rounds:
         self._ranks[rank].finished = True
         return self.tick(now)
 
+    def close(self, now: float) -> list[Decision]:
+        """The attempt is over, nobody will report again: who has been silent so far was not just slow."""
+        for record in self._ranks.values():
+            record.running_since = -math.inf if record.running_since is not None else None
+        return self.tick(now)
+
     def tick(self, now: float) -> list[Decision]:
         """Whatever can be decided now."""
         decisions: list[Decision] = []
@@ -159,7 +174,9 @@ class Rounds:
             for rank, part in parts.items():
                 if part.granted is None:
                     moments.append(part.announced_at + self._patience_s(rank))
-            moments.append(max(part.announced_at for part in parts.values()) + self._missing_rank_s)
+            announced_at = max(part.announced_at for part in parts.values())
+            since = [record.running_since for record in self._ranks.values() if record.running_since is not None]
+            moments += [announced_at + self._missing_rank_s, *(moment + SILENCE_S for moment in since)]
         return min((moment for moment in moments if moment > now), default=None)
 
     # -- who copies what ------------------------------------------------------------------------------------------
@@ -192,19 +209,20 @@ class Rounds:
         """Whether ``rank`` will bring nothing for ``ordinal``.
 
         True once it has finished. A rank that has never brought a checkpoint is also written off when it reports in
-        step with the others but without one, when the others have gone on to their next report, and after
-        ``missing_rank_s``.
+        step with the others but without one; when it has never reported, though it has had the time, and the others
+        have gone on to their next report; and after ``missing_rank_s``.
         """
         record = self._ranks[rank]
-        if record.finished:
+        if record.finished or record.written_off:
             return True
         if record.last_ordinal:
             return False
         parts = self._pending[ordinal].values()
         in_step = record.last_index - max(part.index for part in parts) in (0, 1)
+        had_time = record.running_since is not None and now >= record.running_since + SILENCE_S
         gone_on = all(self._ranks[other].last_index > part.index for other, part in self._pending[ordinal].items())
         waited = now >= max(part.announced_at for part in parts) + self._missing_rank_s
-        return in_step or gone_on or waited
+        return in_step or (gone_on and had_time) or waited
 
     def _next_commit(self, now: float) -> list[Decision] | None:
         ordinal = self._committed_ordinal + 1
@@ -215,7 +233,10 @@ class Rounds:
         missing = [rank for rank in absent if not self._stays_away(rank, ordinal, now)]
         if missing:
             return self._complain(ordinal, missing, parts, now) or None
-        said = self._say_written_off(ordinal, [r for r in absent if not self._ranks[r].last_index], parts, now)
+        silent = [rank for rank in absent if not self._ranks[rank].last_index]
+        said = self._say_written_off(ordinal, silent, parts, now)
+        for rank in silent:
+            self._ranks[rank].written_off = True
         del self._pending[ordinal]
         self._committed_ordinal = ordinal
         self._previous_files = {rank: part.files for rank, part in parts.items()}
