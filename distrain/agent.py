@@ -8,13 +8,11 @@ behind and goes.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import process, wire
 from distrain.channel import Channel
+from distrain.forkserver_link import ForkServerLink
 from distrain.loop import Loop
-from distrain.survey import survey, usable_cpus
+from distrain.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +93,7 @@ class Agent:
         self._up = Channel(*_private_stdio())
         self._prepared: wire.Prepare | None = None
         self._job_fd = -1
-        self._forkserver: _ForkServerLink | None = None
+        self._forkserver: ForkServerLink | None = None
         self._attempt = -1
         self._workers: dict[int, _Worker] = {}
         self._started = False
@@ -110,11 +109,10 @@ class Agent:
 
     def run(self) -> None:
         process.adopt_orphans()
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (self._open_files[1],) * 2
-        )  # five pipes a worker; theirs is unchanged
+        most = self._open_files[1]  # a worker takes five pipes; its own limit stays as it was
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda number, frame: self._loop.stop())
+        self._loop.on_signals((signal.SIGTERM,), lambda number: self._loop.stop())
         self._greet()
         self._up.attach(self._loop, self._on_frames)
         self._up.on_drained = self._resume_workers
@@ -213,7 +211,7 @@ class Agent:
 
     def _start_forkserver(self) -> None:
         assert self._prepared is not None
-        self._forkserver = _ForkServerLink(self._loop, self._prepared, self._job_fd, self._open_files)
+        self._forkserver = ForkServerLink(self._loop, self._prepared, self._job_fd, self._open_files)
         self._forkserver.on_packet = self._on_forkserver
         self._forkserver.on_death = self._on_forkserver_death
 
@@ -425,81 +423,6 @@ class Agent:
     def _kill_forkserver(self) -> None:
         if self._forkserver is not None:
             self._forkserver.kill()
-
-
-class _ForkServerLink:
-    """The agent's end of a forkserver: its process and its socket."""
-
-    def __init__(self, loop: Loop, prepared: wire.Prepare, job_fd: int, open_files: tuple[int, int]) -> None:
-        self._loop = loop
-        self.ready = False
-        self.on_packet: Callable[[dict[str, Any]], None]
-        self.on_death: Callable[[int], None]
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket = ours
-        settings = {
-            "preload": prepared.preload,
-            "start_method": prepared.start_method,
-            "python_flags": prepared.python_flags,
-            "open_files": open_files,
-        }
-        arguments = (str(theirs.fileno()), str(job_fd), json.dumps(settings))
-        self._process = process.spawn_quiet(
-            process.bootstrap_argv("forkserver", *arguments, flags=prepared.python_flags),
-            environment=_environment(prepared),
-            directory=prepared.directory,
-            pass_fds=(theirs.fileno(), job_fd),
-        )
-        theirs.close()
-        self.pid = self._process.pid
-        self._pidfd = process.open_pidfd(self.pid)
-        loop.on_readable(ours.fileno(), self._read)
-        if self._pidfd >= 0:
-            loop.on_readable(self._pidfd, self._died)
-
-    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        with contextlib.suppress(OSError):  # its death is noticed where we watch it
-            socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
-
-    def _read(self) -> None:
-        try:
-            data = self._socket.recv(_PACKET_BYTES)
-        except OSError:
-            data = b""
-        if not data:
-            self._died()
-            return
-        packet = json.loads(data)
-        self.ready = self.ready or packet["kind"] == "ready"
-        self.on_packet(packet)
-
-    def _died(self) -> None:
-        self._forget()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)
-        self._process.kill()
-        self.on_death(self._process.wait())
-
-    def _forget(self) -> None:
-        for fd in (self._socket.fileno(), self._pidfd):
-            self._loop.forget(fd)
-        self._socket.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-
-    def kill(self) -> None:
-        """SIGKILL; its workers die with it. The loop then reports its death."""
-        self._process.kill()
-        self._process.wait()
-
-
-def _environment(prepared: wire.Prepare) -> dict[str, str]:
-    """What libraries read when they are imported, so the same for all ranks of the host."""
-    environment = {**os.environ, **prepared.environment}
-    threads = max(1, usable_cpus() // max(1, prepared.workers))
-    environment.setdefault("OMP_NUM_THREADS", str(threads))
-    return environment
 
 
 def _keep_in_memory(data: bytes) -> int:

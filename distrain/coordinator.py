@@ -25,7 +25,6 @@ from distrain.output import RankOutput, ReportLines, say
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-    from types import FrameType
 
     from distrain.config import CheckpointConfig
     from distrain.storage import RunStore
@@ -75,18 +74,24 @@ class Coordinator:
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         self.machine.checkpoint = str(self._store.latest.path) if self._store.latest else self.machine.checkpoint
-        with self._signals():
-            try:
-                self._sweep_stale_run()
-                self._do(self.machine.start(time.monotonic()))
-                self._connect()
-                self._ping()
-                while not self.machine.state.is_terminal:
-                    self._arm_timers()
-                    self._loop.step()
-                    self._flush()
-            finally:
-                self._close()
+        try:
+            with self._signals():
+                self._run()
+        finally:
+            self._loop.close()
+
+    def _run(self) -> None:
+        try:
+            self._sweep_stale_run()
+            self._do(self.machine.start(time.monotonic()))
+            self._connect()
+            self._ping()
+            while not self.machine.state.is_terminal:
+                self._arm_timers()
+                self._loop.step()
+                self._flush()
+        finally:
+            self._close()
 
     # -- hosts ----------------------------------------------------------------------------------------------------
 
@@ -284,30 +289,15 @@ class Coordinator:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        read_fd, write_fd = os.pipe()
-        os.set_blocking(write_fd, False)
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            with contextlib.suppress(BlockingIOError):
-                os.write(write_fd, bytes([number]))
-
-        def on_readable() -> None:
-            for number in os.read(read_fd, 16):
-                self._happened(machine.StopAsked(signal.Signals(number).name))
-
-        self._loop.on_readable(read_fd, on_readable)
-        previous = {
-            number: signal.signal(number, on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
+        wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+        previous = self._loop.on_signals(
+            wanted, lambda number: self._happened(machine.StopAsked(signal.Signals(number).name))
+        )
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            os.close(read_fd)
-            os.close(write_fd)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -318,7 +308,6 @@ class Coordinator:
         unclean = [host.name for host in self._hosts.values() if not host.wait_for_end(CLOSE_TIMEOUT_S)]
         self._close_outputs()
         self._flush()
-        self._loop.close()
         for name in unclean:
             self._sweep(self._transports[name], self._request.run_id)
 

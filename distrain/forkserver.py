@@ -69,14 +69,9 @@ class ForkServer:
         self._leave()
 
     def _watch(self, agent_fd: int) -> None:
-        self._wakeup_read, wakeup_write = os.pipe()
-        for fd in (self._wakeup_read, wakeup_write):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._private_fds = (self._wakeup_read, wakeup_write, agent_fd)
-        self._loop.on_readable(self._wakeup_read, self._on_child)
+        self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
+        self._agent_fd = agent_fd
         self._loop.on_readable(self._socket.fileno(), self._on_command)
         if agent_fd >= 0:
             self._loop.on_readable(agent_fd, self._loop.stop)
@@ -134,13 +129,11 @@ class ForkServer:
         try:
             os.setsid()
             process.die_with_parent(parent)
-            signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._loop.close()
             self._socket.close()
-            for fd in self._private_fds:
-                if fd >= 0:
-                    os.close(fd)
+            if self._agent_fd >= 0:
+                os.close(self._agent_fd)
             if self._forks:
                 run_worker(fds, forked=True)
             for fd in fds.all():
@@ -163,9 +156,6 @@ class ForkServer:
     # -- children -------------------------------------------------------------------------------------------------
 
     def _on_child(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wakeup_read, 4096):
-                pass
         while (pid := process.ended_child()) is not None:
             rank = self._workers.pop(pid, None)
             if rank is not None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import selectors
+import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import FrameType
 
 __all__ = ["Loop"]
 
@@ -20,6 +28,7 @@ class Loop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: dict[str, tuple[float, Callback]] = {}
+        self._signal_pipe: tuple[int, ...] = ()
         self._running = False
         self.now = time.monotonic()
         """When this turn began. Silence is to be judged by it, not by the clock: a callback of this turn that took long
@@ -32,6 +41,24 @@ class Loop:
     def on_writable(self, fd: int, callback: Callback | None) -> None:
         """Call ``callback`` whenever ``fd`` takes data; None stops that."""
         self._update(fd, selectors.EVENT_WRITE, callback)
+
+    def on_signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> dict[int, Any]:
+        """Call back, in a turn of the loop, with each of these signals that arrives. Main thread only. Returns the
+        handlers that were in place before."""
+        read_fd, write_fd = self._signal_pipe = os.pipe()
+        for fd in self._signal_pipe:
+            os.set_blocking(fd, False)
+
+        def note(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(BlockingIOError):
+                os.write(write_fd, bytes([number]))
+
+        def tell() -> None:
+            for number in os.read(read_fd, 4096):
+                callback(number)
+
+        self.on_readable(read_fd, tell)
+        return {number: signal.signal(number, note) for number in numbers}
 
     def _update(self, fd: int, event: int, callback: Callback | None) -> None:
         known = self._selector.get_map().get(fd)
@@ -101,5 +128,8 @@ class Loop:
                 callback()
 
     def close(self) -> None:
-        """Release the selector; the descriptors stay open."""
+        """Release what is the loop's own; watched descriptors stay open, signal handlers stay in place."""
         self._selector.close()
+        for fd in self._signal_pipe:
+            os.close(fd)
+        self._signal_pipe = ()
