@@ -13,7 +13,6 @@ import io
 import os
 import pickle
 import pickletools
-import runpy
 import site
 import sys
 import sysconfig
@@ -91,18 +90,28 @@ class ScriptWork(Work):
     initialises_backend = False
 
     def run(self) -> None:
+        from distrain import main_module
+
         sys.argv = [self.path or str(self.module), *self.argv]
         if self.module is not None:
-            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+            main_module.run_module(self.module)
         else:
             assert self.path is not None
             sys.path[0:0] = [str(Path(self.path).resolve().parent)]
-            runpy.run_path(self.path, run_name="__main__")
+            main_module.run_script(self.path)
 
 
 def _import_file(path: Path) -> types.ModuleType:
-    sys.path[0:0] = [str(path.resolve().parent)]
-    return importlib.import_module(path.stem)
+    """Import the file itself, also if a module of its name is loaded already: ``queue.py`` may be a user's script."""
+    path = path.resolve()
+    sys.path[0:0] = [str(path.parent)]
+    name = f"{path.stem}__target" if path.stem in sys.modules else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def check_signature(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,6 @@ and the process leaves by os._exit: processes that did DDP over gloo often abort
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
 import faulthandler
 import io
@@ -15,21 +14,20 @@ import json
 import os
 import pickle
 import random
+import runpy
 import signal
 import sys
 import threading
 import traceback
-import types
 from dataclasses import asdict, dataclass
-from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import cloudpickle
 
-from distrain import job, wire
+from distrain import job, main_module, wire
 from distrain.channel import Channel, widen_pipe
 from distrain.checkpoint import Checkpoint
+from distrain.errors import DistrainError
 from distrain.process import STACKS_SIGNAL
 from distrain.session import Session, TrainContext
 
@@ -142,8 +140,7 @@ def _adopt(spec: wire.WorkerSpec) -> None:
     os.chdir(spec.directory)
     sys.path[:] = spec.sys_path
     sys.argv[:] = spec.argv
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.modules["__main__"].__dict__["__builtins__"] = builtins
+    main_module.begin()
 
 
 def _answer_signals(stacks_fd: int) -> None:
@@ -186,7 +183,8 @@ def _execute(job_fd: int, session: Session, channel: Channel) -> tuple[wire.Outc
     context = session.context
     try:
         work = job.loads(_read_all(job_fd))
-        _serve_main(work)
+        if isinstance(work, job.FunctionWork):
+            main_module.share(work.function)
         if work.initialises_backend:
             stage = "setup"
             work.backend.setup(context)
@@ -210,24 +208,6 @@ def _read_all(fd: int) -> bytes:
         parts.append(os.pread(fd, size - offset, offset))
         offset += len(parts[-1])
     return b"".join(parts)
-
-
-def _serve_main(work: job.Work) -> None:
-    """Make what came from the user's ``__main__`` findable, for pickle (torch.save of a whole model) and for
-    DataLoader workers, which are sent such classes and functions by value."""
-    if not isinstance(work, job.FunctionWork):
-        return
-    namespace = getattr(work.function, "__globals__", {})
-    if namespace.get("__name__") == "__main__":
-        own = {name: value for name, value in namespace.items() if not name.startswith("__")}
-        vars(sys.modules["__main__"]).update(own)
-    setattr(ForkingPickler, "reducer_override", _main_by_value)  # noqa: B010 - typing holds it for a method of its own
-
-
-def _main_by_value(pickler: ForkingPickler, value: object) -> Any:
-    if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
-        return pickle.loads, (cloudpickle.dumps(value),)
-    return NotImplemented
 
 
 def _pickled_value(value: object) -> bytes:
@@ -279,20 +259,18 @@ def _traceback_text(error: BaseException) -> str:
     """The traceback without our own frames on top; none for sys.exit(), which is no crash."""
     if isinstance(error, SystemExit):
         return ""
-    own = (str(Path(__file__).parent), "<frozen runpy>", runpy_file())
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(own):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
         trace = trace.tb_next
+    if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
+        trace = error.__traceback__  # only our frames: then they are what there is to see
     try:
         return "".join(traceback.format_exception(type(error), error, trace))
     except Exception as broken:  # an exception that cannot even be formatted
         return f"{type(error).__qualname__} (its text cannot be had: {broken!r})\n"
 
 
-def runpy_file() -> str:
-    import runpy
-
-    return runpy.__file__
+_OWN_FILES = (os.path.dirname(__file__), "<frozen runpy>", "<frozen importlib", runpy.__file__)
 
 
 def _one_line(error: BaseException) -> str:

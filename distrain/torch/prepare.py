@@ -101,7 +101,7 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
     if loader.batch_size is None and loader.batch_sampler is not None:
         return False
     if type(loader.sampler) is RandomSampler:
-        return not loader.sampler.replacement and loader.sampler.num_samples == len(loader.sampler)
+        return not loader.sampler.replacement and len(loader.sampler) == len(loader.sampler.data_source)
     return type(loader.sampler) is SequentialSampler
 
 
