@@ -280,6 +280,9 @@ class Agent:
             for frame in frames:
                 self._up.queue(frame.raw)
             self._pause_if_flooded()
+            if worker.channel.broken is not None and not worker.exited:
+                self._signal(signal.SIGKILL, [worker], sessions=True)
+                self._end_worker(worker, lost=f"something wrote nonsense into its pipe: {worker.channel.broken}")
 
         return forward
 
@@ -323,6 +326,8 @@ class Agent:
                     self._watch_output(worker, stream)
 
     def _on_exit(self, worker: _Worker, packet: dict[str, Any]) -> None:
+        if worker.exited:
+            return
         self._drain(worker)
         code = os.waitstatus_to_exitcode(packet["status"])
         self._end_worker(
@@ -380,7 +385,7 @@ class Agent:
         elif self._forkserver is None or not self._forkserver.ready:
             self._kill_forkserver()
         elif message.grace_s > 0:
-            self._signal(signal.SIGTERM, sessions=False)
+            self._signal(signal.SIGTERM, self._living(), sessions=False)
             self._loop.call_in("kill", message.grace_s, self._take_stacks)
         else:
             self._take_stacks()
@@ -388,16 +393,15 @@ class Agent:
     def _living(self) -> list[_Worker]:
         return [worker for worker in self._workers.values() if worker.spawned and not worker.exited]
 
-    def _signal(self, number: int, *, sessions: bool) -> None:
-        living = self._living()
-        if self._forkserver is not None and living:
-            ranks = [worker.rank for worker in living]
+    def _signal(self, number: int, workers: list[_Worker], *, sessions: bool) -> None:
+        if self._forkserver is not None and workers:
+            ranks = [worker.rank for worker in workers]
             self._forkserver.send({"kind": "signal", "ranks": ranks, "number": number, "sessions": sessions})
 
     def _take_stacks(self) -> None:
         for worker in self._workers.values():
             worker.stacks = b""
-        self._signal(process.STACKS_SIGNAL, sessions=False)
+        self._signal(process.STACKS_SIGNAL, self._living(), sessions=False)
         self._loop.call_in("kill", STACKS_TIMEOUT_S, self._kill_workers)
 
     def _stacks_reader(self, worker: _Worker) -> Callable[[], None]:
@@ -417,7 +421,7 @@ class Agent:
         for worker in self._living():
             if worker.stacks:
                 self._up.queue(wire.Stacks(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
-        self._signal(signal.SIGKILL, sessions=True)
+        self._signal(signal.SIGKILL, self._living(), sessions=True)
         self._loop.call_in("kill", FORKSERVER_PATIENCE_S, self._kill_forkserver)
 
     def _kill_forkserver(self) -> None:

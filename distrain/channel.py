@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.errors import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,8 @@ class Channel:
         self.write_fd = write_fd
         self.decoder = wire.Decoder(greeting=greeting)
         self.at_end = False
+        self.broken: str | None = None
+        """Why what comes in is no longer understood, after which the channel is at its end."""
         self._outbox: deque[memoryview] = deque()
         self.queued_bytes = 0
         self._lock = threading.RLock()
@@ -120,7 +123,14 @@ class Channel:
         if not data:
             self.at_end = True
             return []
-        return self.decoder.feed(data)
+        frames: list[wire.Frame] = []
+        try:
+            frames = self.decoder.feed(data)
+            self.decoder.feed(b"")
+        except WireError as error:
+            self.broken = str(error)
+            self.at_end = True
+        return frames
 
     def wait(self, timeout_s: float | None = None) -> list[wire.Frame]:
         """Like :meth:`receive`, but wait for at least one frame, the end, or the timeout."""

@@ -34,6 +34,7 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: str = os.path.abspath(Path(path).expanduser())
         self._data: dict[str, Any] | None = None
+        self._metadata: dict[str, Any] = {}  # of a checkpoint that is not on disk yet
 
     # -- directories ----------------------------------------------------------------------------------------------
 
@@ -47,12 +48,13 @@ class Checkpoint:
 
         Raises CheckpointError if the checkpoint's directory does not exist.
         """
+        source = self._existing() if self._data is None else None
         target = Path(tempfile.mkdtemp(prefix="distrain-checkpoint-") if path is None else path).expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        if self._data is not None:
+        if source is None:
             self._write_dict(target)
         else:
-            shutil.copytree(self._existing(), target, dirs_exist_ok=True, ignore=_ignore_manifest)
+            shutil.copytree(source, target, dirs_exist_ok=True, ignore=_ignore_manifest)
         return str(target)
 
     @contextlib.contextmanager
@@ -104,18 +106,24 @@ class Checkpoint:
 
     def _write_dict(self, folder: Path) -> None:
         (folder / DICT_FILE).write_bytes(cloudpickle.dumps(self._data))
+        if self._metadata:
+            (folder / METADATA_FILE).write_text(json.dumps(self._metadata))
 
     def numbered(self, number: int) -> Checkpoint:
         """This checkpoint with what Ray AIR added to a dict when it was reported; others are returned as they are."""
         if self._data is None:
             return self
         extra = {"_timestamp": int(time.time()), "_preprocessor": None, "_current_checkpoint_id": number}
-        return type(self).from_dict(self._data | extra)
+        checkpoint = type(self).from_dict(self._data | extra)
+        checkpoint._metadata = self._metadata
+        return checkpoint
 
     # -- metadata -------------------------------------------------------------------------------------------------
 
     def get_metadata(self) -> dict[str, Any]:
         """The JSON metadata kept beside the files; ``{}`` if there is none."""
+        if self._data is not None:
+            return dict(self._metadata)
         try:
             metadata: dict[str, Any] = json.loads((self._existing() / METADATA_FILE).read_text())
         except FileNotFoundError:
@@ -124,6 +132,9 @@ class Checkpoint:
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata, which must be JSON."""
+        if self._data is not None:
+            self._metadata = dict(metadata)
+            return
         target = self._existing() / METADATA_FILE
         aside = target.with_name(target.name + ".new")
         aside.write_text(json.dumps(dict(metadata)))

@@ -387,6 +387,8 @@ class _HostLink:
 
     def why_it_ended(self) -> str:
         """The connection is at its end: how, and what was said before."""
+        if self._channel.broken is not None:
+            return f"it does not speak our protocol: {self._channel.broken}"
         try:
             code = self._process.wait(timeout=1.0)
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -34,7 +34,8 @@ _SIGNAL_HINTS: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """How one rank failed. ``order`` counts arrivals at the coordinator; ``consequence``: a peer was gone before."""
+    """How one rank failed. ``order`` counts arrivals at the coordinator; ``consequence``: a peer was gone before;
+    ``lost``: nobody could see how it ended."""
 
     rank: int
     host: str
@@ -43,6 +44,7 @@ class RankFailure:
     traceback: str
     exit_code: int
     consequence: bool
+    lost: bool = False
     payload: bytes = b""
 
 
@@ -74,6 +76,7 @@ def failure_of(
         order=order,
         summary=_death(exited),
         traceback="",
+        lost=exited.lost is not None,
         exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
         consequence=False,
     )

@@ -33,6 +33,10 @@ __all__ = ["FunctionWork", "Job", "ScriptWork", "TargetWork", "Work", "make_job"
 
 LARGE_PAYLOAD_BYTES = 10_000_000
 _DEEPEST_SEARCH = 6
+_MOST_ITEMS = 100
+"""A collection with more items is named as a whole."""
+_NEVER_PRELOADED = frozenset({"tensorflow", "keras", "tf_keras"})
+"""They do not survive a fork; a worker that needs them imports them itself."""
 
 
 # -- what runs in the worker -----------------------------------------------------------------------------------------
@@ -210,9 +214,12 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         for name in sorted(_global_names(value.__code__)):
             if name in value.__globals__:
                 yield f" -> global {name!r}", value.__globals__[name]
-        yield from ((f" -> default {default!r:.40}", default) for default in value.__defaults__ or ())
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        yield from ((f" -> default {default!r:.40}", default) for default in defaults)
     elif isinstance(value, types.MethodType):
         yield " -> its object", value.__self__
+    elif isinstance(value, (Mapping, list, tuple, set, frozenset)) and len(value) > _MOST_ITEMS:
+        return
     elif isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -223,7 +230,9 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         for holder in ("func", "args", "keywords"):  # functools.partial
             if type(value).__name__ == "partial":
                 yield f".{holder}", getattr(value, holder)
-        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+        slots = (name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if hasattr(value, name))
+        names = dict.fromkeys((*getattr(value, "__dict__", {}), *slots))
+        yield from ((f".{name}", getattr(value, name, None)) for name in names)
 
 
 def _cell_contents(cell: types.CellType) -> object:
@@ -254,7 +263,8 @@ def _size_warning(work: Work, size: int) -> str | None:
         return None
     sizes: list[tuple[int, str]] = []
     for name, value in _entries(work):
-        parts = [(f"{name}{suffix}", part) for suffix, part in _parts(value)] or [(name, value)]
+        is_function = isinstance(value, types.FunctionType)
+        parts = [(f"{name}{suffix}", part) for suffix, part in _parts(value)] if is_function else [(name, value)]
         sizes += [(len(cloudpickle.dumps(part)), path) for path, part in parts if _can_pickle(part)]
     biggest = ", ".join(f"{path}: {count / 1e6:.1f} MB" for count, path in sorted(sizes, reverse=True)[:3])
     return (
@@ -316,7 +326,9 @@ def _third_party_in_namespace(name: str) -> set[str]:
 def _is_installed(name: str) -> bool:
     """Whether a top-level package of that name lies in site-packages (an editable install does not)."""
     top = name.partition(".")[0]
-    if top in ("distrain", "cloudpickle", "__main__") or not top.isidentifier() or top in sys.stdlib_module_names:
+    if top in ("distrain", "cloudpickle", "__main__") or top in _NEVER_PRELOADED or not top.isidentifier():
+        return False
+    if top in sys.stdlib_module_names:
         return False
     module = sys.modules.get(top)
     try:

@@ -392,7 +392,7 @@ class RunMachine:
 
     def _on_stop_asked(self, why: str, now: float) -> list[Action]:
         again = self.stop_reason is not None
-        self.stop_reason = why
+        self.stop_reason = self.stop_reason or why
         if self.state is RunState.CONNECTING or (self.state is RunState.RESERVING and not self._started()):
             self._end(RunState.ABORTED)
             return []
@@ -449,6 +449,8 @@ class RunMachine:
 
     def _on_host_lost(self, host: str, why: str, now: float) -> list[Action]:
         self._lost.add(host)
+        if self.plan is not None and host not in self.plan.hosts:
+            return []
         if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks):
             return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
         self.problem = self.problem or f"{host}: {why}"
@@ -473,6 +475,11 @@ class RunMachine:
             case RunState.CONNECTING:
                 silent = [name for name, facts in self._hosts.items() if facts is None]
                 return self._give_up(f"no answer within {CONNECT_TIMEOUT_S:g} s from {', '.join(silent)}", now)
+            case RunState.RESERVING:
+                assert self.plan is not None
+                return self._give_up(
+                    f"{self.plan.hosts[0]}: no port for the rendezvous within {CONNECT_TIMEOUT_S:g} s", now
+                )
             case RunState.RELEASING:
                 late = rank_list(n for n, rank in self._ranks.items() if rank.state is not RankState.EXITED)
                 text = f"rank(s) {late} had finished, but did not exit within {EXIT_TIMEOUT_S:g} s; killed"

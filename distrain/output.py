@@ -29,8 +29,9 @@ def say(text: str) -> None:
 
 def _print(console: IO[str], text: str) -> None:
     """A console that has gone away (a closed terminal, ``| head``) is no reason to end a training; the logs go on."""
+    encoding = getattr(console, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError, ValueError):
-        console.write(text)
+        console.write(text.encode(encoding, errors="replace").decode(encoding))
         console.flush()
 
 
@@ -74,7 +75,7 @@ class RankOutput:
 
     def note(self, text: str) -> None:
         """Into the file only."""
-        self._write(text.encode())
+        self._write(text.encode(errors="backslashreplace"))
 
     def _write(self, data: bytes) -> None:
         if self._file is None:

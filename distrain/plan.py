@@ -96,7 +96,8 @@ def _check_resources(host: HostFacts, workers: int, scaling: ScalingConfig) -> N
     available = {"CPU": host.cpus, "GPU": host.gpus or 0, "memory": host.memory_bytes}
     for name, each in named.items():
         needed = _needed_gpus(workers, each) if name == "GPU" else workers * each
-        if needed > available[name]:
+        known = available[name] or name != "memory"
+        if known and needed > available[name] * (1 + 1e-9):
             raise ResourcesError(_too_much(host.name, workers, name, each, needed, available[name]))
 
 
@@ -107,8 +108,9 @@ def _needed_gpus(workers: int, each: float) -> float:
 
 def _too_much(host: str, workers: int, name: str, each: float, needed: float, available: float) -> str:
     unit = " bytes of memory" if name == "memory" else f" {name}s"
+    form = ",.0f" if name == "memory" else "g"
     text = (
-        f"{host} has {available:g}{unit}, but {workers} worker(s) with {each:g} each need {needed:g}. "
+        f"{host} has {available:{form}}{unit}, but {workers} worker(s) with {each:{form}} each need {needed:{form}}. "
         "Ask for fewer workers (num_workers) or less per worker (resources_per_worker)"
     )
     if name == "GPU" and not available:

@@ -107,6 +107,7 @@ class Rounds:
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, dict[int, _Part]] = {}
         self._previous_files: dict[int, frozenset[str]] = {}
+        self._in_step: dict[int, set[int]] = {}
         self._committed_ordinal = 0
         self._said: set[str] = set()
 
@@ -122,15 +123,23 @@ class Rounds:
         """One call of report(); ``index`` counts the calls of the rank from 1."""
         record = self._ranks[rank]
         record.last_index = index
-        record.written_off = False
         record.last_metrics = metrics
         if ordinal is not None:
             if ordinal <= self._committed_ordinal:
                 return [Refuse(rank, ordinal, self._too_late(rank, ordinal))]
-            record.last_ordinal = ordinal
+            record.last_ordinal, record.written_off = ordinal, False
             part = _Part(index=index, announced_at=now, files=frozenset(files), metrics=metrics)
             self._pending.setdefault(ordinal, {})[rank] = part
+        self._note_who_is_in_step()
         return self.tick(now)
+
+    def _note_who_is_in_step(self) -> None:
+        """Ranks that report as often as those that bring a checkpoint, but without one."""
+        for ordinal, parts in self._pending.items():
+            index = max(part.index for part in parts.values())
+            for rank, record in self._ranks.items():
+                if rank not in parts and record.last_index - index in (0, 1):
+                    self._in_step.setdefault(ordinal, set()).add(rank)
 
     def delivered(
         self,
@@ -218,11 +227,10 @@ class Rounds:
         if record.last_ordinal:
             return False
         parts = self._pending[ordinal].values()
-        in_step = record.last_index - max(part.index for part in parts) in (0, 1)
         had_time = record.running_since is not None and now >= record.running_since + SILENCE_S
         gone_on = all(self._ranks[other].last_index > part.index for other, part in self._pending[ordinal].items())
         waited = now >= max(part.announced_at for part in parts) + self._missing_rank_s
-        return in_step or (gone_on and had_time) or waited
+        return rank in self._in_step.get(ordinal, ()) or (gone_on and had_time and not record.last_index) or waited
 
     def _next_commit(self, now: float) -> list[Decision] | None:
         ordinal = self._committed_ordinal + 1
@@ -233,11 +241,12 @@ class Rounds:
         missing = [rank for rank in absent if not self._stays_away(rank, ordinal, now)]
         if missing:
             return self._complain(ordinal, missing, parts, now) or None
-        silent = [rank for rank in absent if not self._ranks[rank].last_index]
+        silent = [rank for rank in absent if not self._ranks[rank].last_index and not self._ranks[rank].finished]
         said = self._say_written_off(ordinal, silent, parts, now)
-        for rank in silent:
-            self._ranks[rank].written_off = True
+        for rank in absent:
+            self._ranks[rank].written_off = True  # until it brings one
         del self._pending[ordinal]
+        self._in_step.pop(ordinal, None)
         self._committed_ordinal = ordinal
         self._previous_files = {rank: part.files for rank, part in parts.items()}
         return [*said, *self._differences(parts), self._commit(ordinal, parts)]
@@ -272,7 +281,7 @@ class Rounds:
         self, ordinal: int, silent: list[int], parts: Mapping[int, _Part], now: float
     ) -> list[Decision]:
         waited = now >= max(part.announced_at for part in parts.values()) + self._missing_rank_s
-        if not silent or not waited or all(self._ranks[rank].finished for rank in silent):
+        if not silent or not waited:
             return []
         return self._once(
             "written off",
@@ -286,7 +295,7 @@ class Rounds:
             for path, size, crc32 in parts[rank].delivered or ():
                 kept.setdefault(path, (size, crc32))
         for rank in sorted(parts):
-            for path, size, crc32 in parts[rank].skipped:
+            for path, size, crc32 in (*parts[rank].skipped, *(parts[rank].delivered or ())):
                 if path in kept and kept[path] != (size, crc32):
                     return self._once(
                         "different",
@@ -311,9 +320,15 @@ def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
     value: Any = metrics
     for part in [attribute] if attribute in metrics else attribute.split("/"):
         value = value.get(part) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return -math.inf
-    return float(value) if order == "max" else -float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond the floats
+        number = math.inf if value > 0 else -math.inf
+    if math.isnan(number):
+        return -math.inf
+    return number if order == "max" else -number
 
 
 def best_first(metrics: Sequence[Mapping[str, Any]], config: CheckpointConfig) -> list[int]:

@@ -107,7 +107,8 @@ class RunPaths:
     def checkpoints(self) -> list[Path]:
         """Committed checkpoints, oldest first."""
         with contextlib.suppress(FileNotFoundError):
-            return sorted(p for p in self.root.iterdir() if _CHECKPOINT_NAME.match(p.name) and p.is_dir())
+            found = [p for p in self.root.iterdir() if _CHECKPOINT_NAME.match(p.name) and p.is_dir()]
+            return sorted(found, key=lambda path: int(path.name.rpartition("_")[2]))
         return []
 
 
@@ -164,14 +165,17 @@ class RunStore:
     def __init__(self, root: Path) -> None:
         self.paths = RunPaths(root)
         self._generation = uuid.uuid4().hex[:8]
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            self._lock_fd = self._lock()
-            self._metrics = _open_lines(self.paths.metrics)
-        except OSError as error:
-            raise StorageError(f"cannot use the run directory {root}: {error}") from error
-        self._sweep()
-        self.committed = [CommittedCheckpoint(path, checkpoint_metrics(path)) for path in self.paths.checkpoints()]
+        with contextlib.ExitStack() as undo:
+            try:
+                root.mkdir(parents=True, exist_ok=True)
+                self._lock_fd = self._lock()
+                undo.callback(os.close, self._lock_fd)
+                self._metrics = undo.enter_context(_open_lines(self.paths.metrics))
+            except OSError as error:
+                raise StorageError(f"cannot use the run directory {root}: {error}") from error
+            self._sweep()
+            self.committed = [CommittedCheckpoint(path, checkpoint_metrics(path)) for path in self.paths.checkpoints()]
+            undo.pop_all()
         self._next_index = self.committed[-1].index + 1 if self.committed else 0
 
     def _lock(self) -> int:
@@ -248,8 +252,8 @@ class RunStore:
             "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in commit.files},
         }
         _write_and_sync(merged / MANIFEST_FILE, json.dumps(manifest, indent=1).encode())
-        for folder in {merged, *(merged / Path(f.path).parent for f in commit.files)}:
-            sync_directory(folder)
+        for folder in {parent for f in commit.files for parent in Path(f.path).parents}:
+            sync_directory(merged / folder)
         final = self.paths.checkpoint(self._next_index)
         merged.rename(final)
         sync_directory(self.paths.root)

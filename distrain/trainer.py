@@ -245,7 +245,7 @@ class _Run:
             return KeyboardInterrupt()
         if end.stop_reason is not None:
             return PreemptionError(f"the run was stopped by {end.stop_reason}; its directory is {result.path}")
-        if end.failures:
+        if end.failures and not (end.problem and all(failure.lost for failure in end.failures)):
             return self._worker_group_error(end, result, coordinator.last_lines)
         if end.resources_missing:
             return ResourcesError(end.problem)

@@ -1,6 +1,6 @@
 """THE protocol: every message between coordinator, agent and workers, and the frame codec. Runs in: anywhere.
 
-A frame is ``!II`` (header length, body length), a JSON header ``{"kind": ..., fields}`` and an opaque body. Nothing
+A frame is ``!IQ`` (header length, body length), a JSON header ``{"kind": ..., fields}`` and an opaque body. Nothing
 here is ever unpickled by the codec; the body of a message is bytes for whoever the message is meant for.
 
 An agent's first bytes are :data:`MAGIC` and a :class:`Hello`. Whatever comes before the magic (a chatty login shell)
@@ -56,7 +56,7 @@ __all__ = [
 MAGIC = b"\0distrain\0"
 WIRE_VERSION = 1
 DISTRAIN_VERSION = __version__
-_SIZES = struct.Struct("!II")
+_SIZES = struct.Struct("!IQ")
 _LARGEST_HEADER = 64 << 20
 
 
@@ -377,22 +377,32 @@ class Decoder:
     def __init__(self, *, greeting: bool = False) -> None:
         self._buffer = bytearray()
         self._greeted = not greeting
-        self.chatter = b""
+        self._skipped = b""
+
+    @property
+    def chatter(self) -> bytes:
+        """What came before the magic, or all that came if there was none."""
+        return self._skipped if self._greeted else self._skipped + bytes(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Frames that are complete now. Raises WireError for a header that cannot be ours."""
+        """Frames that are complete now. Raises WireError for a frame that cannot be ours, after the good ones before it
+        were returned, and from then on."""
         self._buffer += data
         if not self._greeted and not self._skip_to_magic():
             return []
-        frames = []
-        while (frame := self._next()) is not None:
-            frames.append(frame)
+        frames: list[Frame] = []
+        try:
+            while (frame := self._next()) is not None:
+                frames.append(frame)
+        except WireError:
+            if not frames:
+                raise
         return frames
 
     def _skip_to_magic(self) -> bool:
         found = self._buffer.find(MAGIC)
         skipped = found if found >= 0 else max(0, len(self._buffer) - len(MAGIC) + 1)
-        self.chatter = (self.chatter + bytes(self._buffer[:skipped]))[-self._CHATTER_KEPT :]
+        self._skipped = (self._skipped + bytes(self._buffer[:skipped]))[-self._CHATTER_KEPT :]
         del self._buffer[: skipped + (len(MAGIC) if found >= 0 else 0)]
         self._greeted = found >= 0
         return self._greeted
@@ -406,14 +416,14 @@ class Decoder:
         end = _SIZES.size + head_size + body_size
         if len(self._buffer) < end:
             return None
-        raw = bytes(memoryview(self._buffer)[:end])
+        frame = _parse(bytes(memoryview(self._buffer)[:end]), _SIZES.size + head_size)
         del self._buffer[:end]
-        return _parse(raw, _SIZES.size + head_size)
+        return frame
 
 
 def _parse(raw: bytes, body_at: int) -> Frame:
     try:
         header = json.loads(raw[_SIZES.size : body_at])
-        return Frame(kind=header.pop("kind"), header=header, body=raw[body_at:], raw=raw)
-    except (ValueError, KeyError, AttributeError) as error:
+        return Frame(kind=str(header.pop("kind")), header=header, body=raw[body_at:], raw=raw)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise WireError(f"a frame whose header is not ours: {error}") from None

@@ -193,7 +193,7 @@ def _execute(job_fd: int, session: Session, channel: Channel) -> tuple[wire.Outc
         value = work.run()
         body = _pickled_value(value) if context.world_rank == 0 else b""
     except BaseException as error:
-        if isinstance(error, SystemExit) and _exit_code(error) == 0:
+        if isinstance(error, SystemExit) and _exit_code(error) == 0 and stage == "run":
             return _outcome(context, stage=stage), work
         if isinstance(error, SystemExit) and isinstance(error.code, str):
             print(error.code, file=sys.stderr)  # as the interpreter does

@@ -1,0 +1,126 @@
+"""What the process tests share: fits over every way to start, a fake ssh, and reading a run directory by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
+from distrain.job import FunctionWork
+from distrain.trainer import run_work
+from distrain.transport import LocalTransport, PrefixTransport, Transport
+
+Function = Callable[..., Any]
+
+WAYS = ("forkserver-local", "spawn-local", "forkserver-ssh", "spawn-ssh")
+"""Start method and transport."""
+
+OPPOSITE_WAYS = ("forkserver-local", "spawn-ssh")
+"""Two that have nothing in common."""
+
+SSH_THAT_EXECUTES = 'for command; do :; done; cd /; exec sh -c "$command"'
+"""Body of a fake ssh: runs its last argument through a shell, in another directory, as the real one would."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """``fit(function, config)`` in this process. What is not a field of this class goes into the RunConfig."""
+
+    storage: Path
+    start_method: Any = "forkserver"
+    transport: Transport = field(default_factory=LocalTransport)
+
+    def __call__(
+        self,
+        function: Function,
+        config: dict[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        resume_from: Checkpoint | None = None,
+        **run: Any,
+    ) -> Result:
+        return run_work(
+            FunctionWork(function=function, config=config or {}, backend=BackendConfig()),
+            ScalingConfig(num_workers=workers, start_method=self.start_method),
+            RunConfig(**{"storage_path": self.storage, **run}),
+            resume_from=resume_from,
+            transports=(self.transport,),
+        )
+
+
+def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> PrefixTransport:
+    """A host behind a shell script."""
+    script = folder / "ssh"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    return PrefixTransport(name="otherhost", prefix=(str(script), "-T", "otherhost"))
+
+
+def make_fit(way: str, folder: Path) -> Fit:
+    start_method, _, transport = way.partition("-")
+    over = make_fake_ssh(folder) if transport == "ssh" else LocalTransport()
+    return Fit(storage=folder / "runs", start_method=start_method, transport=over)
+
+
+@pytest.fixture(autouse=True)
+def _train_functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers cannot import a test module."""
+    module = sys.modules[request.module.__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def fit(storage: Path) -> Fit:
+    """The default way: this machine, forked workers."""
+    return Fit(storage=storage)
+
+
+@pytest.fixture(params=OPPOSITE_WAYS)
+def any_fit(request: pytest.FixtureRequest, tmp_path: Path) -> Fit:
+    """Both start methods and both transports."""
+    return make_fit(request.param, tmp_path)
+
+
+# -- reading a run directory without distrain ------------------------------------------------------------------------
+
+
+def records(run: str | Path, rank: int | None = None) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl, of one rank or of all."""
+    lines = (json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if rank is None or line["rank"] == rank]
+
+
+def reported(run: str | Path, rank: int | None = None) -> list[dict[str, Any]]:
+    """Metrics in metrics.jsonl, of one rank or of all."""
+    return [record["metrics"] for record in records(run, rank)]
+
+
+def log_of(run: str | Path, rank: int, attempt: int = 0) -> str:
+    return Path(run, "logs", f"attempt_{attempt}", f"rank_{rank}.log").read_text()
+
+
+def files_of(checkpoint: Checkpoint | None) -> dict[str, str]:
+    """Relative path -> text of every file that the user put into a checkpoint."""
+    assert checkpoint is not None
+    root = Path(checkpoint.path)
+    files = [path for path in root.rglob("*") if path.is_file() and path.name != ".manifest.json"]
+    return {str(path.relative_to(root)): path.read_text() for path in files}
+
+
+def assert_no_half_checkpoint(storage: Path) -> None:
+    """Every directory named ``checkpoint_...`` is complete, to the byte."""
+    for folder in storage.glob("*/checkpoint_*"):
+        manifest = json.loads((folder / ".manifest.json").read_text())
+        for name, entry in manifest["files"].items():
+            data = (folder / name).read_bytes()
+            assert (len(data), f"{zlib.crc32(data):08x}") == (entry["size"], entry["crc32"]), folder / name

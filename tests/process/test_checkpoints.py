@@ -1,0 +1,404 @@
+"""Checkpoints: which ranks' files are joined, when they are safe, what is kept, and where the next run begins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distrain
+from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, StorageError, WorkerGroupError
+from tests.conftest import wait_until
+from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, reported
+
+
+def save(name: str, text: str, metrics: dict[str, Any] | None = None) -> None:
+    """Report one file as a checkpoint, from a temporary directory that is gone right afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, name).write_text(text)
+        distrain.report(metrics or {}, checkpoint=Checkpoint.from_directory(folder))
+
+
+def meet(step: int) -> None:
+    """Wait until every rank has come to this step, as the collectives of a real training do."""
+    context = distrain.get_context()
+    place = Path(context.storage_path, "barrier", f"{context.run_name}-{context.attempt}-{step}")
+    place.mkdir(parents=True, exist_ok=True)
+    (place / str(context.get_world_rank())).touch()
+    while len(list(place.iterdir())) < context.get_world_size():
+        time.sleep(0.001)
+
+
+def names(run: str) -> list[str]:
+    return sorted(path.name for path in Path(run).glob("checkpoint_*"))
+
+
+# -- which ranks -----------------------------------------------------------------------------------------------------
+
+
+def test_rank_0_alone_while_the_others_are_silent(any_fit: Fit) -> None:
+    def train() -> None:
+        if distrain.get_context().get_world_rank() == 0:
+            for epoch in range(3):
+                save("model.txt", f"epoch {epoch}", {"epoch": epoch})
+
+    result = any_fit(train, workers=3)
+    assert names(result.path) == ["checkpoint_000000", "checkpoint_000001", "checkpoint_000002"]
+    assert files_of(result.checkpoint) == {"model.txt": "epoch 2"}
+    assert [(files_of(c), m) for c, m in result.best_checkpoints] == [
+        ({"model.txt": f"epoch {epoch}"}, {"epoch": epoch}) for epoch in range(3)
+    ]
+
+
+def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(any_fit: Fit, tmp_path: Path) -> None:
+    def train() -> None:
+        if distrain.get_context().get_world_rank() == 0:
+            save("model.txt", "first")
+            save("model.txt", "second")  # the others are written off now
+            while distrain.get_checkpoint() is None:
+                time.sleep(0.001)
+            (place / "committed").touch()
+        while not (place / "committed").exists():
+            time.sleep(0.001)
+
+    place = tmp_path
+    assert files_of(any_fit(train, workers=3).checkpoint) == {"model.txt": "second"}
+
+
+def test_a_rank_that_is_slow_at_the_beginning_is_waited_for(any_fit: Fit) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        time.sleep(0.4 * rank)
+        for epoch in range(3):
+            save(f"shard-{rank}.txt", f"rank {rank}, epoch {epoch}")
+
+    result = any_fit(train)
+    assert len(names(result.path)) == 3
+    assert files_of(result.checkpoint) == {"shard-0.txt": "rank 0, epoch 2", "shard-1.txt": "rank 1, epoch 2"}
+
+
+def test_rank_0_alone_while_the_others_report_metrics_only(any_fit: Fit) -> None:
+    def train() -> None:
+        for epoch in range(3):
+            if distrain.get_context().get_world_rank() == 0:
+                save("model.txt", f"epoch {epoch}", {"epoch": epoch})
+            else:
+                distrain.report({"epoch": epoch})
+
+    result = any_fit(train, workers=3)
+    assert len(names(result.path)) == 3
+    assert files_of(result.checkpoint) == {"model.txt": "epoch 2"}
+
+
+def test_some_ranks_bring_files(any_fit: Fit) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        for epoch in range(2):
+            meet(epoch)
+            if rank in (1, 3):
+                save(f"shard-{rank}.txt", f"rank {rank}, epoch {epoch}", {"epoch": epoch})
+            else:
+                distrain.report({"epoch": epoch})
+
+    result = any_fit(train, workers=4)
+    assert len(names(result.path)) == 2
+    assert files_of(result.checkpoint) == {"shard-1.txt": "rank 1, epoch 1", "shard-3.txt": "rank 3, epoch 1"}
+
+
+def test_all_ranks_bring_files_of_their_own(any_fit: Fit) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        for epoch in range(2):
+            meet(epoch)
+            time.sleep(0.02 * rank)
+            save(f"shard-{rank}.txt", f"rank {rank}, epoch {epoch}", {"epoch": epoch, "rank": rank})
+
+    result = any_fit(train, workers=3)
+    assert len(names(result.path)) == 2
+    assert files_of(result.checkpoint) == {f"shard-{rank}.txt": f"rank {rank}, epoch 1" for rank in range(3)}
+    assert [metrics for _, metrics in result.best_checkpoints] == [{"epoch": e, "rank": 0} for e in range(2)]
+
+
+def test_of_the_same_file_the_lowest_ranks_is_kept(any_fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        for epoch in range(3):
+            meet(epoch)
+            time.sleep(0.03 * (2 - rank))  # the highest rank comes first
+            save("model.txt", f"rank {rank}, epoch {epoch}")
+
+    result = any_fit(train, workers=3)
+    assert len(names(result.path)) == 3
+    assert files_of(result.checkpoint) == {"model.txt": "rank 0, epoch 2"}
+    notices = [line for line in capsys.readouterr().err.splitlines() if "different contents" in line]
+    assert len(notices) == 1
+
+
+def test_the_same_contents_from_all_ranks_are_nothing_to_talk_about(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        for epoch in range(3):
+            meet(epoch)
+            save("model.txt", f"epoch {epoch}")
+
+    assert files_of(fit(train, workers=3).checkpoint) == {"model.txt": "epoch 2"}
+    assert "different" not in capsys.readouterr().err
+
+
+def test_folders_in_a_checkpoint_are_kept(fit: Fit, tmp_path: Path) -> None:
+    def train() -> None:
+        folder = place / f"mine-{distrain.get_context().get_world_rank()}"
+        (folder / "a b" / "ü").mkdir(parents=True)
+        (folder / "a b" / "ü" / f"{folder.name}.txt").write_text("deep")
+        (folder / "top.txt").write_text("top")
+        distrain.report({}, checkpoint=Checkpoint.from_directory(folder))
+
+    place = tmp_path
+    assert files_of(fit(train).checkpoint) == {
+        "a b/ü/mine-0.txt": "deep",
+        "a b/ü/mine-1.txt": "deep",
+        "top.txt": "top",
+    }
+
+
+# -- when a checkpoint is safe ---------------------------------------------------------------------------------------
+
+
+def test_files_may_be_overwritten_once_report_has_returned(any_fit: Fit, tmp_path: Path) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        folder = place / f"reused-{rank}"
+        folder.mkdir()
+        for epoch in range(5):
+            meet(epoch)
+            (folder / f"shard-{rank}.txt").write_text(f"epoch {epoch} " * 1000)
+            distrain.report({"epoch": epoch}, checkpoint=Checkpoint.from_directory(folder))
+            (folder / f"shard-{rank}.txt").write_text("overwritten")
+        shutil.rmtree(folder)
+
+    place = tmp_path
+    result = any_fit(train)
+    for checkpoint, metrics in result.best_checkpoints:
+        assert set(files_of(checkpoint).values()) == {f"epoch {metrics['epoch']} " * 1000}
+    assert len(result.best_checkpoints) == 5
+    assert_no_half_checkpoint(any_fit.storage)
+
+
+def test_a_rank_that_dies_while_others_bring_their_part_leaves_no_half_checkpoint(any_fit: Fit) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        meet(0)
+        save(f"shard-{rank}.txt", "first")
+        if rank == 1:
+            while distrain.get_checkpoint() is None:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(f"shard-{rank}.txt", "second")
+        time.sleep(1000)
+
+    with pytest.raises(WorkerGroupError, match=r"rank 1 .* killed by SIGKILL") as raised:
+        any_fit(train)
+    result = raised.value.result
+    assert result is not None
+    assert names(result.path) == ["checkpoint_000000"]
+    assert files_of(result.checkpoint) == {"shard-0.txt": "first", "shard-1.txt": "first"}
+    assert not Path(result.path, ".staging").exists()
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_only_the_newest_are_kept(any_fit: Fit) -> None:
+    def train() -> None:
+        for epoch in range(5):
+            meet(epoch)
+            save("model.txt", f"epoch {epoch}", {"epoch": epoch})
+
+    result = any_fit(train, checkpoint_config=CheckpointConfig(num_to_keep=2))
+    assert names(result.path) == ["checkpoint_000003", "checkpoint_000004"]
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [3, 4]
+
+
+def test_the_best_and_the_latest_are_kept(fit: Fit) -> None:
+    def train() -> None:
+        for epoch, loss in enumerate([3.0, 1.0, 2.0, float("nan"), 5.0]):
+            save("model.txt", f"epoch {epoch}", {"eval": {"loss": loss}})
+
+    config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="eval/loss", checkpoint_score_order="min")
+    result = fit(train, workers=1, checkpoint_config=config)
+    assert names(result.path) == ["checkpoint_000001", "checkpoint_000002", "checkpoint_000004"]
+    assert files_of(result.checkpoint) == {"model.txt": "epoch 4"}
+    assert [files_of(checkpoint)["model.txt"] for checkpoint, _ in result.best_checkpoints] == ["epoch 2", "epoch 1"]
+    again = Result.from_path(result.path)
+    assert [files_of(checkpoint)["model.txt"] for checkpoint, _ in again.best_checkpoints] == ["epoch 2", "epoch 1"]
+
+
+# -- where the next one begins ---------------------------------------------------------------------------------------
+
+
+def train_three_epochs(config: dict[str, Any]) -> str:
+    """Says where it began; rank 1 dies in the middle the first time."""
+    begin = 0
+    if checkpoint := distrain.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            begin = int(Path(folder, "epoch.txt").read_text()) + 1
+    for epoch in range(begin, 3):
+        rank = distrain.get_context().get_world_rank()
+        if rank == 0:
+            save("epoch.txt", str(epoch), {"epoch": epoch})
+        else:
+            distrain.report({"epoch": epoch})
+        if epoch == config.get("dies_at") and begin == 0:
+            while rank == 1 and distrain.get_checkpoint() is None:
+                time.sleep(0.001)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1000)
+    return f"began at {begin}"
+
+
+def test_a_restart_resumes_from_the_last_checkpoint(any_fit: Fit) -> None:
+    config = {"dies_at": 0}
+    result = any_fit(train_three_epochs, config, failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == "began at 1"
+    assert [metrics["epoch"] for metrics in reported(result.path, rank=0)] == [0, 1, 2]
+    assert files_of(result.checkpoint) == {"epoch.txt": "2"}
+
+
+def test_an_unfinished_run_of_the_same_name_goes_on(any_fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(WorkerGroupError):
+        any_fit(train_three_epochs, {"dies_at": 0}, name="mine")
+    result = any_fit(train_three_epochs, {}, name="mine")
+    assert result.path == str(any_fit.storage / "mine")
+    assert result.return_value == "began at 1"
+    assert result.error is None
+    assert Result.from_path(result.path).error is None
+    assert [metrics["epoch"] for metrics in reported(result.path, rank=0)] == [0, 1, 2]
+    assert len(names(result.path)) == 3
+    assert "continuing the unfinished run" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_never_overwritten(fit: Fit) -> None:
+    paths = [Path(fit(train_three_epochs, {}, name="mine").path).name for _ in range(3)]
+    assert paths == ["mine", "mine-2", "mine-3"]
+    assert [len(reported(fit.storage / name, rank=0)) for name in paths] == [3, 3, 3]
+
+
+def test_a_new_run_starts_from_a_directory(any_fit: Fit, tmp_path: Path) -> None:
+    folder = tmp_path / "somewhere"
+    folder.mkdir()
+    (folder / "epoch.txt").write_text("1")
+    result = any_fit(train_three_epochs, {}, resume_from=Checkpoint.from_directory(folder))
+    assert result.return_value == "began at 2"
+
+
+def test_a_new_run_starts_from_another_runs_checkpoint(fit: Fit) -> None:
+    first = fit(train_three_epochs, {}, name="first")
+    _, (middle, _), _ = first.best_checkpoints
+    assert fit(train_three_epochs, {}, name="second", resume_from=middle).return_value == "began at 2"
+
+
+def test_a_new_run_starts_from_a_dict(any_fit: Fit) -> None:
+    def train() -> Any:
+        checkpoint = distrain.get_checkpoint()
+        assert checkpoint is not None
+        return checkpoint.to_dict()
+
+    given = {"epoch": 3, "weights": [1.0, 2.0]}
+    assert any_fit(train, resume_from=Checkpoint.from_dict(given)).return_value == given
+
+
+def test_dicts_are_checkpoints_too(any_fit: Fit) -> None:
+    def train() -> None:
+        for epoch in range(2):
+            meet(epoch)
+            distrain.report({"epoch": epoch}, checkpoint=Checkpoint.from_dict({"epoch": epoch, "model": {"w": [1]}}))
+
+    checkpoint = any_fit(train).checkpoint
+    assert checkpoint is not None
+    data = checkpoint.to_dict()
+    assert {key: data[key] for key in ("epoch", "model")} == {"epoch": 1, "model": {"w": [1]}}
+    assert data["_current_checkpoint_id"] == 1
+
+
+def test_metadata_travels_with_the_files(fit: Fit, tmp_path: Path) -> None:
+    def train() -> None:
+        checkpoint = Checkpoint.from_directory(place)
+        checkpoint.set_metadata({"framework": "none"})
+        checkpoint.update_metadata({"epoch": 3})
+        distrain.report({}, checkpoint=checkpoint)
+
+    place = tmp_path / "model"
+    place.mkdir()
+    checkpoint = fit(train, workers=1).checkpoint
+    assert checkpoint is not None
+    assert checkpoint.get_metadata() == {"framework": "none", "epoch": 3}
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "kind", "text"),
+    [
+        (lambda: Checkpoint(tempfile.gettempdir()), "CheckpointError", "tempfile.mkdtemp()"),
+        (lambda: Checkpoint("~"), "CheckpointError", "shared directory"),
+        (lambda: Checkpoint("/nowhere/at/all"), "CheckpointError", "does not exist"),
+        (lambda: Checkpoint(distrain.get_context().storage_path), "CheckpointError", "contains the run directory"),
+        (lambda: "/some/path", "TypeError", "Checkpoint.from_directory(path)"),
+    ],
+)
+def test_what_cannot_have_been_meant_is_refused(fit: Fit, checkpoint: Any, kind: str, text: str) -> None:
+    def train() -> tuple[str, str]:
+        try:
+            distrain.report({"loss": 1}, checkpoint=checkpoint())
+        except Exception as error:
+            answer = type(error).__name__, str(error)
+        save("model.txt", "works")
+        return answer
+
+    result = fit(train, workers=1)
+    assert result.return_value[0] == kind
+    assert text in result.return_value[1]
+    assert len(names(result.path)) == 1
+
+
+def test_a_storage_that_cannot_be_written_is_an_error_before_anything_starts(fit: Fit, tmp_path: Path) -> None:
+    def train() -> None:
+        (place / "started").touch()
+
+    place = tmp_path
+    (tmp_path / "file").touch()
+    for storage in (Path("/proc/runs"), tmp_path / "file" / "runs"):
+        with pytest.raises(StorageError, match="cannot use the run directory"):
+            fit(train, storage_path=storage)
+    assert not (place / "started").exists()
+
+
+def test_a_second_run_in_the_same_directory_is_refused(fit: Fit, tmp_path: Path) -> None:
+    def train() -> str:
+        (place / "started").touch()
+        while not (place / "end").exists():
+            time.sleep(0.001)
+        return "undisturbed"
+
+    place = tmp_path
+    values = []
+    first = threading.Thread(target=lambda: values.append(fit(train, name="mine").return_value))
+    first.start()
+    try:
+        wait_until((place / "started").exists)
+        with pytest.raises(StorageError, match=f"process {os.getpid()}.*is using"):
+            fit(train, name="mine")
+    finally:
+        (place / "end").touch()
+        first.join()
+    assert values == ["undisturbed"]

@@ -1,0 +1,384 @@
+"""How a worker can end, and what the user is told about it."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import Checkpoint, Result, WorkerGroupError
+from tests.process.conftest import Fit, files_of, log_of, reported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIT_RAISES_WITHIN_S = 1.0
+
+
+class Unpicklable(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class NeedsArguments(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Landmine:
+    """Goes off when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise LookupError('boom at unpickling')",)
+
+
+def be_interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def exit_with(code: object) -> Callable[[], None]:
+    return lambda: sys.exit(code)  # type: ignore[arg-type]
+
+
+def leave_with(code: int) -> Callable[[], None]:
+    return lambda: os._exit(code)
+
+
+def raise_(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def raise_what_cannot_be_rebuilt() -> None:
+    raise NeedsArguments(1, 2)
+
+
+def raise_unpicklable() -> None:
+    raise Unpicklable("holds a lock")
+
+
+def raise_several() -> None:
+    raise ExceptionGroup("several", [KeyError("one"), OSError("two")])  # noqa: F821 - from Python 3.11 on
+
+
+def kill_oneself(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def crash() -> None:
+    faulthandler._sigsegv()  # type: ignore[attr-defined]
+
+
+def one_fails(config: dict[str, Any]) -> None:
+    """Rank 1 ends as it is told to; the others would stay for ever."""
+    rank = distrain.get_context().get_world_rank()
+    distrain.report({"rank": rank})
+    if rank != 1:
+        Path(config["place"], f"in-{rank}").touch()
+        time.sleep(1000)
+    while not Path(config["place"], "in-0").exists():
+        time.sleep(0.001)
+    Path(config["place"], "died").write_text(repr(time.time()))
+    config["end"]()
+
+
+def failure(fit: Fit, function: Callable[..., Any], *args: Any, **options: Any) -> WorkerGroupError:
+    with pytest.raises(WorkerGroupError) as raised:
+        fit(function, *args, **options)
+    return raised.value
+
+
+ENDS: list[Any] = [
+    pytest.param(raise_(ValueError("bad lr")), ValueError, 1, "ValueError: bad lr", id="raise"),
+    pytest.param(exit_with(3), SystemExit, 3, "sys.exit(3)", id="sys.exit(3)"),
+    pytest.param(exit_with("no data"), SystemExit, 1, "sys.exit('no data')", id="sys.exit(text)"),
+    pytest.param(leave_with(0), RuntimeError, 1, "exited with code 0", id="os._exit(0)"),
+    pytest.param(leave_with(3), RuntimeError, 3, "exited with code 3", id="os._exit(3)"),
+    pytest.param(kill_oneself(signal.SIGKILL), RuntimeError, 137, "killed by SIGKILL (9)", id="SIGKILL"),
+    pytest.param(crash, RuntimeError, 139, "killed by SIGSEGV (11)", id="SIGSEGV"),
+    pytest.param(raise_unpicklable, RuntimeError, 1, "holds a lock", id="unpicklable"),
+    pytest.param(raise_what_cannot_be_rebuilt, RuntimeError, 1, "NeedsArguments: 1 and 2", id="cannot be rebuilt"),
+    pytest.param(raise_(Mute()), Mute, 1, "Mute", id="its __str__ fails"),
+    pytest.param(be_interrupted, KeyboardInterrupt, 1, "KeyboardInterrupt", id="KeyboardInterrupt"),
+    pytest.param(
+        raise_several,
+        Exception,
+        1,
+        "several (2 sub-exceptions)",
+        id="ExceptionGroup",
+        marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("end", "kind", "exit_code", "text"), ENDS)
+def test_the_end_of_one_rank_ends_all_at_once_and_is_explained(
+    fit: Fit, tmp_path: Path, end: Callable[[], None], kind: type[BaseException], exit_code: int, text: str
+) -> None:
+    error = failure(fit, one_fails, {"place": str(tmp_path), "end": end})
+    took_s = time.time() - float((tmp_path / "died").read_text())
+    assert error.culprit == 1
+    assert error.exit_code == exit_code
+    assert list(error.worker_failures) == [1]
+    assert isinstance(error.worker_failures[1], kind)
+    assert str(error).startswith("rank 1 on localhost: ")
+    assert text in str(error)
+    assert "rank 0: stopped by distrain" in str(error)
+    assert took_s < FIT_RAISES_WITHIN_S
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_rank_is_explained_over_every_way(any_fit: Fit, tmp_path: Path, number: int) -> None:
+    error = failure(any_fit, one_fails, {"place": str(tmp_path), "end": kill_oneself(number)})
+    assert f"killed by {signal.Signals(number).name}" in str(error)
+    assert error.exit_code == 128 + number
+
+
+def test_the_original_exception_is_the_cause(any_fit: Fit) -> None:
+    def train() -> None:
+        if distrain.get_context().get_world_rank() == 1:
+            raise FileNotFoundError(2, "No such file", "/data/train.bin")
+        time.sleep(1000)
+
+    error = failure(any_fit, train)
+    original = error.worker_failures[1]
+    assert error.__cause__ is original
+    assert isinstance(original, FileNotFoundError)
+    assert original.filename == "/data/train.bin"
+
+
+def test_the_screen_shows_the_users_frames_only(any_fit: Fit) -> None:
+    def deeper(value: int) -> float:
+        return 1 / value
+
+    def train() -> None:
+        deeper(0)
+
+    text = str(failure(any_fit, train, workers=1))
+    assert "ZeroDivisionError: division by zero" in text
+    assert "in deeper" in text
+    assert "in train" in text
+    package = str(Path(distrain.__file__).parent)
+    assert package not in text.partition("logs:")[0]
+
+
+def test_an_exception_while_unpickling_is_named_as_such(fit: Fit) -> None:
+    error = failure(fit, lambda config: None, {"mine": Landmine()})
+    assert "LookupError: boom at unpickling" in str(error)
+    assert "before train_func" in str(error)
+    assert isinstance(error.worker_failures[error.culprit], LookupError)
+
+
+def test_a_syntax_error_in_the_users_module_is_shown(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train() -> None:
+        import broken_module  # noqa: F401
+
+    (tmp_path / "broken_module.py").write_text("x = (\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "SyntaxError" in str(failure(fit, train, workers=1))
+
+
+def test_equal_failures_are_shown_once(fit: Fit, tmp_path: Path) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        agent = psutil.Process().parent().parent()  # type: ignore[union-attr]
+        (place / f"in-{rank}").touch()
+        while len(list(place.glob("in-*"))) < 4:
+            time.sleep(0.001)
+        if rank == 0:  # the agent sees nothing until all have failed
+            os.kill(agent.pid, signal.SIGSTOP)
+            all_fail = f"[ $(ls {place}/failing-* | wc -l) = 4 ]"
+            waker = f"until {all_fail}; do sleep 0.01; done; sleep 0.2; kill -CONT {agent.pid}"
+            subprocess.Popen(["sh", "-c", waker], start_new_session=True)
+        while agent.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+        (place / f"failing-{rank}").touch()
+        raise ValueError(f"rank {rank} has bad data at 0x{id(train):x}")
+
+    place = tmp_path
+    error = failure(fit, train, workers=4)
+    assert sorted(error.worker_failures) == [0, 1, 2, 3]
+    assert str(error).startswith("ranks 0-3 on localhost: ValueError: rank ")
+    assert str(error).count("Traceback") == 1
+
+
+# -- what is left of the run -----------------------------------------------------------------------------------------
+
+
+def fail_after_a_checkpoint(config: dict[str, Any]) -> None:
+    rank = distrain.get_context().get_world_rank()
+    checkpoint = None
+    if rank == 0:
+        Path(config["place"], "model").mkdir()
+        Path(config["place"], "model", "weights.txt").write_text("1 2 3")
+        checkpoint = Checkpoint.from_directory(Path(config["place"], "model"))
+    distrain.report({"loss": 0.5}, checkpoint=checkpoint)
+    if rank == 0:
+        distrain.report({"loss": 0.25})
+        while distrain.get_checkpoint() is None:  # committed
+            time.sleep(0.001)
+        raise ValueError("after all that")
+    time.sleep(1000)
+
+
+def assert_is_partial(result: Result | None) -> None:
+    assert result is not None
+    assert result.metrics == {"loss": 0.25}
+    assert files_of(result.checkpoint) == {"weights.txt": "1 2 3"}
+    assert result.return_value is None
+
+
+def test_the_error_carries_the_partial_result(any_fit: Fit, tmp_path: Path) -> None:
+    error = failure(any_fit, fail_after_a_checkpoint, {"place": str(tmp_path)})
+    assert_is_partial(error.result)
+
+
+def test_the_error_survives_pickling(fit: Fit, tmp_path: Path) -> None:
+    error = failure(fit, fail_after_a_checkpoint, {"place": str(tmp_path)})
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is WorkerGroupError
+    assert str(copy) == str(error)
+    assert (copy.culprit, copy.exit_code) == (0, 1)
+    assert isinstance(copy.worker_failures[0], ValueError)
+    assert_is_partial(copy.result)
+
+
+def test_the_run_directory_gives_the_error_back(fit: Fit, tmp_path: Path) -> None:
+    error = failure(fit, fail_after_a_checkpoint, {"place": str(tmp_path)})
+    assert error.result is not None
+    again = Result.from_path(error.result.path)
+    assert isinstance(again.error, WorkerGroupError)
+    assert str(again.error) == str(error)
+    assert isinstance(again.error.worker_failures[0], ValueError)
+    assert_is_partial(again)
+
+
+@pytest.mark.parametrize("end", [raise_unpicklable, raise_what_cannot_be_rebuilt, raise_(Mute())])
+def test_the_run_directory_gives_odd_errors_back_too(fit: Fit, tmp_path: Path, end: Callable[[], None]) -> None:
+    error = failure(fit, one_fails, {"place": str(tmp_path), "end": end})
+    assert error.result is not None
+    again = Result.from_path(error.result.path)
+    assert isinstance(again.error, WorkerGroupError)
+    assert str(again.error) == str(error)
+
+
+def test_the_traceback_is_in_the_ranks_log(fit: Fit) -> None:
+    def train() -> None:
+        print("before")
+        raise ValueError("in the log")
+
+    error = failure(fit, train, workers=1)
+    assert error.result is not None
+    log = log_of(error.result.path, 0)
+    assert log.startswith("before\nTraceback")
+    assert log.endswith("ValueError: in the log\n")
+
+
+def test_the_stacks_of_a_rank_stuck_in_c_are_kept(any_fit: Fit, tmp_path: Path) -> None:
+    def hold_the_gil() -> None:
+        lock, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)  # which does not release the GIL
+        library.pthread_mutex_lock(lock)
+        (place / "stuck").touch()
+        library.pthread_mutex_lock(lock)  # waits for itself
+
+    def train() -> None:
+        if distrain.get_context().get_world_rank() == 1:
+            hold_the_gil()
+        while not (place / "stuck").exists():
+            time.sleep(0.001)
+        time.sleep(0.2)  # nothing tells when it is in C
+        raise ValueError("the other one")
+
+    place = tmp_path
+    error = failure(any_fit, train)
+    assert error.result is not None
+    stacks = Path(error.result.path, "stacks", "attempt_0", "rank_1.txt").read_text()
+    assert "in hold_the_gil" in stacks
+    assert "in train" in stacks
+
+
+# -- ends that are no failures ---------------------------------------------------------------------------------------
+
+
+def test_sys_exit_0_is_success(any_fit: Fit) -> None:
+    def train() -> None:
+        distrain.report({"done": 1})
+        sys.exit(0)
+
+    result = any_fit(train)
+    assert result.metrics == {"done": 1}
+    assert result.return_value is None
+
+
+def test_an_abort_at_exit_is_no_failure(any_fit: Fit) -> None:
+    def train() -> str:
+        atexit.register(os.abort)
+        return "good"
+
+    assert any_fit(train).return_value == "good"
+
+
+def test_exit_handlers_run(any_fit: Fit, tmp_path: Path) -> None:
+    def train() -> None:
+        atexit.register(lambda: (place / f"left-{distrain.get_context().get_world_rank()}").touch())
+
+    place = tmp_path
+    any_fit(train)
+    assert sorted(path.name for path in place.glob("left-*")) == ["left-0", "left-1"]
+
+
+def test_a_thread_that_is_no_daemon_delays_the_exit(any_fit: Fit, tmp_path: Path) -> None:
+    def work_on() -> None:
+        time.sleep(0.3)
+        (place / "thread is done").touch()
+
+    def train() -> None:
+        threading.Thread(target=work_on).start()
+
+    place = tmp_path
+    any_fit(train, workers=1)
+    assert (place / "thread is done").exists()
+
+
+def test_a_return_value_that_cannot_be_pickled_is_explained(fit: Fit) -> None:
+    def train() -> Any:
+        return threading.Lock()
+
+    error = failure(fit, train, workers=1)
+    assert "train_func returned a lock that cannot be pickled" in str(error)
+
+
+def test_a_failure_is_answered_by_a_restart_if_allowed(any_fit: Fit) -> None:
+    def train() -> int:
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        distrain.report({"attempt": attempt, "port": os.environ["MASTER_PORT"]})
+        if attempt < 2 and distrain.get_context().get_world_rank() == attempt:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if attempt < 2:
+            time.sleep(1000)
+        return attempt
+
+    result = any_fit(train, failure_config=distrain.FailureConfig(max_failures=2))
+    assert result.return_value == 2
+    assert len({metrics["port"] for metrics in reported(result.path)}) == 3

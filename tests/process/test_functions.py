@@ -1,0 +1,293 @@
+"""Where a train_func may come from, and that it is always the one that the user sees in the editor."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import distrain
+from distrain import DataParallelTrainer, JobError, RunConfig, ScalingConfig
+from tests.process.conftest import Fit, reported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+
+PREAMBLE = """
+import functools, os, sys
+import distrain
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+def fit(function, config=None, **scaling):
+    run_config = RunConfig(storage_path=os.environ["RUNS"])
+    scaling_config = ScalingConfig(num_workers=2, **scaling)
+    trainer = DataParallelTrainer(
+        function, train_loop_config=config, scaling_config=scaling_config, run_config=run_config
+    )
+    return trainer.fit().return_value
+"""
+
+
+@pytest.fixture(autouse=True)
+def runs(monkeypatch: pytest.MonkeyPatch, storage: Path) -> Path:
+    monkeypatch.setenv("RUNS", str(storage))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return storage
+
+
+def output(completed: subprocess.CompletedProcess[str]) -> str:
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
+
+
+# -- in one's own process --------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """A callable object with state."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, config: dict[str, Any]) -> int:
+        return int(self.factor * config["x"])
+
+    def method(self, config: dict[str, Any]) -> int:
+        return int(self.factor * config["x"]) + 1
+
+
+def with_two_arguments(factor: int, config: dict[str, Any]) -> int:
+    return int(factor * config["x"])
+
+
+def with_an_optional_config(config: dict[str, Any] | None = None) -> Any:
+    return config
+
+
+def closure(factor: int) -> Callable[[dict[str, Any]], int]:
+    def train(config: dict[str, Any]) -> int:
+        return int(factor * config["x"])
+
+    return train
+
+
+FUNCTIONS: list[Any] = [
+    pytest.param(lambda config: 3 * config["x"], 6, id="lambda"),
+    pytest.param(lambda: "nothing", "nothing", id="no argument"),
+    pytest.param(closure(3), 6, id="closure"),
+    pytest.param(functools.partial(with_two_arguments, 3), 6, id="partial"),
+    pytest.param(Trainer(3), 6, id="callable object"),
+    pytest.param(Trainer(3).method, 7, id="method"),
+    pytest.param(with_an_optional_config, {"x": 2}, id="config=None"),
+    pytest.param(lambda *args, **kwargs: (args, kwargs), (({"x": 2},), {}), id="variadic"),
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), FUNCTIONS)
+def test_functions_of_many_kinds(fit: Fit, function: Callable[..., Any], expected: Any) -> None:
+    trainer = DataParallelTrainer(function, train_loop_config={"x": 2}, run_config=RunConfig(storage_path=fit.storage))
+    assert trainer.fit().return_value == expected
+
+
+def test_without_a_config_an_optional_one_is_empty(fit: Fit) -> None:
+    trainer = DataParallelTrainer(with_an_optional_config, run_config=RunConfig(storage_path=fit.storage))
+    assert trainer.fit().return_value == {}
+
+
+def test_what_cannot_be_pickled_is_named_before_anything_starts(fit: Fit) -> None:
+    def train() -> None:
+        print(generator)
+
+    generator = (number for number in range(3))
+    with pytest.raises(JobError, match="variable 'generator'"):
+        fit(train)
+    with pytest.raises(JobError, match=r"train_loop_config\['data'\]\['source'\]"):
+        fit(lambda config: None, {"data": {"source": generator}})
+    assert not fit.storage.exists()
+
+
+# -- from a script ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_from_main_with_its_own_classes_and_globals(user_script: Script, start_method: str) -> None:
+    source = """
+import pickle
+from dataclasses import dataclass
+
+FACTOR = 3
+
+@dataclass
+class Answer:
+    value: int
+
+def helper(x):
+    return Answer(FACTOR * x)
+
+def train(config):
+    answer = pickle.loads(pickle.dumps(helper(config["x"])))
+    assert type(answer) is Answer
+    assert sys.modules["__main__"].Answer is Answer
+    print("in", __name__)
+    return answer
+
+value = fit(train, {"x": 2}, start_method=sys.argv[1])
+assert type(value) is Answer, type(value)
+print("value", value.value)
+"""
+    lines = output(user_script(PREAMBLE + source, start_method)).splitlines()
+    assert sorted(lines) == ["[rank 0] in __main__", "[rank 1] in __main__", "value 6"]
+
+
+def test_no_main_guard_is_needed_and_the_script_runs_once(user_script: Script) -> None:
+    source = 'print("top level")\nfit(lambda: 1)\nfit(lambda: 1, start_method="spawn")\n'
+    assert output(user_script(PREAMBLE + source)) == "top level\n"
+
+
+def test_from_a_module_beside_the_script(user_script: Script, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import helper_module\ndef train():\n    return helper_module.NAME, __name__\n")
+    (tmp_path / "helper_module.py").write_text("NAME = 'beside'\n")
+    source = "import model\nprint(fit(model.train))\n"
+    assert output(user_script(PREAMBLE + source)) == "('beside', 'model')\n"
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_an_edited_module_is_picked_up(user_script: Script, tmp_path: Path, start_method: str) -> None:
+    """By a new process, and by the next fit() of the same process, which still has the old one."""
+    module = tmp_path / "model.py"
+    source = f"""
+from pathlib import Path
+import model
+print(fit(model.train, start_method="{start_method}"))
+Path("model.py").write_text("def train():\\n    return 'edited in between'\\n")
+print(fit(model.train, start_method="{start_method}"))
+"""
+    for version in ("first", "the second one"):
+        module.write_text(f"def train():\n    return {version!r}\n")
+        assert output(user_script(PREAMBLE + source)).splitlines() == [version, "edited in between"]
+
+
+SHADOWS = ["queue", "typing", "json", "types", "random", "logging", "socket", "signal", "struct", "numpy", "psutil"]
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_directory_full_of_modules_that_shadow_others(user_script: Script, tmp_path: Path, start_method: str) -> None:
+    """The working directory is on nobody's path: the script is somewhere else."""
+    directory = tmp_path / "work"
+    directory.mkdir()
+    for name in SHADOWS:
+        (directory / f"{name}.py").write_text(f"raise ImportError('the wrong {name}')\n")
+    source = "import queue, numpy\nprint(fit(lambda: os.getcwd(), start_method=sys.argv[1]))\n"
+    assert output(user_script(PREAMBLE + source, start_method, cwd=directory)) == f"{directory}\n"
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_users_own_queue_module_is_the_users(user_script: Script, tmp_path: Path, start_method: str) -> None:
+    """Beside the script, where it hides the standard library's for the user, and for nobody else."""
+    for name in ("queue", "psutil", "utils", "process", "worker"):
+        (tmp_path / f"{name}.py").write_text(f"MINE = 'my {name}'\n")
+    source = """
+import queue, utils, process, worker, psutil
+def train():
+    import queue, utils, process, worker, psutil
+    return [module.MINE for module in (queue, utils, process, worker, psutil)]
+assert fit(train, start_method=sys.argv[1]) == train(), fit(train, start_method=sys.argv[1])
+"""
+    output(user_script(PREAMBLE + source, start_method))
+
+
+def test_from_the_command_line_of_the_interpreter(tmp_path: Path) -> None:
+    """``python -c`` has the working directory on the path, as notebooks have."""
+    (tmp_path / "model.py").write_text("def train():\n    return 'imported from here'\n")
+    (tmp_path / "queue.py").write_text("raise ImportError('the wrong queue')\n")
+    source = PREAMBLE + "import model\nprint(fit(model.train))\n"
+    completed = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True)
+    assert output(completed) == "imported from here\n"
+
+
+@pytest.mark.parametrize("name", ["with space", "new\nline", 'it\'s "quoted"', "$HOME; echo `id`", "ümläut", "-c"])
+def test_odd_working_directories(user_script: Script, tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    (directory / "model.py").write_text("import os\ndef train():\n    return os.getcwd()\n")
+    source = 'sys.path.insert(0, "")\nimport model\nprint(fit(model.train))\n'
+    assert output(user_script(PREAMBLE + source, cwd=directory)) == f"{directory}\n"
+
+
+def test_interpreter_flags_are_handed_on(tmp_path: Path) -> None:
+    source = (
+        PREAMBLE
+        + """
+def train():
+    distrain.report({"flags": [sys.flags.optimize, sys.flags.utf8_mode, sys.flags.dev_mode], "x": sys._xoptions})
+fit(train)
+fit(train, start_method="spawn")
+"""
+    )
+    flags = ["-O", "-X", "utf8", "-X", "dev", "-W", "ignore"]
+    output(subprocess.run([sys.executable, *flags, "-c", source], capture_output=True, text=True, cwd=tmp_path))
+    for run in (tmp_path / "runs").iterdir():
+        assert reported(run) == [{"flags": [1, 1, True], "x": {"utf8": True, "dev": True}}] * 2
+
+
+# -- from a notebook -------------------------------------------------------------------------------------------------
+
+RUN_NOTEBOOK = """
+import json, sys, nbformat, nbclient
+cells = [nbformat.v4.new_code_cell(source) for source in json.load(sys.stdin)]
+notebook = nbformat.v4.new_notebook(cells=cells)
+nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+print(json.dumps([[dict(o) for o in cell.outputs] for cell in notebook.cells]))
+"""
+
+
+def run_notebook(cells: list[str], directory: Path) -> list[str]:
+    """The text that each cell showed."""
+    completed = subprocess.run(
+        [sys.executable, "-c", RUN_NOTEBOOK], input=json.dumps(cells), capture_output=True, text=True, cwd=directory
+    )
+    shown: list[list[dict[str, Any]]] = json.loads(output(completed).splitlines()[-1])
+    return ["".join(part.get("text", "") for part in cell) for cell in shown]
+
+
+def test_a_notebook_with_a_cell_edited_in_between(tmp_path: Path) -> None:
+    edited = "def train(config):\n    print('hello from', NAME)\n    return NAME, config"
+    shown = run_notebook(
+        [
+            "import asyncio\n" + PREAMBLE,
+            "NAME = 'first'\n" + edited,
+            "print(fit(train, {'x': 1}))",
+            "NAME = 'second'",
+            "async def main():\n    return fit(train, {'x': 2}, start_method='spawn')\nprint(await main())",
+            (
+                "try:\n    fit(lambda: 1 / 0)\n"
+                "except distrain.WorkerGroupError as error:\n    print(type(error.__cause__).__name__)"
+            ),
+            "await asyncio.sleep(0.01)\nprint('the kernel still works')",
+        ],
+        tmp_path,
+    )
+    assert "('first', {'x': 1})" in shown[2]
+    assert shown[2].count("hello from first") == 2
+    assert "('second', {'x': 2})" in shown[4]
+    assert shown[4].count("hello from second") == 2
+    assert "ZeroDivisionError" in shown[5]
+    assert "the kernel still works" in shown[6]
+
+
+def test_the_trainer_can_be_used_twice(fit: Fit) -> None:
+    trainer = DataParallelTrainer(
+        lambda: distrain.get_context().get_world_size(),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=fit.storage),
+    )
+    first, second = trainer.fit(), trainer.fit()
+    assert first.return_value == second.return_value == 2
+    assert first.path != second.path

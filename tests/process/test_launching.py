@@ -1,0 +1,231 @@
+"""What a worker finds when train_func begins: the same over every start method and transport."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import distrain
+from distrain import survey
+from tests.process.conftest import WAYS, Fit, make_fit, records, reported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ODD_NAME = 'it\'s a "dir"\nwith $HOME `odd` names\\'
+
+
+def look_around(config: dict[str, Any]) -> dict[str, Any]:
+    context = distrain.get_context()
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        if context.get_world_rank() == 0:
+            sock.listen()  # as rank 0's store does
+    try:
+        answer = input("> ")
+    except EOFError as error:
+        answer = str(error)
+    distrain.report(
+        {
+            "environment": dict(os.environ),
+            "world": [context.get_world_rank(), context.get_world_size()],
+            "local": [context.get_local_rank(), context.get_local_world_size(), context.get_node_rank()],
+            "directory": os.getcwd(),
+            "path": sys.path,
+            "arguments": sys.argv,
+            "main thread": threading.current_thread() is threading.main_thread(),
+            "threads": threading.active_count(),
+            "executable": sys.executable,
+            "stdin": answer,
+            "pid": os.getpid(),
+            "session": os.getsid(0),
+            "modules": [name for name in ("torch", "pandas", "rich") if name in sys.modules],
+        }
+    )
+    return config | {"greeting": config["greeting"] * 2}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One run of :func:`look_around` per way, and what the user's process looked like."""
+    folder = tmp_path_factory.mktemp("run")
+    directory = folder / ODD_NAME
+    directory.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.syspath_prepend("/nowhere/of the user")
+        patch.setattr(sys, "argv", ["train.py", "--lr", "0.1 ' \n"])
+        patch.setenv("USERS_OWN", "value with 'quotes' \n and ümläuts")
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        patch.delenv("PYTHONPATH", raising=False)
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        result = make_fit(request.param, folder)(look_around, {"greeting": "grüß"}, workers=3)
+        user = {"path": list(sys.path), "arguments": list(sys.argv), "directory": os.getcwd()}
+    ranks = [reported(result.path, rank)[0] for rank in range(3)]
+    return {"result": result, "ranks": ranks, "user": user}
+
+
+def test_the_config_arrives_and_the_return_value_comes_back(run: dict[str, Any]) -> None:
+    assert run["result"].return_value == {"greeting": "grüßgrüß"}
+    assert run["result"].error is None
+
+
+def test_every_rank_knows_its_place(run: dict[str, Any]) -> None:
+    assert [facts["world"] for facts in run["ranks"]] == [[0, 3], [1, 3], [2, 3]]
+    assert [facts["local"] for facts in run["ranks"]] == [[0, 3, 0], [1, 3, 0], [2, 3, 0]]
+    assert len({facts["pid"] for facts in run["ranks"]}) == 3
+
+
+def test_torchruns_variables_are_set(run: dict[str, Any]) -> None:
+    for rank, facts in enumerate(run["ranks"]):
+        environment = facts["environment"]
+        expected = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": 3,
+            "LOCAL_WORLD_SIZE": 3,
+            "NODE_RANK": 0,
+            "GROUP_RANK": 0,
+            "GROUP_WORLD_SIZE": 1,
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": 3,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "MASTER_ADDR": "127.0.0.1",
+        }
+        assert {name: environment.get(name) for name in expected} == {k: str(v) for k, v in expected.items()}
+        assert environment["TORCHELASTIC_RUN_ID"]
+
+
+def test_all_ranks_have_one_rendezvous_port(run: dict[str, Any]) -> None:
+    ports = {facts["environment"]["MASTER_PORT"] for facts in run["ranks"]}
+    assert len(ports) == 1
+    assert int(ports.pop()) > 1023
+
+
+def test_the_users_directory_path_and_arguments_are_there(run: dict[str, Any]) -> None:
+    for facts in run["ranks"]:
+        assert facts["directory"] == run["user"]["directory"]
+        assert facts["path"] == run["user"]["path"]
+        assert facts["arguments"] == run["user"]["arguments"]
+        assert facts["executable"] == sys.executable
+
+
+def test_the_users_environment_is_there(run: dict[str, Any]) -> None:
+    for facts in run["ranks"]:
+        assert facts["environment"]["USERS_OWN"] == "value with 'quotes' \n and ümläuts"
+
+
+def test_train_func_has_the_main_thread_and_no_other_is_ours(run: dict[str, Any]) -> None:
+    for facts in run["ranks"]:
+        assert facts["main thread"]
+        assert facts["threads"] == 1
+
+
+def test_workers_lead_sessions_of_their_own(run: dict[str, Any]) -> None:
+    assert all(facts["session"] == facts["pid"] for facts in run["ranks"])
+
+
+def test_nothing_heavy_is_imported_for_the_user(run: dict[str, Any]) -> None:
+    assert all(facts["modules"] == [] for facts in run["ranks"])
+
+
+def test_threads_for_openmp_are_shared_out(run: dict[str, Any]) -> None:
+    expected = str(max(1, survey.usable_cpus() // 3))
+    assert {facts["environment"]["OMP_NUM_THREADS"] for facts in run["ranks"]} == {expected}
+
+
+def test_input_says_why_there_is_none(run: dict[str, Any]) -> None:
+    assert all("no terminal" in facts["stdin"] for facts in run["ranks"])
+
+
+def test_the_users_number_of_openmp_threads_is_kept(any_fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train() -> str:
+        return os.environ["OMP_NUM_THREADS"]
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert any_fit(train, workers=1).return_value == "7"
+
+
+def test_random_numbers_differ_between_ranks_and_attempts(any_fit: Fit) -> None:
+    def train() -> None:
+        distrain.report({"python": random.random(), "numpy": float(np.random.random())})
+        if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0:
+            (place / f"drawn-{distrain.get_context().get_world_rank()}").touch()
+            while len(list(place.glob("drawn-*"))) < 2:
+                pass
+            raise ValueError("once more")
+
+    place = any_fit.storage
+    place.mkdir()
+    result = any_fit(train, failure_config=distrain.FailureConfig(max_failures=1))
+    drawn = reported(result.path)
+    assert len(drawn) == 4
+    assert {record["attempt"] for record in records(result.path)} == {0, 1}
+    for source in ("python", "numpy"):
+        assert len({draw[source] for draw in drawn}) == 4, source
+
+
+def test_a_seed_makes_random_numbers_repeat(any_fit: Fit) -> None:
+    def train() -> None:
+        random.seed(7)
+        np.random.seed(7)
+        distrain.report({"python": random.random(), "numpy": float(np.random.random())})
+
+    result = any_fit(train)
+    random.seed(7)
+    expected = {"python": random.random(), "numpy": float(np.random.RandomState(7).random())}
+    assert reported(result.path) == [expected, expected]
+
+
+def test_a_preload_that_starts_a_thread_means_fresh_interpreters_and_is_said_once(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "threaded_package.py").write_text(
+        "import threading, time, os\nPID = os.getpid()\n"
+        "threading.Thread(target=time.sleep, args=(1e6,), daemon=True, name='watcher').start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr("distrain.job._site_folders", lambda: {str(site)})
+
+    def train() -> None:
+        import threaded_package
+
+        distrain.report({"own": os.getpid() == threaded_package.PID, "threads": threading.active_count()})
+
+    result = fit(train, workers=3)
+    assert reported(result.path) == [{"own": True, "threads": 2}] * 3
+    notices = [line for line in capsys.readouterr().err.splitlines() if "fresh interpreters" in line]
+    assert len(notices) == 1
+    assert "watcher" in notices[0]
+
+
+def test_an_installed_module_that_train_func_imports_is_imported_once_per_host(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "slow_package.py").write_text("import os\nPID = os.getpid()\n")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr("distrain.job._site_folders", lambda: {str(site)})
+
+    def train() -> None:
+        import slow_package
+
+        distrain.report({"importer": slow_package.PID})
+
+    result = fit(train, workers=3)
+    assert len({metrics["importer"] for metrics in reported(result.path)}) == 1

@@ -1,0 +1,397 @@
+"""The crash table: whoever dies, and whoever dies with it, nothing of the run lives five seconds later.
+
+One run holds every kind of worker that is hard to get rid of. It runs in a user's process of its own, so that this one
+can be killed too. Who is left is counted twice: by the run's id in the environment, and by watching every pid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import NOTHING_LEFT_WITHIN_S, describe_processes, run_members, wait_until
+from tests.process.conftest import OPPOSITE_WAYS, assert_no_half_checkpoint, make_fake_ssh
+
+USERS_SCRIPT = """
+import ctypes, os, signal, subprocess, sys, time
+from pathlib import Path
+import distrain
+from distrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
+from distrain.backend import BackendConfig
+from distrain.job import FunctionWork
+from distrain.trainer import run_work
+from distrain.transport import LocalTransport, PrefixTransport
+
+place, start_method, ssh, grace_s, end = Path(sys.argv[1]), *sys.argv[2:6]
+
+
+def ready():
+    rank = distrain.get_context().get_world_rank()
+    (place / f"ready-{rank}.new").write_text(str(os.getpid()))
+    (place / f"ready-{rank}.new").rename(place / f"ready-{rank}")
+
+
+def checkpoint_for_ever():
+    folder = place / "model"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(os.urandom(2_000_000))
+    distrain.report({"step": 0}, checkpoint=Checkpoint(folder))
+    ready()
+    for step in range(1, 100_000):
+        if (place / "end").exists():
+            return
+        distrain.report({"step": step}, checkpoint=Checkpoint(folder))
+        time.sleep(0.02)
+
+
+def sleep():
+    ready()
+    while not (place / "end").exists():
+        time.sleep(0.01)
+    if end == "raise":
+        raise ValueError("the end")
+    if end == "os._exit":
+        os._exit(3)
+
+
+def ignore_signals():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sleep()
+
+
+def hold_the_gil():
+    if end:
+        return sleep()
+    lock, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)  # which does not release the GIL
+    library.pthread_mutex_lock(lock)
+    ready()
+    library.pthread_mutex_lock(lock)  # waits for itself, whatever signals arrive
+
+
+def with_grandchildren():
+    subprocess.Popen(["setsid", "sleep", "1001"])
+    subprocess.Popen(["sh", "-c", "trap '' TERM HUP INT; sleep 1002; sleep 1003"], start_new_session=True)
+    sleep()
+
+
+def with_daemons():
+    for number, environment in (("1004", os.environ), ("1005", {})):  # the second one carries no id of the run
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                (place / f"sleep-{number}").write_text(str(os.getpid()))
+                os.execve("/bin/sleep", ["sleep", number], environment)
+            os._exit(0)
+        os.wait()
+    sleep()
+
+
+WORKERS = [checkpoint_for_ever, sleep, ignore_signals, hold_the_gil, with_grandchildren, with_daemons]
+
+
+def train():
+    WORKERS[distrain.get_context().get_world_rank()]()
+
+
+config = CheckpointConfig(missing_rank_s=0.0)  # the others never report
+transport = PrefixTransport("otherhost", (ssh, "otherhost")) if ssh else LocalTransport()
+try:
+    run_work(
+        FunctionWork(function=train, config={}, backend=BackendConfig()),
+        ScalingConfig(num_workers=len(WORKERS), start_method=start_method),
+        RunConfig(name="run", storage_path=place / "runs", stop_grace_s=float(grace_s), checkpoint_config=config),
+        transports=(transport,),
+    )
+except BaseException as error:
+    print("ENDED", type(error).__name__, str(error).partition("\\n")[0], flush=True)
+    raise
+print("FINISHED", flush=True)
+"""
+
+WORKERS = 6
+PATIENT_S = 600.0
+"""A grace that no test waits for."""
+
+
+@dataclass
+class Running:
+    """A user's process in the middle of training, and every process of the run."""
+
+    user: subprocess.Popen[str]
+    place: Path
+    agent: psutil.Process
+    forkserver: psutil.Process
+    workers: list[psutil.Process]
+    family: set[psutil.Process]
+
+    def kill(self, *names: str) -> None:
+        """kill -9 them all, without giving any of them time to see the others go."""
+        victims = {"user": self.user.pid, "agent": self.agent.pid, "forkserver": self.forkserver.pid}
+        victims |= {f"worker {rank}": worker.pid for rank, worker in enumerate(self.workers)}
+        for name in names:
+            os.kill(victims[name], signal.SIGSTOP)
+        for name in names:
+            os.kill(victims[name], signal.SIGKILL)
+
+    def end(self) -> tuple[int, str, float]:
+        """Exit code and output of the user's process, and how long it took, in seconds."""
+        began = time.monotonic()
+        output, _ = self.user.communicate(timeout=30.0)
+        return self.user.returncode, output, time.monotonic() - began
+
+    def kill_the_untraceable(self) -> None:
+        """With agent and forkserver gone at once, only the environment tells who belonged to the run."""
+        untraceable = int((self.place / "sleep-1005").read_text())
+        next(member for member in self.family if member.pid == untraceable).kill()
+
+    def survivors(self) -> list[psutil.Process]:
+        return [member for member in self.family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+
+
+Launch = Callable[..., Running]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, test_run_id: str) -> Iterator[Launch]:
+    """Start the user's process and wait until every worker is where it is hard to get rid of."""
+    started: list[Running | subprocess.Popen[str]] = []
+
+    def start(
+        way: str = "forkserver-local", *, grace_s: float = PATIENT_S, end: str = "", **environment: str
+    ) -> Running:
+        start_method, _, over = way.partition("-")
+        ssh = make_fake_ssh(tmp_path).prefix[0] if over == "ssh" else ""
+        script = tmp_path / "script.py"
+        script.write_text(USERS_SCRIPT)
+        user = subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path), start_method, ssh, str(grace_s), end],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        started.append(user)
+        ready = [tmp_path / f"ready-{rank}" for rank in range(WORKERS)]
+        wait_until(
+            lambda: user.poll() is not None or all(path.exists() for path in ready), what="all workers are ready"
+        )
+        assert user.poll() is None, user.communicate()[0]
+        workers = [psutil.Process(int(path.read_text())) for path in ready]
+        forkserver = workers[0].parent()
+        assert forkserver is not None
+        agent = forkserver.parent()
+        assert agent is not None
+        family = {psutil.Process(user.pid)}
+
+        def all_sleep() -> bool:
+            untraceable = tmp_path / "sleep-1005"
+            if not untraceable.exists() or not untraceable.read_text():
+                return False
+            found = {*run_members(test_run_id), psutil.Process(int(untraceable.read_text()))}
+            family.update(found)
+            return sum(member.name() == "sleep" for member in found) == 4
+
+        wait_until(all_sleep, what="all grandchildren are there")
+        assert {*workers, forkserver, agent} <= family
+        return Running(user, tmp_path, agent, forkserver, workers, family)
+
+    yield start
+    for item in started:
+        user = item.user if isinstance(item, Running) else item
+        user.kill()
+        user.communicate()
+
+
+def assert_nothing_is_left(running: Running, run_id: str) -> None:
+    deadline = time.monotonic() + NOTHING_LEFT_WITHIN_S
+    while (left := {*running.survivors(), *run_members(run_id)}) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left, describe_processes(list(left))
+    assert_no_half_checkpoint(running.place / "runs")
+    for line in Path(running.place, "runs", "run", "metrics.jsonl").read_text().splitlines(keepends=True):
+        assert not line.endswith("\n") or json.loads(line)
+
+
+# -- one or two processes are killed ---------------------------------------------------------------------------------
+
+WITH_THE_USER = [("user",), ("user", "agent"), ("user", "forkserver"), ("user", "worker 1")]
+WITHOUT_THE_USER = {
+    ("worker 1",): "WorkerGroupError rank 1 on",
+    ("worker 2",): "WorkerGroupError rank 2 on",
+    ("worker 3",): "WorkerGroupError rank 3 on",
+    ("worker 5",): "WorkerGroupError rank 5 on",
+    ("forkserver",): "WorkerGroupError ranks 0-5 on",
+    ("agent",): "WorkerGroupError ranks 0-5 on",
+    ("agent", "forkserver"): "WorkerGroupError ranks 0-5 on",
+    ("agent", "worker 2"): "WorkerGroupError ranks 0-5 on",
+    ("forkserver", "worker 4"): "WorkerGroupError ranks 0-5 on",
+}
+
+
+@pytest.mark.parametrize("victims", WITH_THE_USER, ids="+".join)
+@pytest.mark.parametrize("way", OPPOSITE_WAYS)
+def test_nothing_is_left_after_a_kill_of_the_users_process(
+    launch: Launch, test_run_id: str, way: str, victims: tuple[str, ...]
+) -> None:
+    running = launch(way)
+    running.kill(*victims)
+    running.user.wait(timeout=1.0)
+    assert_nothing_is_left(running, test_run_id)
+
+
+@pytest.mark.parametrize("victims", WITHOUT_THE_USER, ids="+".join)
+@pytest.mark.parametrize("way", OPPOSITE_WAYS)
+def test_fit_raises_and_nothing_is_left_after_a_kill(
+    launch: Launch, test_run_id: str, way: str, victims: tuple[str, ...]
+) -> None:
+    running = launch(way)
+    running.kill(*victims)
+    code, output, took_s = running.end()
+    assert code == 1
+    assert f"ENDED {WITHOUT_THE_USER[victims]}" in output
+    assert took_s < NOTHING_LEFT_WITHIN_S
+    if {"agent", "forkserver"} <= set(victims):
+        running.kill_the_untraceable()
+    assert_nothing_is_left(running, test_run_id)
+
+
+def test_a_run_that_was_killed_goes_on_at_its_last_checkpoint(launch: Launch, test_run_id: str) -> None:
+    running = launch()
+    run = running.place / "runs" / "run"
+    wait_until(lambda: list(run.glob("checkpoint_*")), what="there is a checkpoint")
+    running.kill("user")
+    assert_nothing_is_left(running, test_run_id)
+    committed = max(path.name for path in run.glob("checkpoint_*"))
+    source = """
+import sys
+import distrain
+def train():
+    return distrain.get_checkpoint().path
+trainer = distrain.DataParallelTrainer(train, run_config=distrain.RunConfig(name="run", storage_path=sys.argv[1]))
+print(trainer.fit().return_value)
+"""
+    again = subprocess.run(
+        [sys.executable, "-c", source, str(running.place / "runs")], capture_output=True, text=True, check=True
+    )
+    assert again.stdout.strip() == str(run / committed)
+    assert not (run / ".staging").exists()
+
+
+# -- the user asks for the end ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", OPPOSITE_WAYS)
+def test_ctrl_c_stops_the_workers_within_the_grace(launch: Launch, test_run_id: str, way: str) -> None:
+    running = launch(way, grace_s=0.3)
+    running.user.send_signal(signal.SIGINT)
+    code, output, took_s = running.end()
+    assert code == -signal.SIGINT
+    assert "ENDED KeyboardInterrupt" in output
+    assert took_s < NOTHING_LEFT_WITHIN_S
+    assert_nothing_is_left(running, test_run_id)
+
+
+@pytest.mark.parametrize("way", OPPOSITE_WAYS)
+def test_a_second_ctrl_c_does_not_wait_for_the_grace(launch: Launch, test_run_id: str, way: str) -> None:
+    running = launch(way)
+    running.user.send_signal(signal.SIGINT)
+    wait_until(lambda: not running.workers[1].is_running(), what="the worker that can be asked is gone")
+    assert running.workers[2].is_running()
+    running.user.send_signal(signal.SIGINT)
+    code, output, took_s = running.end()
+    assert code == -signal.SIGINT
+    assert "ENDED KeyboardInterrupt" in output
+    assert took_s < NOTHING_LEFT_WITHIN_S
+    assert_nothing_is_left(running, test_run_id)
+
+
+@pytest.mark.parametrize("way", OPPOSITE_WAYS)
+def test_sigterm_of_the_users_process_stops_the_run(launch: Launch, test_run_id: str, way: str) -> None:
+    running = launch(way, grace_s=0.3)
+    running.user.send_signal(signal.SIGTERM)
+    code, output, took_s = running.end()
+    assert code == 1
+    assert "ENDED PreemptionError the run was stopped by SIGTERM" in output
+    assert took_s < NOTHING_LEFT_WITHIN_S
+    assert_nothing_is_left(running, test_run_id)
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_users_process_only(launch: Launch, test_run_id: str) -> None:
+    running = launch(grace_s=0.3)
+    os.killpg(running.user.pid, signal.SIGINT)  # as the terminal does
+    code, output, _ = running.end()
+    assert code == -signal.SIGINT
+    assert "WorkerGroupError" not in output
+    assert_nothing_is_left(running, test_run_id)
+
+
+def test_the_stacks_of_those_who_do_not_stop_are_kept(launch: Launch) -> None:
+    running = launch(grace_s=0.2)
+    running.user.send_signal(signal.SIGTERM)
+    running.end()
+    stacks = {path.name: path.read_text() for path in running.place.glob("runs/run/stacks/attempt_0/*")}
+    assert set(stacks) == {"rank_2.txt", "rank_3.txt"}
+    assert "in ignore_signals" in stacks["rank_2.txt"]
+    assert "in hold_the_gil" in stacks["rank_3.txt"]
+
+
+# -- train_func comes to its end -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["return", "raise", "os._exit"])
+@pytest.mark.parametrize("way", OPPOSITE_WAYS)
+def test_what_train_func_started_ends_with_it(launch: Launch, test_run_id: str, way: str, end: str) -> None:
+    running = launch(way, end=end)
+    (running.place / "end").touch()
+    code, output, took_s = running.end()
+    assert (code, "FINISHED" in output) == ((0, True) if end == "return" else (1, False))
+    assert took_s < NOTHING_LEFT_WITHIN_S
+    assert_nothing_is_left(running, test_run_id)
+
+
+# -- is the census any good? -----------------------------------------------------------------------------------------
+
+NO_CLEANUP = """
+import importlib.machinery, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "distrain.process":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
+        def load_and_disarm(module):
+            load(module)
+            module.kill_descendants = lambda *args, **options: []
+            module.sweep = lambda *args, **options: []
+            module.adopt_orphans = lambda: None
+        spec.loader.exec_module = load_and_disarm
+        return spec
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_without_the_cleanup_the_census_finds_what_is_left(launch: Launch, test_run_id: str, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(NO_CLEANUP)
+    running = launch(PYTHONPATH=str(site))
+    running.kill("worker 1")
+    running.end()
+    watched = sorted(member.cmdline()[-1] for member in running.survivors() if member.name() == "sleep")
+    counted = sorted(member.cmdline()[-1] for member in run_members(test_run_id) if member.name() == "sleep")
+    for member in {*running.survivors(), *run_members(test_run_id)}:
+        member.kill()
+    assert watched == ["1001", "1002", "1004", "1005"]
+    assert counted == ["1001", "1002", "1004"]

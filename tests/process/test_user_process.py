@@ -1,0 +1,203 @@
+"""fit() as a guest in the user's process: what it leaves behind, and how many there may be."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import Result, WorkerGroupError
+from tests.process.conftest import Fit, reported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+AT_ONCE = 10
+
+
+def open_fds() -> list[str]:
+    gc.collect()
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found.append(f"{entry} -> {os.readlink(f'/proc/self/fd/{entry}')}")
+        except OSError:  # that of the listing
+            continue
+    return sorted(found)
+
+
+def succeed() -> None:
+    distrain.report({"loss": 1})
+
+
+def fail() -> None:
+    raise ValueError("no")
+
+
+def die() -> None:
+    os._exit(3)
+
+
+def test_neither_descriptors_nor_children_nor_handlers_are_left(any_fit: Fit) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
+    threads = threading.active_count()
+    path, directory, environment = list(sys.path), os.getcwd(), dict(os.environ)
+    any_fit(succeed)
+    before = open_fds()
+    for function in (succeed, fail, die):
+        if function is succeed:
+            any_fit(function)
+        else:
+            with pytest.raises(WorkerGroupError):
+                any_fit(function)
+    assert open_fds() == before
+    assert psutil.Process().children(recursive=True) == []
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    assert signal.set_wakeup_fd(-1) == -1
+    assert threading.active_count() == threads
+    assert (sys.path, os.getcwd(), dict(os.environ)) == (path, directory, environment)
+
+
+def test_fit_works_in_a_thread(any_fit: Fit) -> None:
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(any_fit(succeed)))
+    thread.start()
+    thread.join()
+    assert results[0].metrics == {"loss": 1}
+
+
+def test_several_fits_in_threads_at_once(fit: Fit) -> None:
+    results: list[Result] = []
+    threads = [threading.Thread(target=lambda: results.append(fit(succeed))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({result.path for result in results}) == 4
+
+
+def test_an_ignored_ctrl_c_stays_ignored(fit: Fit) -> None:
+    def train() -> str:
+        os.kill(psutil.Process().parents()[2].pid, signal.SIGINT)
+        time.sleep(0.1)
+        return "undisturbed"
+
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert fit(train, workers=1).return_value == "undisturbed"
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_after_ctrl_c_the_next_fit_works(fit: Fit) -> None:
+    def train() -> None:
+        os.kill(psutil.Process().parents()[2].pid, signal.SIGINT)
+        time.sleep(1000)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(train, workers=1, stop_grace_s=0.2)
+    assert fit(succeed).metrics == {"loss": 1}
+
+
+def test_sigterm_unwinds_train_func(fit: Fit, tmp_path: Path) -> None:
+    def train() -> None:
+        try:
+            os.kill(psutil.Process().parents()[2].pid, signal.SIGTERM)
+            time.sleep(1000)
+        finally:
+            (place / "unwound").touch()
+
+    place = tmp_path
+    with pytest.raises(distrain.PreemptionError) as raised:
+        fit(train, workers=1)
+    assert (place / "unwound").exists()
+    assert raised.value.result is not None
+
+
+def test_children_of_the_user_are_left_alone(any_fit: Fit) -> None:
+    bystander = subprocess.Popen(["sleep", "1000"])
+    try:
+        any_fit(succeed)
+        with pytest.raises(WorkerGroupError):
+            any_fit(die)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_worker_may_have_a_fit_of_its_own(fit: Fit) -> None:
+    def inner() -> int:
+        return distrain.get_context().get_world_size()
+
+    def train() -> Any:
+        from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+        run = RunConfig(storage_path=place)
+        return (
+            DataParallelTrainer(inner, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit().return_value
+        )
+
+    place = fit.storage
+    assert fit(train, workers=1).return_value == 2
+
+
+MEET = """
+import os, sys, time
+from pathlib import Path
+import distrain
+def train():
+    place = Path(sys.argv[1])
+    (place / f"run-{sys.argv[2]}").touch()
+    while len(list(place.glob("run-*"))) < int(sys.argv[3]):
+        time.sleep(0.005)
+    distrain.report({"port": os.environ["MASTER_PORT"]})
+run = distrain.RunConfig(storage_path=Path(sys.argv[1], "runs"), name=f"run-{sys.argv[2]}")
+scaling = distrain.ScalingConfig(num_workers=2)
+distrain.DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()
+"""
+
+
+def test_ten_runs_started_at_once_do_not_collide(tmp_path: Path) -> None:
+    script = tmp_path / "meet.py"
+    script.write_text(MEET)
+    users = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path), str(number), str(AT_ONCE)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(AT_ONCE)
+    ]
+    for user in users:
+        said, _ = user.communicate(timeout=60)
+        assert user.returncode == 0, said
+    ports = [metrics["port"] for run in (tmp_path / "runs").iterdir() for metrics in reported(run, rank=0)]
+    assert len(set(ports)) == AT_ONCE
+
+
+def test_neither_coordinator_nor_agent_needs_torch(user_script: Script, tmp_path: Path, storage: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    for name in ("torch", "pandas", "numpy", "IPython"):
+        (site / f"{name}.py").write_text(f"raise ImportError('{name} must not be imported')\n")
+    source = f"""
+import distrain
+run = distrain.RunConfig(storage_path={str(storage)!r})
+print(distrain.DataParallelTrainer(lambda: "no torch", run_config=run).fit().return_value)
+"""
+    completed = user_script(source, env={**os.environ, "PYTHONPATH": str(site)})
+    assert completed.stdout == "no torch\n", completed.stderr

@@ -1,0 +1,315 @@
+"""python -m distrain.launch, run as a user runs it: what it starts, with which arguments, files and names."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """Run the command line with ``tmp_path`` as working directory and ``runs`` in it as storage."""
+
+    def run(*arguments: str, cwd: Path = tmp_path, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "distrain.launch", "--storage-path", str(tmp_path / "runs"), *arguments]
+        return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s)
+
+    return run
+
+
+def lines(run: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the ranks printed, in order of rank."""
+    assert run.returncode == 0, run.stderr
+    return sorted(run.stdout.splitlines())
+
+
+# -- scripts ---------------------------------------------------------------------------------------------------------
+
+TORCHRUN_SCRIPT = """
+import argparse, os
+import torch
+from torch import distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, required=True)
+args = parser.parse_args()
+
+for _ in range(args.epochs):
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+print(int(total), args.epochs, os.environ["LOCAL_RANK"], dist.is_initialized())
+"""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_torchrun_script_runs_unmodified(launch: Launch, tmp_path: Path, start_method: str) -> None:
+    """Also one that leaves its process group and makes another, over and over."""
+    (tmp_path / "train.py").write_text(TORCHRUN_SCRIPT)
+    run = launch("--nproc-per-node", "3", "--start-method", start_method, "train.py", "--epochs", "4")
+    assert lines(run) == [f"[rank {rank}] 3 4 {rank} False" for rank in range(3)]
+
+
+def test_a_script_may_leave_its_process_group_open(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from torch.distributed import *; init_process_group(); barrier(); print('ok')")
+    assert lines(launch("--num-workers", "2", "train.py")) == ["[rank 0] ok", "[rank 1] ok"]
+
+
+def test_arguments_of_the_script_are_its_own(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
+    arguments = ["--num-workers", "7", "-m", "x", "--name=y", "--help", "--", "--set", "a b", "file.py:f", ""]
+    run = launch("--num-workers", "1", "train.py", *arguments)
+    assert lines(run) == [f"[rank 0] {['train.py', *arguments]}"]
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.name == "y"] == []
+
+
+def test_a_script_sees_itself_as_under_plain_python(launch: Launch, tmp_path: Path) -> None:
+    """From another directory, by a relative path: argv, file, first place on the path, working directory, siblings."""
+    source = tmp_path / "project"
+    source.mkdir()
+    (source / "sibling.py").write_text("word = 'sibling'")
+    (source / "train.py").write_text(
+        "import os, sys, sibling\n"
+        "print([sys.argv[0], __file__, os.path.samefile(sys.path[0], os.path.dirname(os.path.abspath(__file__))),\n"
+        "       os.getcwd(), __name__, sibling.word, sys.modules['__main__'].__dict__ is globals()])\n"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    script = "../project/train.py"
+    plain = subprocess.run([sys.executable, script], cwd=elsewhere, capture_output=True, text=True, check=True)
+    assert lines(launch(script, cwd=elsewhere)) == [f"[rank 0] {plain.stdout.rstrip()}"]
+
+
+def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "other.py").write_text("word = 'other'")
+    (package / "train.py").write_text(
+        "import sys\nfrom .other import word\nprint(__name__, __package__, word, sys.argv[1:], sys.argv[0])"
+    )
+    run = launch("--num-workers", "1", "-m", "pack.train", "--num-workers", "7", "-m", "x")
+    script = package / "train.py"
+    assert lines(run) == [f"[rank 0] __main__ pack other ['--num-workers', '7', '-m', 'x'] {script}"]
+
+
+def test_a_package_with_a_main_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__main__.py").write_text("print(__name__, __package__)")
+    assert lines(launch("-m", "pack")) == ["[rank 0] __main__ pack"]
+
+
+def test_files_named_like_the_standard_library_do_no_harm(launch: Launch, tmp_path: Path) -> None:
+    """The script still gets the directory's own first, as under plain python."""
+    for name in ("queue", "inspect", "random", "json", "socket", "selectors", "struct"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the user has a file of this name')")
+    (tmp_path / "token.py").write_text("word = 'mine'")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("import queue, inspect, random; print(queue.Queue.__name__)")
+    assert lines(launch("project/train.py")) == ["[rank 0] Queue"]
+
+
+def test_a_module_beside_the_function_may_be_named_like_the_standard_library(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("def train(): print('my queue')")
+    assert lines(launch("queue.py:train")) == ["[rank 0] my queue"]
+
+
+SPAWNING_SCRIPT = """
+import multiprocessing
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return Item(index**2)
+
+class Item:
+    def __init__(self, value):
+        self.value = value
+
+def collate(items):
+    return [item.value for item in items], items
+
+def double(value):
+    return 2 * value
+
+if __name__ == "__main__":
+    for context in ("fork", "spawn", "forkserver"):
+        options = {"num_workers": 1, "multiprocessing_context": context, "timeout": 20}
+        ((values, items),) = DataLoader(Squares(), batch_size=4, collate_fn=collate, **options)
+        print(context, values, all(type(item) is Item for item in items))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print("pool", pool.map(double, [1, 2]))
+"""
+
+
+@pytest.mark.parametrize("target", [["../project/train.py"], ["-m", "train"]])
+def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_path: Path, target: list[str]) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(SPAWNING_SCRIPT)
+    run = launch(*target, cwd=project)
+    contexts = [f"[rank 0] {context} [0, 1, 4, 9] True" for context in ("fork", "spawn", "forkserver")]
+    assert lines(run) == sorted([*contexts, "[rank 0] pool [2, 4]"])
+    assert "Traceback" not in run.stderr
+
+
+# -- functions -------------------------------------------------------------------------------------------------------
+
+FUNCTION = """
+import json
+from torch import distributed as dist
+import helper
+
+def train(config):
+    assert dist.is_initialized()
+    print(json.dumps(config, sort_keys=True), helper.word)
+
+def without_config():
+    print(dist.get_world_size())
+"""
+
+
+@pytest.fixture
+def function_file(tmp_path: Path) -> Path:
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "job.py").write_text(FUNCTION)
+    (package / "helper.py").write_text("word = 'helped'")
+    return package / "job.py"
+
+
+def test_a_function_of_a_file_gets_the_config(launch: Launch, tmp_path: Path, function_file: Path) -> None:
+    base = {"lr": 1.0, "model": {"depth": 2, "width": 8}, "kept": None}
+    (tmp_path / "base.json").write_text(json.dumps(base))
+    settings = {
+        "lr": 0.1,
+        "model.depth": 3,
+        "model.new.deep": True,
+        "name": "text",
+        "list": [1, 2],
+        "empty": "",
+        "equation": "a=b",
+        "quoted": "7",
+    }
+    arguments = []
+    for key, value in settings.items():
+        text = value if isinstance(value, str) and key != "quoted" else json.dumps(value)
+        arguments += ["--set", f"{key}={text}"]
+    run = launch("--num-workers", "2", "--config", "base.json", *arguments, "pack/job.py:train")
+    expected = {
+        "lr": 0.1,
+        "model": {"depth": 3, "width": 8, "new": {"deep": True}},
+        "kept": None,
+        **{key: settings[key] for key in ("name", "list", "empty", "equation", "quoted")},
+    }
+    line = json.dumps(expected, sort_keys=True)
+    assert lines(run) == [f"[rank {rank}] {line} helped" for rank in (0, 1)]
+
+
+def test_a_function_of_a_module_is_found_from_the_working_directory(launch: Launch, function_file: Path) -> None:
+    run = launch("--num-workers", "2", "job:without_config", cwd=function_file.parent)
+    assert lines(run) == ["[rank 0] 2", "[rank 1] 2"]
+
+
+def test_a_function_without_settings_gets_an_empty_config(launch: Launch, function_file: Path) -> None:
+    assert lines(launch(f"{function_file}:train")) == ["[rank 0] {} helped"]
+
+
+# -- the run directory -----------------------------------------------------------------------------------------------
+
+
+def test_a_script_can_report(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import distrain\n"
+        "context = distrain.get_context()\n"
+        "for step in range(3):\n"
+        "    distrain.report({'step': step, 'rank': context.get_world_rank()})\n"
+        "print(context.get_experiment_name())\n"
+    )
+    run = launch("--num-workers", "2", "--name", "first", "--log-dir", "my-logs", "train.py")
+    assert lines(run) == ["[rank 0] first", "[rank 1] first"]
+    result = Result.from_path(tmp_path / "runs" / "first")
+    assert result.metrics == {"step": 2, "rank": 0}
+    assert result.error is None
+    reports = (tmp_path / "runs" / "first" / "metrics.jsonl").read_text().splitlines()
+    assert len(reports) == 6
+    logs = {path.name: path.read_text() for path in (tmp_path / "my-logs").rglob("rank_*.log")}
+    assert logs == {"rank_0.log": "first\n", "rank_1.log": "first\n"}
+
+
+def test_runs_go_to_the_home_directory_by_default(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    command = [sys.executable, "-m", "distrain.launch", "train.py"]
+    run = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    (folder,) = (tmp_path / "distrain_results").iterdir()
+    assert str(folder) in run.stderr
+
+
+RESUMING_SCRIPT = """
+import json, os, signal, tempfile
+from pathlib import Path
+import distrain
+
+checkpoint = distrain.get_checkpoint()
+first = 0
+if checkpoint is not None:
+    with checkpoint.as_directory() as folder:
+        first = json.loads(Path(folder, "step.json").read_text()) + 1
+print("first step", first, flush=True)
+for step in range(first, 6):
+    if step == first + 2 and first < 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "step.json").write_text(json.dumps(step))
+        distrain.report({"step": step}, distrain.Checkpoint.from_directory(folder))
+"""
+
+
+def test_a_script_that_is_killed_goes_on_at_its_checkpoint(launch: Launch, tmp_path: Path) -> None:
+    """Twice in one call, and once more in a second call of the same name."""
+    (tmp_path / "train.py").write_text(RESUMING_SCRIPT)
+    once = launch("--name", "long", "--max-failures", "0", "train.py")
+    assert once.returncode == 137
+    again = launch("--name", "long", "--max-failures", "1", "train.py")
+    assert again.returncode == 0, again.stderr
+    starts = [run.stdout.splitlines() for run in (once, again)]
+    assert starts == [["[rank 0] first step 0"], ["[rank 0] first step 2", "[rank 0] first step 4"]]
+    result = Result.from_path(tmp_path / "runs" / "long")
+    assert result.metrics == {"step": 5}
+    assert result.error is None
+
+
+# -- help ------------------------------------------------------------------------------------------------------------
+
+OPTIONS = ("num-workers", "nproc-per-node", "use-gpu", "name", "storage-path", "log-dir", "max-failures", "config")
+
+
+def test_the_help_names_every_option_and_exit_code(launch: Launch) -> None:
+    run = launch("--help")
+    assert run.returncode == 0
+    assert [option for option in OPTIONS if f"--{option}" not in run.stdout] == []
+    assert "--set KEY=VALUE" in run.stdout
+    assert "-m " in run.stdout
+    assert [code for code in ("130", "143", "128 + n") if code not in run.stdout] == []
+    assert run.stderr == ""

@@ -1,0 +1,230 @@
+"""How python -m distrain.launch ends when something goes wrong: exit codes, and what is on the screen."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def command(storage: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "distrain.launch", "--storage-path", str(storage), *arguments]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, storage: Path) -> Launch:
+    """Run the command line with ``tmp_path`` as working directory."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command(storage, *arguments), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+# -- exit codes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "exit_code", "said"),
+    [
+        ("raise ValueError('no such data')", 1, "ValueError: no such data"),
+        ("import sys; sys.exit(7)", 7, "rank 1"),
+        ("import sys; sys.exit('some words')", 1, "some words"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "SIGKILL"),
+        ("import os; os.kill(os.getpid(), 11)", 139, "SIGSEGV"),
+        ("import os; os._exit(5)", 5, "code 5"),
+        ("raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
+        ("raise SystemExit", 0, "finished"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_rank_that_failed(
+    launch: Launch, tmp_path: Path, source: str, exit_code: int, said: str
+) -> None:
+    """Rank 0 waits meanwhile, for nothing if all is well."""
+    wait_s = 60 if exit_code else 0
+    (tmp_path / "train.py").write_text(
+        f"import os, time\nif os.environ['RANK'] == '0':\n    time.sleep({wait_s})\nelse:\n    {source}"
+    )
+    started = time.monotonic()
+    run = launch("--num-workers", "2", "train.py")
+    assert run.returncode == exit_code, run.stderr
+    assert said in run.stderr
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to run"),
+        (["nowhere.py"], "nowhere.py"),
+        (["nowhere.py:train"], "nowhere.py"),
+        (["-m"], "-m"),
+        (["--num-workers", "two", "train.py"], "--num-workers"),
+        (["--num-workers", "0", "train.py"], "num_workers"),
+        (["--max-failures", "-2", "train.py"], "max_failures"),
+        (["--no-such-option", "train.py"], "--no-such-option"),
+        (["--name", "a/b", "train.py"], "name"),
+        (["--config", "nowhere.json", "train.py:train"], "nowhere.json"),
+        (["--config", "train.py", "train.py:train"], "train.py"),
+        (["--config", "list.json", "train.py:train"], "JSON object"),
+        (["--set", "novalue", "train.py:train"], "KEY=VALUE"),
+        (["--set", "a=1", "--set", "a.b=2", "train.py:train"], "a.b"),
+        (["--set", "a=1", "train.py"], "--set"),
+        (["train.py:train", "--epochs", "3"], "--config and --set"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_code_2(
+    launch: Launch, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "train.py").write_text("def train(): pass\nopen('started', 'w')")
+    (tmp_path / "list.json").write_text("[1]")
+    run = launch(*arguments)
+    assert run.returncode == 2, run.stderr
+    assert said in run.stderr.splitlines()[-1]
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_more_gpus_than_there_are_is_code_2(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    run = launch("--use-gpu", "--num-workers", "2", "train.py")
+    assert run.returncode == 2
+    assert "0 GPUs" in run.stderr
+    assert "need 2" in run.stderr
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train.py:tain"], "no function 'tain'"),
+        (["nowhere:train"], "No module named 'nowhere'"),
+        (["-m", "nowhere"], "No module named nowhere"),
+        (["train.py:two"], "two requires: a, b"),
+    ],
+)
+def test_what_only_the_workers_can_find_out_is_one_clear_failure(
+    launch: Launch, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "train.py").write_text("def two(a, b): pass\n")
+    run = launch(*arguments)
+    assert run.returncode in (1, 2)
+    assert said in run.stderr
+    assert run.stderr.count("Traceback (most recent call last)") <= 1
+
+
+# -- signals ---------------------------------------------------------------------------------------------------------
+
+WAITING_SCRIPT = """
+import os, time
+print("ready", flush=True)
+try:
+    time.sleep(60)
+finally:
+    open("cleaned-" + os.environ["RANK"], "w").close()
+"""
+
+
+@contextmanager
+def running(tmp_path: Path, storage: Path) -> Iterator[subprocess.Popen[str]]:
+    """A launch of two ranks that both sleep, leader of a process group as in a shell."""
+    (tmp_path / "train.py").write_text(WAITING_SCRIPT)
+    with subprocess.Popen(
+        command(storage, "--num-workers", "2", "train.py"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as popen:
+        assert popen.stdout is not None
+        try:
+            for _ in range(2):
+                assert "ready" in popen.stdout.readline()
+            yield popen
+        finally:
+            popen.kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code", "to_group"),
+    [(signal.SIGINT, 130, True), (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False)],
+)
+def test_a_signal_stops_the_ranks_and_is_in_the_exit_code(
+    tmp_path: Path, storage: Path, number: signal.Signals, exit_code: int, to_group: bool
+) -> None:
+    """Ctrl-C goes to the whole process group of the terminal; kill to one process."""
+    with running(tmp_path, storage) as popen:
+        started = time.monotonic()
+        (os.killpg if to_group else os.kill)(popen.pid, number)
+        _, errors = popen.communicate(timeout=20)
+        assert popen.returncode == exit_code, errors
+        assert time.monotonic() - started < 10
+    assert "Traceback" not in errors
+    assert all((tmp_path / f"cleaned-{rank}").exists() for rank in (0, 1))
+
+
+def test_a_killed_launch_leaves_nothing(tmp_path: Path, storage: Path) -> None:
+    """The census after the test finds what is left."""
+    with running(tmp_path, storage) as popen:
+        popen.kill()
+        assert popen.wait(timeout=10) == -signal.SIGKILL
+
+
+# -- the screen ------------------------------------------------------------------------------------------------------
+
+FAILING_SCRIPT = """
+import os
+
+def deeper(rank):
+    if rank == 2:
+        raise RuntimeError("the data of rank 2 is broken")
+
+def main():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.barrier()
+    deeper(dist.get_rank())
+    dist.barrier()
+
+main()
+"""
+
+
+def test_a_failure_is_one_screen_that_starts_in_the_users_code(launch: Launch, tmp_path: Path, storage: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILING_SCRIPT)
+    run = launch("--num-workers", "3", "--name", "broken", "train.py")
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert len(run.stderr.splitlines()) < 40
+    assert run.stderr.count("RuntimeError: the data of rank 2 is broken") <= 2
+    frames = re.findall(r'File "(.*?)", line \d+, in (\S+)', run.stderr)
+    culprits = [(Path(file).name, function) for file, function in frames[:3]]
+    assert culprits == [("train.py", "<module>"), ("train.py", "main"), ("train.py", "deeper")]
+    assert [file for file, _ in frames if "/distrain/" in file or "runpy" in file] == []
+    titles = [line for line in run.stderr.splitlines() if line.startswith("rank")]
+    assert titles[0].startswith("rank 2 ")
+    assert str(storage / "broken" / "logs") in run.stderr
+    log = next((storage / "broken" / "logs").rglob("rank_2.log")).read_text()
+    assert "RuntimeError: the data of rank 2 is broken" in log
+
+
+def test_a_syntax_error_shows_the_line(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('fine')\nif True\n    pass\n")
+    run = launch("train.py")
+    assert run.returncode == 1
+    assert "train.py" in run.stderr
+    assert "line 2" in run.stderr
+    assert "SyntaxError" in run.stderr
+    assert "runpy" not in run.stderr

@@ -1,0 +1,191 @@
+"""The handle users see: directories, dicts, metadata."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint
+from distrain.errors import CheckpointError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory as train_func writes it."""
+    root = tmp_path / "checkpoint"
+    (root / "deep").mkdir(parents=True)
+    (root / "model.pt").write_bytes(b"weights")
+    (root / "deep" / "rng.bin").write_bytes(b"state")
+    return root
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, empty."""
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+# -- directories -----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_refers_to_its_directory_by_an_absolute_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert Checkpoint.from_directory("checkpoint").path == str(folder)
+    assert Checkpoint.from_directory(folder).path == str(folder)
+
+
+def test_as_directory_is_the_directory_itself_and_leaves_it_there(folder: Path) -> None:
+    with Checkpoint(folder).as_directory() as path:
+        assert path == str(folder)
+    assert (folder / "model.pt").exists()
+
+
+def test_to_directory_copies_all_files_but_our_manifest(folder: Path, tmp_path: Path) -> None:
+    (folder / MANIFEST_FILE).write_text("{}")
+    target = tmp_path / "copy" / "of"
+    assert Checkpoint(folder).to_directory(target) == str(target)
+    assert sorted(os.listdir(target)) == ["deep", "model.pt"]
+    assert (target / "deep" / "rng.bin").read_bytes() == b"state"
+
+
+def test_to_directory_makes_a_directory_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    paths = {Checkpoint(folder).to_directory() for _ in range(2)}
+    assert len(paths) == 2
+    assert all((Path(path) / "model.pt").exists() for path in paths)
+
+
+def test_a_missing_directory_is_an_error_that_names_it(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match="gone does not exist"), checkpoint.as_directory():
+        pass
+    with pytest.raises(CheckpointError, match="gone does not exist"):
+        checkpoint.to_directory(tmp_path / "target")
+
+
+def test_a_missing_directory_leaves_no_temporary_one_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(CheckpointError):
+        Checkpoint(tmp_path / "gone").to_directory()
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- dicts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dict_comes_back() -> None:
+    assert Checkpoint.from_dict({"epoch": 3}).to_dict() == {"epoch": 3}
+
+
+def test_a_dict_is_one_file_in_a_directory_that_goes() -> None:
+    with Checkpoint.from_dict({"epoch": 3}).as_directory() as path:
+        assert os.listdir(path) == [DICT_FILE]
+        assert Checkpoint.from_directory(path).to_dict() == {"epoch": 3}
+    assert not Path(path).exists()
+
+
+def test_a_dict_can_hold_what_pickle_cannot(tmp_path: Path) -> None:
+    path = Checkpoint.from_dict({"square": lambda x: x * x}).to_directory(tmp_path)
+    assert Checkpoint(path).to_dict()["square"](3) == 9
+
+
+def test_changing_the_dict_afterwards_changes_nothing() -> None:
+    data = {"epoch": 3}
+    checkpoint = Checkpoint.from_dict(data)
+    data["epoch"] = 4
+    checkpoint.to_dict()["epoch"] = 5
+    assert checkpoint.to_dict() == {"epoch": 3}
+
+
+def test_from_dict_refuses_what_is_no_dict() -> None:
+    with pytest.raises(TypeError, match=r"takes a dict, got \[1\] \(list\)"):
+        Checkpoint.from_dict([1])  # type: ignore[arg-type]
+
+
+def test_a_directory_is_no_dict_and_says_what_to_use(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="as_directory"):
+        Checkpoint(folder).to_dict()
+
+
+def test_a_reported_dict_has_what_ray_adds() -> None:
+    data = Checkpoint.from_dict({"epoch": 3}).numbered(7).to_dict()
+    assert (data["epoch"], data["_current_checkpoint_id"], data["_preprocessor"]) == (3, 7, None)
+    assert isinstance(data["_timestamp"], int)
+
+
+def test_a_reported_directory_is_left_as_it_is(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    assert checkpoint.numbered(7) is checkpoint
+
+
+# -- metadata --------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_metadata_at_first(folder: Path) -> None:
+    assert Checkpoint(folder).get_metadata() == {}
+
+
+def test_metadata_can_be_set_and_updated_and_lies_beside_the_files(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    checkpoint.set_metadata({"a": 1, "b": 2})
+    checkpoint.update_metadata({"b": 3, "c": 4})
+    assert Checkpoint(folder).get_metadata() == {"a": 1, "b": 3, "c": 4}
+    checkpoint.set_metadata({"d": 5})
+    assert checkpoint.get_metadata() == {"d": 5}
+    assert sorted(os.listdir(folder)) == [METADATA_FILE, "deep", "model.pt"]
+
+
+def test_metadata_that_is_not_json_is_refused_and_the_old_is_kept(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    checkpoint.set_metadata({"a": 1})
+    with pytest.raises(TypeError):
+        checkpoint.set_metadata({"a": object()})
+    assert checkpoint.get_metadata() == {"a": 1}
+
+
+def test_metadata_of_a_dict_is_never_written_to_the_working_directory(elsewhere: Path) -> None:
+    checkpoint = Checkpoint.from_dict({"epoch": 3})
+    try:
+        checkpoint.set_metadata({"a": 1})
+    except CheckpointError:
+        pass
+    else:
+        assert checkpoint.get_metadata() == {"a": 1}
+    assert os.listdir(elsewhere) == []
+
+
+def test_metadata_of_a_dict_is_not_read_from_the_working_directory(elsewhere: Path) -> None:
+    (elsewhere / METADATA_FILE).write_text('{"a": "stranger"}')
+    try:
+        metadata = Checkpoint.from_dict({"epoch": 3}).get_metadata()
+    except CheckpointError:
+        return
+    assert metadata == {}
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_survives_pickling(folder: Path) -> None:
+    assert pickle.loads(pickle.dumps(Checkpoint(folder))).path == str(folder)
+    assert pickle.loads(pickle.dumps(Checkpoint.from_dict({"a": 1}))).to_dict() == {"a": 1}
+
+
+def test_a_checkpoint_is_no_path_and_says_what_to_use(folder: Path) -> None:
+    with pytest.raises(TypeError, match="as_directory"):
+        os.path.join(Checkpoint(folder), "model.pt")
+
+
+def test_repr_tells_the_path_or_the_keys(folder: Path) -> None:
+    assert repr(Checkpoint(folder)) == f"Checkpoint(path={str(folder)!r})"
+    assert repr(Checkpoint.from_dict({"b": 1, "a": 2})) == "Checkpoint.from_dict(['a', 'b'])"

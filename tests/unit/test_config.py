@@ -1,0 +1,170 @@
+"""Every bad value is a TypeError or ValueError that names the field; every good one is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+
+BAD_TYPES: list[tuple[type, str, Any]] = [
+    (ScalingConfig, "num_workers", "2"),
+    (ScalingConfig, "num_workers", 2.0),
+    (ScalingConfig, "num_workers", True),
+    (ScalingConfig, "num_workers", None),
+    (ScalingConfig, "use_gpu", 1),
+    (ScalingConfig, "use_gpu", "yes"),
+    (ScalingConfig, "use_gpu", None),
+    (ScalingConfig, "resources_per_worker", ["GPU"]),
+    (ScalingConfig, "resources_per_worker", 3),
+    (ScalingConfig, "resources_per_worker", {"CPU": "2"}),
+    (ScalingConfig, "resources_per_worker", {"CPU": True}),
+    (ScalingConfig, "resources_per_worker", {"CPU": None}),
+    (FailureConfig, "max_failures", "3"),
+    (FailureConfig, "max_failures", 1.0),
+    (FailureConfig, "max_failures", False),
+    (FailureConfig, "max_failures", None),
+    (CheckpointConfig, "num_to_keep", "1"),
+    (CheckpointConfig, "num_to_keep", 1.5),
+    (CheckpointConfig, "num_to_keep", True),
+    (CheckpointConfig, "checkpoint_score_attribute", 3),
+    (CheckpointConfig, "checkpoint_score_attribute", ("eval", "loss")),
+    (CheckpointConfig, "missing_rank_s", "60"),
+    (CheckpointConfig, "missing_rank_s", None),
+    (CheckpointConfig, "missing_rank_s", True),
+    (RunConfig, "name", 3),
+    (RunConfig, "name", Path("run")),
+    (RunConfig, "storage_path", 3),
+    (RunConfig, "storage_path", b"/tmp"),
+    (RunConfig, "log_dir", 3),
+    (RunConfig, "failure_config", 3),
+    (RunConfig, "failure_config", {"max_failures": 3}),
+    (RunConfig, "checkpoint_config", FailureConfig()),
+    (RunConfig, "stop_grace_s", "2"),
+    (RunConfig, "stop_grace_s", None),
+]
+
+BAD_VALUES: list[tuple[type, str, Any]] = [
+    (ScalingConfig, "num_workers", 0),
+    (ScalingConfig, "num_workers", -1),
+    (ScalingConfig, "resources_per_worker", {"TPU": 1}),
+    (ScalingConfig, "resources_per_worker", {"gpu": 1}),
+    (ScalingConfig, "resources_per_worker", {3: 1}),
+    (ScalingConfig, "resources_per_worker", {"CPU": -1}),
+    (ScalingConfig, "resources_per_worker", {"CPU": math.nan}),
+    (ScalingConfig, "resources_per_worker", {"memory": math.inf}),
+    (ScalingConfig, "resources_per_worker", {"GPU": 1.5}),
+    (ScalingConfig, "resources_per_worker", {"GPU": 1}),
+    (ScalingConfig, "start_method", "fork"),
+    (ScalingConfig, "start_method", None),
+    (FailureConfig, "max_failures", -2),
+    (CheckpointConfig, "num_to_keep", 0),
+    (CheckpointConfig, "num_to_keep", -1),
+    (CheckpointConfig, "checkpoint_score_order", "lowest"),
+    (CheckpointConfig, "checkpoint_score_order", None),
+    (CheckpointConfig, "missing_rank_s", -1),
+    (CheckpointConfig, "missing_rank_s", math.nan),
+    (RunConfig, "name", ""),
+    (RunConfig, "name", "."),
+    (RunConfig, "name", ".."),
+    (RunConfig, "name", "a/b"),
+    (RunConfig, "name", "a\0b"),
+    (RunConfig, "storage_path", ""),
+    (RunConfig, "storage_path", "s3://bucket/runs"),
+    (RunConfig, "log_dir", ""),
+    (RunConfig, "log_dir", "gs://bucket/logs"),
+    (RunConfig, "stop_grace_s", -0.1),
+    (RunConfig, "stop_grace_s", math.nan),
+]
+
+GOOD_VALUES: list[tuple[type, str, Any]] = [
+    (ScalingConfig, "num_workers", 1000),
+    (ScalingConfig, "resources_per_worker", {"CPU": 0.5, "memory": 1e9}),
+    (ScalingConfig, "resources_per_worker", {}),
+    (ScalingConfig, "resources_per_worker", {"GPU": 0}),
+    (ScalingConfig, "start_method", "spawn"),
+    (FailureConfig, "max_failures", -1),
+    (CheckpointConfig, "num_to_keep", 1),
+    (CheckpointConfig, "checkpoint_score_attribute", "eval/loss"),
+    (CheckpointConfig, "checkpoint_score_order", "min"),
+    (CheckpointConfig, "missing_rank_s", 0),
+    (RunConfig, "name", "a name. with-everything_"),
+    (RunConfig, "storage_path", "~/runs"),
+    (RunConfig, "storage_path", Path("relative")),
+    (RunConfig, "log_dir", Path("/tmp/logs")),
+    (RunConfig, "stop_grace_s", 0),
+]
+
+
+def named(case: tuple[type, str, Any]) -> str:
+    return f"{case[0].__name__}.{case[1]}={case[2]!r}"
+
+
+@pytest.mark.parametrize(("config", "field", "value"), BAD_TYPES, ids=map(named, BAD_TYPES))
+def test_a_bad_type_is_a_type_error_that_names_the_field(config: type, field: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{config.__name__}.*{field}.* must be "):
+        config(**{field: value})
+
+
+@pytest.mark.parametrize(("config", "field", "value"), BAD_VALUES, ids=map(named, BAD_VALUES))
+def test_a_bad_value_is_a_value_error_that_names_the_field(config: type, field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{config.__name__}.*{field}"):
+        config(**{field: value})
+
+
+@pytest.mark.parametrize(("config", "field", "value"), GOOD_VALUES, ids=map(named, GOOD_VALUES))
+def test_a_good_value_is_kept(config: type, field: str, value: Any) -> None:
+    assert getattr(config(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize("config", [ScalingConfig, FailureConfig, CheckpointConfig, RunConfig])
+def test_an_unknown_field_is_a_type_error(config: type) -> None:
+    with pytest.raises(TypeError, match="no_such_field"):
+        config(no_such_field=1)
+
+
+@pytest.mark.parametrize("config", [ScalingConfig, FailureConfig, CheckpointConfig, RunConfig])
+def test_configs_are_frozen(config: type) -> None:
+    field = dataclasses.fields(config)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config(), field, None)
+
+
+def test_every_field_has_a_bad_value_here() -> None:
+    """A new field needs a check, and a row above."""
+    tested = {(config, field) for config, field, _ in BAD_TYPES + BAD_VALUES}
+    for config in (ScalingConfig, FailureConfig, CheckpointConfig, RunConfig):
+        assert {(config, field.name) for field in dataclasses.fields(config)} <= tested
+
+
+def test_none_means_the_default_config() -> None:
+    config = RunConfig(failure_config=None, checkpoint_config=None)  # type: ignore[arg-type]
+    assert config.failure_config == FailureConfig()
+    assert config.checkpoint_config == CheckpointConfig()
+
+
+@pytest.mark.parametrize(
+    ("use_gpu", "resources", "gpus"),
+    [(False, None, 0), (True, None, 1), (True, {"CPU": 2}, 1), (True, {"GPU": 0.5}, 0.5), (True, {"GPU": 4}, 4)],
+)
+def test_gpus_per_worker(use_gpu: bool, resources: dict[str, float] | None, gpus: float) -> None:
+    assert ScalingConfig(use_gpu=use_gpu, resources_per_worker=resources).gpus_per_worker == gpus
+
+
+def test_use_gpu_with_no_gpu_each_is_refused() -> None:
+    with pytest.raises(ValueError, match="drop one of the two"):
+        ScalingConfig(use_gpu=True, resources_per_worker={"GPU": 0})
+
+
+def test_gpus_without_use_gpu_are_refused_with_the_fix() -> None:
+    with pytest.raises(ValueError, match="set use_gpu=True"):
+        ScalingConfig(resources_per_worker={"GPU": 1})
+
+
+def test_the_message_says_what_was_given() -> None:
+    with pytest.raises(TypeError, match=r"'two' \(str\)"):
+        ScalingConfig(num_workers="two")  # type: ignore[arg-type]

@@ -1,0 +1,631 @@
+"""The run as a state machine, driven by hand: events in, actions out, no process and no clock."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from distrain import wire
+from distrain.backend import BackendConfig
+from distrain.config import ScalingConfig
+from distrain.errors import InvalidTransition
+from distrain.job import Job
+from distrain.machine import (
+    CONNECT_TIMEOUT_S,
+    EXIT_TIMEOUT_S,
+    STOP_TIMEOUT_S,
+    Action,
+    AttemptEnded,
+    AttemptStarts,
+    CheckpointSaved,
+    HostLost,
+    HostSaid,
+    RunMachine,
+    RunRequest,
+    Say,
+    StopAsked,
+    Tell,
+    Tick,
+)
+from distrain.states import RunState
+
+GRACE_S = 2.0
+CONSEQUENCE = "RuntimeError: Connection closed by peer"
+
+
+def request(hosts: list[str], workers: int, **options: Any) -> RunRequest:
+    defaults: dict[str, Any] = {
+        "run_id": "id", "run_name": "run", "storage_path": "/runs", "job": Job(blob=b"job", preload=("torch",)),
+        "backend": BackendConfig(), "scaling": ScalingConfig(num_workers=workers), "max_failures": 0,
+        "leases": dict.fromkeys(hosts, 15.0), "stop_grace_s": GRACE_S, "directory": "/work", "sys_path": ["/work"],
+        "argv": ["train.py"], "python_flags": [],
+    }  # fmt: skip
+    return RunRequest(**{**defaults, **options})
+
+
+def hello(cpus: int = 4, gpus: int | None = None) -> wire.Hello:
+    return wire.Hello(
+        wire=1, distrain="0", python="3.11", run_id="id", hostname="h", pid=1, cpus=cpus, memory_bytes=0, gpus=gpus
+    )
+
+
+class Play:
+    """A machine and what may happen to it. Rank 0 and 1 are on ``one``, 2 and 3 on ``two``."""
+
+    def __init__(self, hosts: int = 1, workers: int = 2, **options: Any) -> None:
+        self.hosts = ["one", "two", "three"][:hosts]
+        self.machine = RunMachine(request(self.hosts, workers, **options))
+        self.now = 100.0
+        self.machine.start(self.now)
+
+    @property
+    def state(self) -> RunState:
+        return self.machine.state
+
+    def happens(self, event: Any) -> list[Action]:
+        return self.machine.handle(event, self.now)
+
+    def says(self, host: str, message: wire.Message) -> list[Action]:
+        return self.happens(HostSaid(host, message))
+
+    def host_of(self, rank: int) -> str:
+        assert self.machine.plan is not None
+        return self.machine.plan.ranks[rank].host
+
+    def rank_says(self, kind: type[wire.Message], rank: int, **fields: Any) -> list[Action]:
+        message = kind(**{"attempt": self.machine.attempt, "rank": rank, **fields})
+        return self.says(self.host_of(rank), message)
+
+    def all_ranks(self) -> range:
+        assert self.machine.plan is not None
+        return range(self.machine.plan.world_size)
+
+    # -- stages, each from the one before ---
+
+    def connect(self) -> list[Action]:
+        return [action for host in self.hosts for action in self.says(host, hello())]
+
+    def reserve(self) -> list[Action]:
+        return self.says("one", wire.Reserved(attempt=self.machine.attempt, ports=[4000]))
+
+    def spawn(self) -> None:
+        for rank in self.all_ranks():
+            self.rank_says(wire.Spawned, rank, pid=1000 + rank)
+
+    def enter(self) -> None:
+        for rank in self.all_ranks():
+            self.rank_says(wire.Running, rank)
+
+    def run(self) -> Play:
+        """Up to every rank being in train_func."""
+        self.connect()
+        self.begin_attempt()
+        return self
+
+    def begin_attempt(self) -> None:
+        self.reserve()
+        self.spawn()
+        self.enter()
+
+    def succeeds(self, rank: int, **fields: Any) -> list[Action]:
+        good = {"ok": True, "stage": "run", "error": None, "traceback": "", "exit_code": 0, "body": b"value"}
+        return self.rank_says(wire.Outcome, rank, **{**good, **fields})
+
+    def raises(self, rank: int, error: str = "ValueError") -> list[Action]:
+        bad = {"ok": False, "stage": "run", "error": error, "traceback": "", "exit_code": 1, "body": b""}
+        return self.rank_says(wire.Outcome, rank, **bad)
+
+    def all_succeed(self) -> list[Action]:
+        return [action for rank in self.all_ranks() for action in self.succeeds(rank)]
+
+    def exits(self, rank: int, **fields: Any) -> list[Action]:
+        return self.rank_says(wire.Exited, rank, **(fields or {"exit_code": 0}))
+
+    def gone(self, *hosts: str) -> list[Action]:
+        attempt = self.machine.attempt
+        return [a for host in hosts or self.hosts for a in self.says(host, wire.Gone(attempt=attempt))]
+
+
+def told(actions: list[Action], kind: type[wire.Message]) -> list[tuple[str, Any]]:
+    """Host and message of every message of a kind."""
+    return [(a.host, a.message) for a in actions if isinstance(a, Tell) and isinstance(a.message, kind)]
+
+
+def stops(actions: list[Action]) -> dict[str, float]:
+    """Hosts that are told to stop, and the grace they are given."""
+    return {host: message.grace_s for host, message in told(actions, wire.Stop)}
+
+
+def said(actions: list[Action]) -> str:
+    return "\n".join(action.text for action in actions if isinstance(action, Say))
+
+
+# -- the happy path --------------------------------------------------------------------------------------------------
+
+
+def test_the_way_of_a_run_with_one_host() -> None:
+    play, states = Play(), []
+    for stage in (play.connect, play.reserve, play.spawn, play.enter, play.all_succeed, play.gone):
+        states.append(play.state)
+        stage()
+    assert states == [
+        RunState.CONNECTING,
+        RunState.RESERVING,
+        RunState.STARTING,
+        RunState.STARTING,
+        RunState.RUNNING,
+        RunState.RELEASING,
+    ]
+    assert play.state is RunState.FINISHED
+    assert play.machine.failures == []
+
+
+def test_a_hello_is_answered_with_the_job_and_a_request_for_a_port() -> None:
+    actions = Play().connect()
+    [(host, prepare)] = told(actions, wire.Prepare)
+    assert (host, prepare.body, prepare.preload, prepare.workers) == ("one", b"job", ["torch"], 2)
+    assert told(actions, wire.Reserve) == [("one", wire.Reserve(attempt=0, ports=1))]
+    assert [a.attempt for a in actions if isinstance(a, AttemptStarts)] == [0]
+
+
+def test_nothing_starts_before_every_host_has_said_hello() -> None:
+    play = Play(hosts=2, workers=4)
+    assert play.says("one", hello()) == []
+    actions = play.says("two", hello())
+    assert {host for host, _ in told(actions, wire.Prepare)} == {"one", "two"}
+
+
+def test_only_rank_0s_host_reserves_ports_and_all_hosts_start_with_them() -> None:
+    play = Play(hosts=2, workers=4)
+    assert [host for host, _ in told(play.connect(), wire.Reserve)] == ["one"]
+    starts = dict(told(play.reserve(), wire.Start))
+    assert {host: [spec["rank"] for spec in start.ranks] for host, start in starts.items()} == {
+        "one": [0, 1],
+        "two": [2, 3],
+    }
+    assert {spec["environment"]["MASTER_PORT"] for start in starts.values() for spec in start.ranks} == {"4000"}
+
+
+def test_start_holds_the_fields_of_a_worker_spec() -> None:
+    play = Play()
+    play.connect()
+    [(_, start)] = told(play.reserve(), wire.Start)
+    spec = wire.WorkerSpec(**start.ranks[1])
+    assert (spec.rank, spec.world_size, spec.local_rank, spec.checkpoint) == (1, 2, 1, None)
+
+
+def test_two_hosts_finish_when_both_are_empty() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.all_succeed()
+    play.gone("one")
+    assert play.state is RunState.RELEASING
+    assert play.gone("two") == [AttemptEnded(0)]
+    assert play.state is RunState.FINISHED
+
+
+def test_a_host_that_gets_no_rank_is_not_waited_for() -> None:
+    play = Play(hosts=2, workers=1).run()
+    play.all_succeed()
+    play.gone("one")
+    assert play.state is RunState.FINISHED
+
+
+def test_ranks_are_released_when_all_are_done() -> None:
+    play = Play().run()
+    assert play.succeeds(0) == []
+    released = told(play.succeeds(1), wire.Release)
+    assert [(host, message.rank) for host, message in released] == [("one", 0), ("one", 1)]
+
+
+def test_a_rank_that_has_left_is_not_released() -> None:
+    play = Play().run()
+    play.succeeds(0)
+    play.exits(0)
+    assert [message.rank for _, message in told(play.succeeds(1), wire.Release)] == [1]
+
+
+def test_good_outcomes_are_kept() -> None:
+    play = Play().run()
+    play.all_succeed()
+    assert {rank: outcome.body for rank, outcome in play.machine.outcomes.items()} == {0: b"value", 1: b"value"}
+
+
+def test_a_notice_is_passed_on_with_the_hosts_name() -> None:
+    assert said(Play().run().says("one", wire.Notice(text="hear, hear"))) == "one: hear, hear"
+
+
+def test_a_worker_may_be_heard_before_the_news_that_it_was_spawned() -> None:
+    """Both come over different descriptors of the agent, so their order is not certain."""
+    play = Play()
+    play.connect()
+    play.reserve()
+    play.enter()
+    play.spawn()
+    play.all_succeed()
+    play.gone()
+    assert play.state is RunState.FINISHED
+
+
+# -- what is no failure ----------------------------------------------------------------------------------------------
+
+
+def test_an_abort_after_a_good_outcome_is_no_failure() -> None:
+    play = Play().run()
+    play.succeeds(0)
+    assert play.exits(0, signal=int(signal.SIGABRT)) == []
+    play.succeeds(1)
+    play.gone()
+    assert play.state is RunState.FINISHED
+    assert play.machine.failures == []
+
+
+def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_is_finished() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.exits(0)
+    play.now += EXIT_TIMEOUT_S
+    actions = play.happens(Tick())
+    assert stops(actions) == {"one": 0.0}
+    assert "rank(s) 1 had finished" in said(actions)
+    play.exits(1, signal=9, by_us=True)
+    play.gone()
+    assert play.state is RunState.FINISHED
+
+
+def test_messages_of_an_earlier_attempt_are_ignored() -> None:
+    play = Play(max_failures=1).run()
+    play.raises(0)
+    play.gone()
+    play.begin_attempt()
+    for message in (
+        wire.Exited(attempt=0, rank=1, signal=9),
+        wire.Outcome(attempt=0, rank=0, ok=False, stage="run", error="late", traceback="", exit_code=1, body=b""),
+        wire.Gone(attempt=0),
+        wire.Reserved(attempt=0, ports=[1]),
+        wire.Spawned(attempt=0, rank=0, pid=1),
+    ):
+        assert play.says("one", message) == []
+    assert play.state is RunState.RUNNING
+    assert play.machine.failures == []
+
+
+def test_a_port_reserved_for_an_earlier_attempt_starts_nothing() -> None:
+    play = Play(max_failures=1).run()
+    play.raises(0)
+    play.gone()
+    assert play.says("one", wire.Reserved(attempt=0, ports=[1])) == []
+    assert play.state is RunState.RESERVING
+
+
+def test_nothing_matters_after_the_end() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.gone()
+    for event in (HostLost("one", "gone"), StopAsked("SIGINT"), Tick(), HostSaid("one", hello())):
+        assert play.happens(event) == []
+    assert play.state is RunState.FINISHED
+
+
+# -- failures and restarts -------------------------------------------------------------------------------------------
+
+
+def test_a_failure_stops_every_host_at_once() -> None:
+    play = Play(hosts=2, workers=4).run()
+    assert stops(play.raises(3)) == {"one": 0.0, "two": 0.0}
+    assert play.state is RunState.STOPPING
+
+
+def test_a_death_stops_every_host_at_once() -> None:
+    play = Play(hosts=2, workers=4).run()
+    assert stops(play.exits(0, signal=9)) == {"one": 0.0, "two": 0.0}
+
+
+def test_a_consequence_leaves_its_cause_the_time_to_say_so() -> None:
+    play = Play(hosts=2, workers=4).run()
+    known = {host: message.culprit_known for host, message in told(play.raises(3, CONSEQUENCE), wire.Stop)}
+    assert known == {"one": False, "two": False}
+
+
+def test_a_failure_by_itself_needs_no_time() -> None:
+    [(_, stop)] = told(Play().run().raises(1), wire.Stop)
+    assert stop.culprit_known
+
+
+def test_the_rank_that_went_first_is_blamed_for_a_restart() -> None:
+    play = Play(max_failures=1).run()
+    play.raises(0, CONSEQUENCE)
+    play.raises(1)
+    assert said(play.gone()) == "rank 1 failed"
+
+
+def test_without_a_budget_the_run_has_failed_when_all_hosts_are_empty() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(3)
+    play.gone("two")
+    assert play.state is RunState.STOPPING
+    play.gone("one")
+    assert play.state is RunState.FAILED
+    assert [failure.rank for failure in play.machine.failures] == [3]
+    assert play.machine.stopped_ranks == [0, 1, 2]
+
+
+def test_failures_are_in_order_of_arrival_and_those_we_killed_are_none() -> None:
+    play = Play(workers=3).run()
+    play.raises(2)
+    play.raises(0)
+    play.exits(1, signal=9, by_us=True)
+    assert [failure.rank for failure in play.machine.failures] == [2, 0]
+    assert play.machine.stopped_ranks == [1]
+
+
+def test_a_rank_that_finished_is_neither_failed_nor_stopped() -> None:
+    play = Play().run()
+    play.succeeds(0)
+    play.raises(1)
+    assert play.machine.stopped_ranks == []
+
+
+def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
+    play = Play(max_failures=1).run()
+    play.raises(1)
+    actions = play.gone()
+    assert [type(action) for action in actions] == [AttemptEnded, Say, AttemptStarts, Tell]
+    assert told(actions, wire.Reserve) == [("one", wire.Reserve(attempt=1, ports=1))]
+    assert said(actions) == "rank 1 failed"
+    assert (play.state, play.machine.attempt) == (RunState.RESERVING, 1)
+    assert said(play.reserve()).startswith("restart 1 (of 1) from the beginning")
+
+
+def test_a_retry_can_finish_the_run() -> None:
+    play = Play(max_failures=1).run()
+    play.raises(1)
+    play.gone()
+    play.begin_attempt()
+    play.all_succeed()
+    play.gone()
+    assert play.state is RunState.FINISHED
+    assert play.machine.failures == []
+
+
+def test_a_retry_resumes_from_the_latest_checkpoint() -> None:
+    play = Play(max_failures=1).run()
+    play.happens(CheckpointSaved("/runs/run/checkpoint_000000"))
+    play.raises(1)
+    play.gone()
+    actions = play.reserve()
+    assert "from /runs/run/checkpoint_000000" in said(actions)
+    [(_, start)] = told(actions, wire.Start)
+    assert {spec["checkpoint"] for spec in start.ranks} == {"/runs/run/checkpoint_000000"}
+    assert {spec["environment"]["TORCHELASTIC_RESTART_COUNT"] for spec in start.ranks} == {"1"}
+
+
+def test_a_continued_run_counts_its_attempts_on_and_its_restarts_anew() -> None:
+    play = Play(first_attempt=3)
+    play.connect()
+    [(_, start)] = told(play.reserve(), wire.Start)
+    assert start.attempt == 3
+    assert start.ranks[0]["environment"]["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+
+def test_an_exhausted_budget_fails_the_run() -> None:
+    play = Play(max_failures=2).run()
+    for _ in range(2):
+        play.raises(0)
+        play.gone()
+        play.begin_attempt()
+    play.raises(0)
+    play.gone()
+    assert (play.state, play.machine.failures_used) == (RunState.FAILED, 2)
+
+
+def test_minus_one_never_gives_up() -> None:
+    play = Play(max_failures=-1).run()
+    for _ in range(50):
+        play.raises(0)
+        play.gone()
+        assert "no limit" in said(play.reserve())
+        play.spawn()
+        play.enter()
+    assert (play.state, play.machine.attempt) == (RunState.RUNNING, 50)
+
+
+# -- asked to stop ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_request_to_stop_leaves_the_grace() -> None:
+    play = Play(hosts=2, workers=4).run()
+    actions = play.happens(StopAsked("SIGINT"))
+    assert stops(actions) == {"one": GRACE_S, "two": GRACE_S}
+    assert "SIGINT" in said(actions)
+    assert play.machine.deadline() == play.now + GRACE_S + STOP_TIMEOUT_S
+
+
+def test_the_second_request_kills_at_once() -> None:
+    play = Play().run()
+    play.happens(StopAsked("SIGINT"))
+    assert stops(play.happens(StopAsked("SIGINT"))) == {"one": 0.0}
+
+
+def test_a_stopped_run_is_aborted_whatever_its_ranks_said_about_it() -> None:
+    play = Play(max_failures=5).run()
+    play.happens(StopAsked("SIGTERM"))
+    play.raises(0)
+    play.exits(1, signal=9, by_us=True)
+    play.gone()
+    assert (play.state, play.machine.stop_reason) == (RunState.ABORTED, "SIGTERM")
+
+
+def test_asking_to_stop_during_a_failure_prevents_the_retry() -> None:
+    play = Play(max_failures=5).run()
+    play.raises(0)
+    play.happens(StopAsked("SIGINT"))
+    play.gone()
+    assert play.state is RunState.ABORTED
+
+
+def test_asking_to_stop_when_all_had_finished_leaves_the_run_finished() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.happens(StopAsked("SIGINT"))
+    play.gone()
+    assert play.state is RunState.FINISHED
+
+
+def test_asking_to_stop_before_anything_started_ends_at_once() -> None:
+    for stages in (["says hello"], ["says hello", "reserves"]):
+        play = Play(hosts=2, workers=4)
+        if "reserves" in stages:
+            play.connect()
+        play.happens(StopAsked("SIGINT"))
+        assert play.state is RunState.ABORTED
+
+
+def test_asking_to_stop_while_workers_start_stops_them() -> None:
+    play = Play()
+    play.connect()
+    play.reserve()
+    assert stops(play.happens(StopAsked("SIGINT"))) == {"one": GRACE_S}
+
+
+# -- lost hosts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_lost_while_connecting_fails_the_run() -> None:
+    play = Play(hosts=2, workers=4)
+    play.says("one", hello())
+    play.happens(HostLost("two", "no route"))
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no route")
+
+
+def test_the_only_host_lost_while_reserving_fails_the_run() -> None:
+    play = Play()
+    play.connect()
+    play.happens(HostLost("one", "its agent has ended"))
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "one: its agent has ended")
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4], ids=["reserving", "starting", "spawned", "running"])
+def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) -> None:
+    play = Play(hosts=2, workers=4, max_failures=5)
+    for stage in (play.connect, play.reserve, play.spawn, play.enter)[:stages]:
+        stage()
+    assert stops(play.happens(HostLost("two", "silent"))) == {"one": 0.0}
+    play.gone("one")
+    assert play.state is RunState.FAILED
+    assert play.machine.problem == "two: silent"
+    assert [failure.summary for failure in play.machine.failures] == ["was lost: silent"] * 2
+
+
+def test_the_only_host_lost_while_running_fails_the_run_at_once() -> None:
+    play = Play(max_failures=5).run()
+    assert play.happens(HostLost("one", "silent")) == [AttemptEnded(0)]
+    assert play.state is RunState.FAILED
+
+
+def test_a_host_lost_while_stopping_is_not_waited_for() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(0)
+    play.gone("one")
+    play.happens(HostLost("two", "silent"))
+    assert play.state is RunState.FAILED
+    assert play.machine.failures[0].rank == 0
+
+
+def test_a_host_lost_after_all_the_work_was_done_is_no_failure() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.happens(HostLost("one", "silent"))
+    assert play.state is RunState.FINISHED
+
+
+def test_losing_a_host_without_ranks_does_not_end_the_training() -> None:
+    play = Play(hosts=2, workers=1).run()
+    assert play.happens(HostLost("two", "silent")) == []
+    assert play.state is RunState.RUNNING
+
+
+def test_a_host_that_cannot_go_on_stops_the_run() -> None:
+    play = Play(hosts=2, workers=4, max_failures=5).run()
+    assert stops(play.says("two", wire.HostFailed(text="no forkserver"))) == {"one": 0.0, "two": 0.0}
+    play.gone()
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no forkserver")
+
+
+# -- too late, too much ----------------------------------------------------------------------------------------------
+
+
+def test_hosts_that_do_not_answer_in_time_are_named() -> None:
+    play = Play(hosts=2, workers=4)
+    play.says("one", hello())
+    assert play.machine.deadline() == play.now + CONNECT_TIMEOUT_S
+    play.now += CONNECT_TIMEOUT_S
+    play.happens(Tick())
+    assert play.state is RunState.FAILED
+    assert play.machine.problem == f"no answer within {CONNECT_TIMEOUT_S:g} s from two"
+
+
+def test_a_tick_before_the_deadline_does_nothing() -> None:
+    play = Play()
+    play.now += CONNECT_TIMEOUT_S - 0.1
+    assert play.happens(Tick()) == []
+    assert play.state is RunState.CONNECTING
+
+
+def test_a_port_that_is_not_reserved_in_time_fails_the_run_with_that_reason() -> None:
+    play = Play()
+    play.connect()
+    play.now += CONNECT_TIMEOUT_S
+    play.happens(Tick())
+    assert play.state is RunState.FAILED
+    assert "could not be ended" not in str(play.machine.problem)
+
+
+def test_there_is_no_deadline_while_training() -> None:
+    assert Play().run().machine.deadline() is None
+
+
+def test_hosts_that_cannot_be_emptied_are_given_up_by_name() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(0)
+    play.gone("one")
+    play.now += STOP_TIMEOUT_S
+    play.happens(Tick())
+    assert play.state is RunState.FAILED
+    assert str(play.machine.problem).startswith("two: ")
+
+
+def test_missing_resources_fail_the_run_before_anything_starts() -> None:
+    play = Play(scaling=ScalingConfig(num_workers=2, use_gpu=True))
+    assert play.says("one", hello(gpus=1)) == []
+    assert play.state is RunState.FAILED
+    assert play.machine.resources_missing
+    assert "one has 1 GPUs" in str(play.machine.problem)
+
+
+# -- illegal moves ---------------------------------------------------------------------------------------------------
+
+
+def test_an_illegal_move_of_a_rank_tells_the_story() -> None:
+    play = Play().run()
+    with pytest.raises(InvalidTransition) as error:
+        play.rank_says(wire.Running, 0)
+    text = str(error.value)
+    assert "rank 0: SPAWNED -> RUNNING" in text
+    assert text.splitlines()[-1] == "attempt 0, rank 0: RUNNING -> RUNNING"
+
+
+def test_an_illegal_move_of_the_run_tells_the_story() -> None:
+    play = Play().run()
+    with pytest.raises(InvalidTransition, match=r"CONNECTING -> RESERVING(.|\n)*RUNNING -> RESERVING"):
+        play.says("one", hello())
+
+
+def test_the_story_does_not_grow_without_end() -> None:
+    play = Play(max_failures=-1).run()
+    for _ in range(100):
+        play.raises(0)
+        play.gone()
+        play.begin_attempt()
+    assert len(play.machine.story) == 200

@@ -1,0 +1,242 @@
+"""What workers print: whole lines on the console, raw bytes in the files."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distrain.output import REPORT_INTERVAL_S, RankOutput, ReportLines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Console = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "logs" / "attempt_0" / "rank_3.log"
+
+
+@pytest.fixture
+def output(log: Path) -> Iterator[RankOutput]:
+    opened = RankOutput(3, log)
+    yield opened
+    opened.close()
+
+
+def shown(capsys: Console, log: Path, *pieces: bytes) -> list[str]:
+    """Lines on stdout while the pieces come in, and after the end."""
+    output = RankOutput(3, log)
+    for piece in pieces:
+        output.feed(1, piece)
+    output.close()
+    return capsys.readouterr().out.splitlines()
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_line_gets_its_rank_in_front(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"one\ntwo\n") == ["[rank 3] one", "[rank 3] two"]
+
+
+def test_ranks_are_aligned(capsys: Console, log: Path) -> None:
+    output = RankOutput(3, log, width=3)
+    output.feed(1, b"one\n")
+    output.close()
+    assert capsys.readouterr().out == "[rank   3] one\n"
+
+
+def test_a_line_is_shown_when_it_is_whole(capsys: Console, output: RankOutput) -> None:
+    output.feed(1, b"first ha")
+    assert capsys.readouterr().out == ""
+    output.feed(1, b"lf\n")
+    assert capsys.readouterr().out == "[rank 3] first half\n"
+
+
+def test_stdout_and_stderr_are_kept_apart(capsys: Console, output: RankOutput) -> None:
+    output.feed(1, b"to out")
+    output.feed(2, b"to err\n")
+    output.feed(1, b", still\n")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("[rank 3] to out, still\n", "[rank 3] to err\n")
+
+
+def test_a_last_line_without_an_end_is_shown_at_the_end(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"one\nno end") == ["[rank 3] one", "[rank 3] no end"]
+
+
+def test_an_empty_line_stays(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"a\n\nb\n") == ["[rank 3] a", "[rank 3] ", "[rank 3] b"]
+
+
+def test_of_a_progress_bar_the_last_state_is_shown(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b" 10%\r 50%", b"\r100%\n") == ["[rank 3] 100%"]
+
+
+def test_windows_line_ends_are_line_ends(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"one\r\ntwo\r\n") == ["[rank 3] one", "[rank 3] two"]
+
+
+def test_a_character_may_be_split_over_packets(capsys: Console, log: Path) -> None:
+    data = "naïve █\n".encode()
+    assert shown(capsys, log, *(bytes([byte]) for byte in data)) == ["[rank 3] naïve █"]
+
+
+def test_invalid_utf_8_is_replaced(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"caf\xe9 \xff\n") == ["[rank 3] caf\ufffd \ufffd"]
+
+
+def test_a_line_that_never_ends_does_not_fill_the_memory(capsys: Console, output: RankOutput) -> None:
+    for _ in range(100):
+        output.feed(1, b"x" * 10_000)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 5
+    output.close()
+    lines += capsys.readouterr().out.splitlines()
+    assert sum(line.count("x") for line in lines) == 1_000_000
+
+
+def test_a_console_that_lacks_a_character_does_not_end_the_run(
+    output: RankOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    output.feed(1, "100% █████\n".encode())
+    assert raw.getvalue().startswith(b"[rank 3] 100% ")
+
+
+@given(
+    lines=st.lists(
+        st.text(
+            st.characters(exclude_characters="\r\n\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", codec="utf-8"), max_size=20
+        )
+    ),
+    data=st.data(),
+)
+def test_any_split_gives_the_same_lines(
+    lines: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stream = "".join(f"{line}\n" for line in lines).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    output = RankOutput(0, tmp_path_factory.getbasetemp() / "split.log")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", console := io.StringIO())
+        for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+            output.feed(1, stream[start:end])
+        output.close()
+    assert console.getvalue() == "".join(f"[rank 0] {line}\n" for line in lines)
+
+
+def test_a_console_that_is_gone_does_not_end_the_run(
+    output: RankOutput, monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
+    console = io.StringIO()
+    console.close()
+    monkeypatch.setattr(sys, "stdout", console)
+    output.feed(1, b"one\n")
+    output.flush()
+    assert log.read_bytes() == b"one\n"
+
+
+# -- files and last lines --------------------------------------------------------------------------------------------
+
+
+def test_the_file_holds_the_raw_bytes_of_both_streams(output: RankOutput, log: Path) -> None:
+    output.feed(1, b" 10%\r 50%\xff")
+    output.feed(2, b"warning\n")
+    output.note("a traceback\n")
+    output.close()
+    assert log.read_bytes() == b" 10%\r 50%\xffwarning\na traceback\n"
+
+
+def test_a_note_is_not_shown(capsys: Console, output: RankOutput) -> None:
+    output.note("a traceback\n")
+    output.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_note_may_hold_an_undecodable_file_name(output: RankOutput, log: Path) -> None:
+    output.note(b"FileNotFoundError: caf\xe9\n".decode(errors="surrogateescape"))
+    output.close()
+    assert log.read_bytes().startswith(b"FileNotFoundError: caf")
+
+
+def test_what_comes_after_the_end_is_added_to_the_file(output: RankOutput, log: Path) -> None:
+    output.feed(1, b"one\n")
+    output.close()
+    output.note("two\n")
+    output.close()
+    assert log.read_bytes() == b"one\ntwo\n"
+
+
+def test_a_rank_that_writes_nothing_has_no_file(log: Path) -> None:
+    RankOutput(3, log).close()
+    assert not log.exists()
+
+
+def test_flush_makes_the_file_readable(output: RankOutput, log: Path) -> None:
+    output.feed(1, b"one\n")
+    output.flush()
+    assert log.read_bytes() == b"one\n"
+
+
+def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> None:
+    output.feed(2, b"".join(b"line %d\n" % n for n in range(100)))
+    output.close()
+    kept = len(output.last_lines)
+    assert 5 <= kept <= 50
+    assert list(output.last_lines) == [f"line {n}" for n in range(100 - kept, 100)]
+
+
+# -- reports ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_one_line_on_stderr(capsys: Console) -> None:
+    ReportLines().report(1, {"loss": 0.123456789, "epoch": 3, "eval": {"acc": 0.5}, "note": "x"}, now=100.0)
+    assert capsys.readouterr() == ("", "distrain: report 1: loss=0.123457, epoch=3, eval/acc=0.5, note=x\n")
+
+
+def test_a_report_without_metrics_is_a_line_too(capsys: Console) -> None:
+    ReportLines().report(1, {}, now=0.0)
+    assert capsys.readouterr().err == "distrain: report 1: no metrics\n"
+
+
+def test_fast_reports_are_throttled_and_the_last_one_is_shown(capsys: Console) -> None:
+    lines = ReportLines()
+    for index in range(1, 101):
+        lines.report(index, {}, now=10.0 + index * REPORT_INTERVAL_S / 1000)
+    assert capsys.readouterr().err == "distrain: report 1: no metrics\n"
+    lines.flush(now=11.0)
+    assert capsys.readouterr().err == "distrain: report 100: no metrics\n"
+
+
+def test_the_deadline_is_when_the_next_line_may_be_shown(capsys: Console) -> None:
+    lines = ReportLines()
+    assert lines.deadline() is None
+    lines.report(1, {}, now=10.0)
+    assert lines.deadline() is None
+    lines.report(2, {}, now=10.1)
+    assert lines.deadline() == 10.0 + REPORT_INTERVAL_S
+    lines.report(3, {}, now=10.0 + REPORT_INTERVAL_S)
+    assert lines.deadline() is None
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_a_metric_of_several_lines_is_shown_on_one(capsys: Console) -> None:
+    ReportLines().report(1, {"note": "two\nlines"}, now=0.0)
+    assert capsys.readouterr().err == "distrain: report 1: note=two lines\n"
+
+
+def test_nothing_is_shown_twice(capsys: Console) -> None:
+    lines = ReportLines()
+    lines.report(1, {}, now=10.0)
+    lines.flush(now=20.0)
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,195 @@
+"""Hosts and scaling config -> ranks, devices and their environment."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distrain.config import ScalingConfig
+from distrain.errors import ResourcesError
+from distrain.hosts import HostFacts
+from distrain.plan import WorldPlan, make_plan, rank_environment, rendezvous_address
+
+GIB = 1 << 30
+
+
+def host(name: str = "one", *, cpus: int = 4, gpus: int | None = None, memory_bytes: int = 16 * GIB) -> HostFacts:
+    return HostFacts(name=name, cpus=cpus, memory_bytes=memory_bytes, gpus=gpus)
+
+
+def placed(plan: WorldPlan) -> list[tuple[str, int]]:
+    return [(rank.host, rank.local_rank) for rank in plan.ranks]
+
+
+# -- placement -------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_fill_the_first_host_first() -> None:
+    plan = make_plan([host("one"), host("two")], ScalingConfig(num_workers=4))
+    assert placed(plan) == [("one", 0), ("one", 1), ("two", 0), ("two", 1)]
+
+
+def test_the_first_hosts_get_what_does_not_divide() -> None:
+    plan = make_plan([host("one"), host("two"), host("three")], ScalingConfig(num_workers=5))
+    assert [len(plan.on(name)) for name in ("one", "two", "three")] == [2, 2, 1]
+    assert [rank.local_world_size for rank in plan.ranks] == [2, 2, 2, 2, 1]
+    assert [rank.node_rank for rank in plan.ranks] == [0, 0, 1, 1, 2]
+
+
+def test_a_host_without_ranks_is_no_part_of_the_plan() -> None:
+    plan = make_plan([host("one"), host("two")], ScalingConfig(num_workers=1))
+    assert plan.hosts == ("one",)
+    assert plan.on("two") == ()
+
+
+def test_more_workers_than_cpus_is_allowed() -> None:
+    assert make_plan([host(cpus=1)], ScalingConfig(num_workers=8)).world_size == 8
+
+
+@given(workers=st.integers(1, 40), hosts=st.integers(1, 7))
+def test_ranks_are_numbered_in_order_and_shared_evenly(workers: int, hosts: int) -> None:
+    plan = make_plan([host(f"host{n}") for n in range(hosts)], ScalingConfig(num_workers=workers))
+    assert [rank.rank for rank in plan.ranks] == list(range(workers))
+    shares = [len(plan.on(f"host{n}")) for n in range(hosts)]
+    assert max(shares) - min(shares) <= 1
+    assert shares == sorted(shares, reverse=True)
+    for name in plan.hosts:
+        assert [rank.local_rank for rank in plan.on(name)] == list(range(len(plan.on(name))))
+
+
+# -- devices ---------------------------------------------------------------------------------------------------------
+
+
+def devices(gpus_per_worker: float | None, workers: int, gpus: int) -> list[tuple[int, ...]]:
+    resources = None if gpus_per_worker is None else {"GPU": gpus_per_worker}
+    scaling = ScalingConfig(num_workers=workers, use_gpu=True, resources_per_worker=resources)
+    return [rank.devices for rank in make_plan([host(gpus=gpus)], scaling).ranks]
+
+
+def test_without_gpus_there_are_no_devices() -> None:
+    assert make_plan([host(gpus=8)], ScalingConfig()).ranks[0].devices == ()
+
+
+@pytest.mark.parametrize(
+    ("each", "workers", "gpus", "expected"),
+    [
+        (None, 2, 2, [(0,), (1,)]),
+        (1, 2, 4, [(0,), (1,)]),
+        (2, 2, 4, [(0, 1), (2, 3)]),
+        (0.5, 4, 2, [(0,), (0,), (1,), (1,)]),
+        (0.4, 3, 2, [(0,), (0,), (1,)]),
+        (1 / 3, 3, 1, [(0,), (0,), (0,)]),
+        (0.1, 10, 1, [(0,)] * 10),
+    ],
+)
+def test_gpus_are_dealt_by_local_rank(
+    each: float | None, workers: int, gpus: int, expected: list[tuple[int, ...]]
+) -> None:
+    assert devices(each, workers, gpus) == expected
+
+
+@given(each=st.sampled_from([0.1, 0.25, 0.3, 1 / 3, 0.5, 0.7, 1, 2, 3]), workers=st.integers(1, 12))
+def test_accepted_devices_exist_and_are_not_oversubscribed(each: float, workers: int) -> None:
+    try:
+        dealt = devices(each, workers, gpus=4)
+    except ResourcesError:
+        return
+    used = [device for mine in dealt for device in mine]
+    assert set(used) <= set(range(4))
+    assert all(used.count(device) * min(each, 1) <= 1 + 1e-6 for device in used)
+
+
+def test_local_ranks_index_each_hosts_own_gpus() -> None:
+    plan = make_plan([host("one", gpus=1), host("two", gpus=1)], ScalingConfig(num_workers=2, use_gpu=True))
+    assert [rank.devices for rank in plan.ranks] == [(0,), (0,)]
+
+
+# -- resources -------------------------------------------------------------------------------------------------------
+
+
+def refusal(facts: HostFacts, scaling: ScalingConfig) -> str:
+    with pytest.raises(ResourcesError) as error:
+        make_plan([facts], scaling)
+    return str(error.value)
+
+
+def test_too_many_gpus_says_what_was_asked_and_what_there_is() -> None:
+    text = refusal(host("gpubox", gpus=2), ScalingConfig(num_workers=3, use_gpu=True))
+    assert re.search(r"gpubox has 2 GPUs, but 3 worker\(s\) with 1 each need 3", text)
+    assert "num_workers" in text
+
+
+def test_no_gpu_at_all_says_why_that_may_be() -> None:
+    text = refusal(host(gpus=0), ScalingConfig(use_gpu=True))
+    assert "use_gpu=False" in text
+    assert "CUDA_VISIBLE_DEVICES" in text
+
+
+def test_fractions_are_not_split_over_devices() -> None:
+    text = refusal(host(gpus=1), ScalingConfig(num_workers=3, use_gpu=True, resources_per_worker={"GPU": 0.4}))
+    assert "with 0.4 each need 2" in text
+
+
+def test_named_cpus_are_checked() -> None:
+    text = refusal(host(cpus=3), ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2}))
+    assert "has 3 CPUs, but 2 worker(s) with 2 each need 4" in text
+
+
+def test_just_enough_is_enough() -> None:
+    scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 2, "memory": 8 * GIB})
+    assert make_plan([host(cpus=4)], scaling).world_size == 2
+
+
+@pytest.mark.parametrize(("workers", "each", "cpus"), [(10, 0.1, 1), (10, 1.1, 11), (100, 0.07, 7), (3, 1 / 3, 1)])
+def test_rounding_of_fractions_refuses_nobody(workers: int, each: float, cpus: int) -> None:
+    scaling = ScalingConfig(num_workers=workers, resources_per_worker={"CPU": each})
+    assert make_plan([host(cpus=cpus)], scaling).world_size == workers
+
+
+def test_two_different_amounts_of_memory_look_different() -> None:
+    text = refusal(host(memory_bytes=16 * GIB), ScalingConfig(resources_per_worker={"memory": 16 * GIB + 1000}))
+    has, needs = re.search(r"has (\S+).* need (\S+?)\. ", text).groups()  # type: ignore[union-attr]
+    assert has != needs
+
+
+def test_unknown_memory_refuses_nobody() -> None:
+    scaling = ScalingConfig(resources_per_worker={"memory": GIB})
+    assert make_plan([host(memory_bytes=0)], scaling).world_size == 1
+
+
+def test_the_host_that_lacks_something_is_named() -> None:
+    with pytest.raises(ResourcesError, match=r"^two has 0 GPUs"):
+        make_plan([host("one", gpus=1), host("two", gpus=0)], ScalingConfig(num_workers=2, use_gpu=True))
+
+
+# -- environment -----------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_is_torchruns() -> None:
+    plan = make_plan([host("one"), host("two")], ScalingConfig(num_workers=3))
+    environment = rank_environment(
+        plan, plan.ranks[2], address="10.0.0.1", port=2345, run_id="run", attempt=1, max_restarts=3
+    )
+    expected = {
+        "RANK": "2",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "1",
+        "NODE_RANK": "1",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "2345",
+        "TORCHELASTIC_RUN_ID": "run",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+    }
+    assert expected.items() <= environment.items()
+
+
+def test_one_host_meets_on_loopback() -> None:
+    address, network = rendezvous_address(make_plan([host()], ScalingConfig()))
+    assert (address, network) == ("127.0.0.1", {"GLOO_SOCKET_IFNAME": "lo"})

@@ -1,0 +1,157 @@
+"""Result: made from the store, and read back from a run directory."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distrain.config import CheckpointConfig
+from distrain.errors import StorageError, WorkerGroupError
+from distrain.result import Result, make_result, pickle_or_none
+from distrain.rounds import Commit
+from distrain.storage import CommittedCheckpoint, RunPaths, RunStore
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write_run(tmp_path: Path) -> Write:
+    """Write a run directory as the coordinator does."""
+
+    def write(
+        reports: list[dict[str, Any]],
+        checkpoints: list[dict[str, Any]] | None = None,
+        config: CheckpointConfig | None = None,
+        rank: int = 0,
+    ) -> Path:
+        store = RunStore(tmp_path / "run")
+        store.write_manifest({"status": "finished", "checkpoint_config": asdict(config or CheckpointConfig())})
+        for index, metrics in enumerate(reports, start=1):
+            store.append_metrics({"rank": rank, "index": index}, metrics)
+        for ordinal, metrics in enumerate(checkpoints or [], start=1):
+            store.staging_directory(0, ordinal, 0)
+            store.commit(0, Commit(ordinal, (), (0,), metrics))
+        store.close()
+        return tmp_path / "run"
+
+    return write
+
+
+def scores(result: Result) -> list[Any]:
+    return [metrics["loss"] for _, metrics in result.best_checkpoints]
+
+
+# -- read back -------------------------------------------------------------------------------------------------------
+
+
+def test_the_metrics_are_the_last_ones_of_rank_0(write_run: Write) -> None:
+    assert Result.from_path(write_run([{"loss": 2}, {"loss": math.inf}])).metrics == {"loss": math.inf}
+    write_run([{"loss": 7}], rank=1)
+    assert Result.from_path(write_run([])).metrics == {"loss": math.inf}
+
+
+def test_a_run_without_reports_has_no_metrics_and_no_checkpoint(write_run: Write) -> None:
+    result = Result.from_path(write_run([]))
+    assert (result.metrics, result.checkpoint, result.best_checkpoints, result.error) == (None, None, [], None)
+
+
+def test_the_checkpoint_is_the_latest(write_run: Write) -> None:
+    root = write_run([], checkpoints=[{"loss": 1}, {"loss": 2}])
+    checkpoint = Result.from_path(root).checkpoint
+    assert checkpoint is not None
+    assert checkpoint.path == str(root / "checkpoint_000001")
+
+
+def test_best_checkpoints_follow_the_runs_own_config(write_run: Write) -> None:
+    config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min")
+    root = write_run([], checkpoints=[{"loss": 3}, {"loss": 1}, {"loss": 2}], config=config)
+    assert scores(Result.from_path(root)) == [2, 1]
+
+
+def test_error_and_return_value_come_back(write_run: Write) -> None:
+    root = write_run([])
+    error = WorkerGroupError("rank 1 failed", worker_failures={1: ValueError("boom")}, culprit=1)
+    RunPaths(root).error_pickle.write_bytes(pickle.dumps(error))
+    RunPaths(root).return_value.write_bytes(pickle.dumps({"answer": 42}))
+    result = Result.from_path(root)
+    assert isinstance(result.error, WorkerGroupError)
+    assert result.error.culprit == 1
+    assert repr(result.error.worker_failures) == "{1: ValueError('boom')}"
+    assert result.return_value == {"answer": 42}
+
+
+def test_a_home_directory_is_understood(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_run([{"loss": 1}])
+    monkeypatch.setenv("HOME", str(root.parent))
+    assert Result.from_path("~/run").path == str(root)
+
+
+def test_what_is_no_run_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"is not a run directory: it has no run\.json"):
+        Result.from_path(tmp_path)
+
+
+# -- made ------------------------------------------------------------------------------------------------------------
+
+
+def made(config: CheckpointConfig, *losses: float) -> Result:
+    committed = [CommittedCheckpoint(Path(f"/run/checkpoint_{n:06d}"), {"loss": x}) for n, x in enumerate(losses)]
+    return make_result(RunPaths(Path("/run")), committed, config, metrics=None)
+
+
+def test_the_best_checkpoint_is_the_last_of_the_list() -> None:
+    assert scores(made(CheckpointConfig(checkpoint_score_attribute="loss"), 2, 3, 1)) == [1, 2, 3]
+
+
+def test_without_a_score_they_are_in_order_of_time() -> None:
+    assert scores(made(CheckpointConfig(), 2, 3, 1)) == [2, 3, 1]
+
+
+def test_a_latest_checkpoint_that_is_only_kept_for_a_resume_is_not_one_of_the_best() -> None:
+    config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="loss")
+    assert scores(made(config, 3, 1)) == [3]
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_the_dataframe_has_every_report_with_nested_names(write_run: Write) -> None:
+    root = write_run([{"loss": 2.0, "eval": {"acc": 0.5}}, {"loss": math.nan, "eval": {"acc": 0.75}}])
+    frame = Result.from_path(root).metrics_dataframe
+    assert frame is not None
+    assert list(frame.columns) == ["loss", "eval/acc"]
+    assert list(frame["eval/acc"]) == [0.5, 0.75]
+    assert math.isnan(frame["loss"][1])
+
+
+def test_without_reports_there_is_no_dataframe(write_run: Write) -> None:
+    assert Result.from_path(write_run([])).metrics_dataframe is None
+
+
+def test_without_pandas_the_error_says_what_to_install(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Result.from_path(write_run([{"loss": 1}]))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        _ = result.metrics_dataframe
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_repr_is_readable() -> None:
+    text = repr(Result(metrics={"loss": 1}, checkpoint=None, path="/run"))
+    assert "path='/run'" in text
+    assert "metrics={'loss': 1}" in text
+    assert "error" not in text
+
+
+def test_what_cannot_be_pickled_is_left_out() -> None:
+    assert pickle_or_none(sys._getframe()) is None
+    assert pickle.loads(pickle_or_none({"a": 1}) or b"") == {"a": 1}

@@ -1,0 +1,376 @@
+"""The run directory: names, locks, lines that survive, and commits that are whole or nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distrain import storage
+from distrain.checkpoint import MANIFEST_FILE
+from distrain.errors import StorageError
+from distrain.rounds import Commit, CommittedFile
+from distrain.storage import CommittedCheckpoint, RunPaths, RunStore, choose_run, copy_file, crc32_of, list_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HOLD_THE_LOCK = """
+import sys
+from pathlib import Path
+from distrain.storage import RunStore
+store = RunStore(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "run"
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[RunStore]:
+    opened = RunStore(root)
+    yield opened
+    opened.close()
+
+
+def commit(
+    store: RunStore, ordinal: int = 1, parts: dict[int, dict[str, bytes]] | None = None, **metrics: Any
+) -> CommittedCheckpoint:
+    """Write the parts (rank -> path -> contents) as the ranks would, and commit them."""
+    parts = {0: {"model.pt": b"weights"}} if parts is None else parts
+    files = []
+    for rank, contents in parts.items():
+        folder = store.staging_directory(0, ordinal, rank)
+        for path, data in contents.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+            files.append(CommittedFile(path, rank, len(data), zlib.crc32(data)))
+    return store.commit(0, Commit(ordinal, tuple(files), tuple(parts), metrics))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path: (folder / path).read_bytes() for path, _ in list_files(folder)}
+
+
+# -- commits ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_joins_the_parts_of_all_ranks(store: RunStore, root: Path) -> None:
+    saved = commit(store, parts={0: {"model.pt": b"zero"}, 1: {"rng/1.bin": b"one", "rng/deep/er.bin": b"two"}})
+    assert saved.path == root / "checkpoint_000000"
+    assert contents(saved.path) == {"model.pt": b"zero", "rng/1.bin": b"one", "rng/deep/er.bin": b"two"}
+
+
+def test_the_manifest_tells_files_sizes_hashes_ranks_and_metrics(store: RunStore) -> None:
+    saved = commit(store, parts={0: {"a": b"zero"}, 2: {"b": b"two"}}, loss=0.5)
+    manifest = json.loads((saved.path / MANIFEST_FILE).read_text())
+    assert manifest["files"]["b"] == {"size": 3, "crc32": f"{zlib.crc32(b'two'):08x}", "rank": 2}
+    assert (manifest["ranks"], manifest["metrics"], manifest["index"]) == ([0, 2], {"loss": 0.5}, 0)
+
+
+def test_commits_are_numbered_on(store: RunStore) -> None:
+    assert [commit(store, ordinal).path.name for ordinal in (1, 2)] == ["checkpoint_000000", "checkpoint_000001"]
+    assert [saved.index for saved in store.committed] == [0, 1]
+
+
+def test_nothing_is_left_of_the_staging_after_a_commit(store: RunStore) -> None:
+    commit(store)
+    assert list(store.paths.staging.iterdir()) == []
+
+
+def test_a_commit_that_fails_leaves_no_checkpoint(store: RunStore) -> None:
+    store.staging_directory(0, 1, 0)
+    with pytest.raises(OSError, match="never-written"):
+        store.commit(0, Commit(1, (CommittedFile("never-written", 0, 1, 1),), (0,), {}))
+    assert store.paths.checkpoints() == []
+    assert store.committed == []
+
+
+def test_a_reopened_run_knows_its_checkpoints_and_numbers_on(root: Path) -> None:
+    first = RunStore(root)
+    commit(first, loss=math.inf)
+    first.close()
+    second = RunStore(root)
+    assert second.committed == [CommittedCheckpoint(root / "checkpoint_000000", {"loss": math.inf})]
+    assert second.latest == second.committed[0]
+    assert commit(second).index == 1
+    second.close()
+
+
+def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: RunStore) -> None:
+    for ordinal in (1, 2, 3):
+        commit(store, ordinal)
+    store.delete([0, 1])
+    assert [path.name for path in store.paths.checkpoints()] == ["checkpoint_000002"]
+    assert [saved.index for saved in store.committed] == [2]
+    assert commit(store, 4).index == 3
+
+
+def test_checkpoints_are_listed_oldest_first_however_many_digits_they_have(root: Path) -> None:
+    for index in (1_000_000, 2, 999_999):
+        RunPaths(root).checkpoint(index).mkdir(parents=True)
+    names = [path.name for path in RunPaths(root).checkpoints()]
+    assert names == ["checkpoint_000002", "checkpoint_999999", "checkpoint_1000000"]
+
+
+def test_only_directories_with_our_names_are_checkpoints(root: Path) -> None:
+    for name in ("checkpoint_000001.new", "my_checkpoint_000001", "checkpoint_1"):
+        (root / name).mkdir(parents=True)
+    (root / "checkpoint_000007").write_text("a file")
+    assert RunPaths(root).checkpoints() == []
+
+
+def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path) -> None:
+    first = RunStore(root)
+    (first.staging_directory(0, 1, 0) / "model.pt").write_bytes(b"half")
+    first._metrics.close()
+    storage.os.close(first._lock_fd)  # as a crash does it
+    second = RunStore(root)
+    assert not second.paths.staging.exists()
+    second.close()
+
+
+def test_a_staging_directory_of_another_generation_is_another_one(root: Path) -> None:
+    first = RunStore(root)
+    earlier = first.staging_directory(0, 1, 0)
+    first.close()
+    second = RunStore(root)
+    assert second.staging_directory(0, 1, 0) != earlier
+    second.close()
+
+
+def test_a_damaged_checkpoint_is_named(root: Path) -> None:
+    (root / "checkpoint_000000").mkdir(parents=True)
+    with pytest.raises(StorageError, match="checkpoint_000000 is damaged"):
+        RunStore(root)
+
+
+def test_a_store_that_could_not_be_opened_holds_no_lock(root: Path) -> None:
+    (root / "checkpoint_000000").mkdir(parents=True)
+    with pytest.raises(StorageError):
+        RunStore(root)
+    (root / "checkpoint_000000").rmdir()
+    RunStore(root).close()
+
+
+# -- the lock --------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_in_use_by_another_process_is_refused_with_its_pid(root: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_THE_LOCK, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(StorageError, match=rf"process {holder.pid}\) is using .*RunConfig.name"):
+            RunStore(root)
+        holder.communicate()
+    RunStore(root).close()
+
+
+def test_a_closed_store_gives_the_directory_free(root: Path) -> None:
+    RunStore(root).close()
+    RunStore(root).close()
+
+
+def test_a_place_that_cannot_be_a_directory_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="cannot use the run directory"):
+        RunStore(tmp_path / "file" / "run")
+
+
+# -- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def written(root: Path, *metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a reader gets of metrics that a store has written."""
+    store = RunStore(root)
+    for index, values in enumerate(metrics, start=1):
+        store.append_metrics({"time": 1.0, "attempt": 0, "rank": 0, "index": index}, values)
+    store.close()
+    return [record["metrics"] for record in storage.read_metrics(RunPaths(root))]
+
+
+def same(one: object, other: object) -> bool:
+    return repr(one) == repr(other)  # NaN is not equal to itself
+
+
+def test_non_finite_numbers_are_null_and_named_in_the_file(root: Path) -> None:
+    written(root, {"loss": math.nan, "eval": {"best": -math.inf}, "lr": 0.1, "all": [1.0, math.inf]})
+    [line] = RunPaths(root).metrics.read_text().splitlines()
+    record = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert record["metrics"] == {"loss": None, "eval": {"best": None}, "lr": 0.1, "all": [1.0, None]}
+    assert record["nonfinite"] == {"/loss": "nan", "/eval/best": "-inf", "/all/1": "inf"}
+
+
+def test_non_finite_numbers_come_back(root: Path) -> None:
+    metrics = {"loss": math.nan, "eval": {"best": -math.inf}, "none": None, "all": [1.0, {"x": math.inf}]}
+    assert same(written(root, metrics), [metrics])
+
+
+def test_names_with_slashes_are_not_taken_for_nested_ones(root: Path) -> None:
+    metrics = [{"eval/loss": math.nan, "eval": {"loss": 0.5}}, {"eval/loss": 0.5, "eval": {"loss": math.nan}}]
+    assert same(written(root, *metrics), metrics)
+
+
+metrics_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=50)
+@given(metrics=st.dictionaries(st.text("abc", min_size=1, max_size=2), metrics_values, max_size=4))
+def test_any_metrics_survive_the_round_trip(metrics: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert same(written(tmp_path_factory.mktemp("run"), metrics), [metrics])
+
+
+def test_a_torn_last_line_is_passed_over_by_readers(root: Path) -> None:
+    written(root, {"loss": 1}, {"loss": 2})
+    with RunPaths(root).metrics.open("a") as file:
+        file.write('{"time":1.0,"attempt":0,"ra')
+    assert [record["metrics"] for record in storage.read_metrics(RunPaths(root))] == [{"loss": 1}, {"loss": 2}]
+
+
+def test_a_torn_last_line_is_cut_off_before_new_ones_are_written(root: Path) -> None:
+    written(root, {"loss": 1})
+    with RunPaths(root).metrics.open("a") as file:
+        file.write('{"time":1.0,"attempt":0,"ra')
+    assert written(root, {"loss": 2}) == [{"loss": 1}, {"loss": 2}]
+
+
+def test_readers_choose_one_rank_or_all(store: RunStore) -> None:
+    for rank in (0, 1):
+        store.append_metrics({"rank": rank}, {"rank": rank})
+    store.flush()
+    assert [record["rank"] for record in storage.read_metrics(store.paths, rank=1)] == [1]
+    assert [record["rank"] for record in storage.read_metrics(store.paths, rank=None)] == [0, 1]
+
+
+def test_a_run_without_metrics_has_none(root: Path) -> None:
+    assert list(storage.read_metrics(RunPaths(root))) == []
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def made(storage_path: Path, name: str, status: str | None) -> None:
+    root = storage_path / name
+    root.mkdir(parents=True)
+    if status is not None:
+        (root / "run.json").write_text(json.dumps({"status": status}))
+
+
+def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
+    roots = {choose_run(tmp_path, None)[0] for _ in range(10)}
+    assert len(roots) == 10
+    assert {root.parent for root in roots} == {tmp_path}
+
+
+def test_a_new_name_is_used_as_it_is(tmp_path: Path) -> None:
+    assert choose_run(tmp_path, "run") == (tmp_path / "run", False)
+
+
+@pytest.mark.parametrize("status", ["running", "failed", "aborted"])
+def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
+    made(tmp_path, "run", status)
+    assert choose_run(tmp_path, "run") == (tmp_path / "run", True)
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    made(tmp_path, "run", "finished")
+    made(tmp_path, "run-2", "finished")
+    assert choose_run(tmp_path, "run") == (tmp_path / "run-3", False)
+
+
+def test_the_unfinished_successor_of_a_finished_run_goes_on(tmp_path: Path) -> None:
+    made(tmp_path, "run", "finished")
+    made(tmp_path, "run-2", "failed")
+    assert choose_run(tmp_path, "run") == (tmp_path / "run-2", True)
+
+
+def test_a_directory_that_is_no_run_is_no_run_that_goes_on(tmp_path: Path) -> None:
+    made(tmp_path, "run", None)
+    assert choose_run(tmp_path, "run") == (tmp_path / "run", False)
+
+
+def test_the_home_directory_and_relative_paths_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert choose_run("~/runs", "run")[0] == tmp_path / "runs" / "run"
+    assert choose_run("runs", "run")[0] == tmp_path / "runs" / "run"
+    assert choose_run(None, "run")[0] == tmp_path / "distrain_results" / "run"
+
+
+def test_an_unreadable_manifest_is_a_storage_error(tmp_path: Path) -> None:
+    made(tmp_path, "run", None)
+    (tmp_path / "run" / "run.json").write_text("{torn")
+    with pytest.raises(StorageError, match="cannot read"):
+        choose_run(tmp_path, "run")
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, (4 << 20) + 1])
+def test_a_copy_is_equal_and_tells_size_and_crc(tmp_path: Path, size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    (tmp_path / "source").write_bytes(data)
+    told = copy_file(tmp_path / "source", tmp_path / "deep" / "target")
+    assert (tmp_path / "deep" / "target").read_bytes() == data
+    assert told == (len(data), zlib.crc32(data)) == crc32_of(tmp_path / "source")
+
+
+def test_files_are_listed_with_sizes_below_all_folders(tmp_path: Path) -> None:
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    (tmp_path / "b" / "c" / "deep").write_bytes(b"123")
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "empty").mkdir()
+    assert list_files(tmp_path) == [("a", 1), ("b/c/deep", 3)]
+
+
+def test_the_manifest_of_a_committed_checkpoint_is_not_one_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_FILE).write_text("{}")
+    assert list_files(tmp_path) == []
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "weights").write_bytes(b"12")
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "folder").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "checkpoint" / "file").symlink_to(tmp_path / "elsewhere" / "weights")
+    assert list_files(tmp_path / "checkpoint") == [("file", 2), ("folder/weights", 2)]
+
+
+def test_an_atomic_write_replaces_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    for data in (b"old", b"new"):
+        storage.write_atomically(tmp_path / "file", data)
+    assert contents(tmp_path) == {"file": b"new"}
+
+
+def test_every_name_of_a_run_lies_below_its_root(root: Path) -> None:
+    paths = RunPaths(root)
+    names = [getattr(paths, name) for name, value in vars(RunPaths).items() if isinstance(value, property)]
+    names += [paths.checkpoint(3), paths.log(0, 1), paths.stacks(0, 1)]
+    assert all(root in name.parents for name in names)
+    assert len(set(names)) == len(names)
+
+
+def test_logs_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
+    assert RunPaths(root).log(1, 2, tmp_path) == tmp_path / "attempt_1" / "rank_2.log"
