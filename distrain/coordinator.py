@@ -15,11 +15,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from distrain import machine, process, rounds, wire
+from distrain import events, process, rounds, wire
 from distrain.channel import Channel
 from distrain.errors import StorageError, WireError
 from distrain.loop import Loop
-from distrain.machine import RunMachine, RunRequest
+from distrain.machine import RunMachine
 from distrain.output import RankOutput, ReportLines, say
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.config import CheckpointConfig
+    from distrain.events import RunRequest
     from distrain.storage import RunStore
     from distrain.transport import Transport
 
@@ -101,7 +102,7 @@ class Coordinator:
             try:
                 self._hosts[transport.name] = _HostLink(self._loop, transport, self._agent_argv(transport, option))
             except OSError as error:
-                self._happened(machine.HostLost(transport.name, f"cannot start its agent: {error}"))
+                self._happened(events.HostLost(transport.name, f"cannot start its agent: {error}"))
                 return
             self._hosts[transport.name].listen(self._on_frames, self._on_end)
 
@@ -117,11 +118,11 @@ class Coordinator:
                 self._on_message(host, frame.message())
             except WireError as error:
                 host.drop()
-                self._happened(machine.HostLost(host.name, f"it does not speak our protocol: {error}"))
+                self._happened(events.HostLost(host.name, f"it does not speak our protocol: {error}"))
                 return
 
     def _on_end(self, host: _HostLink) -> None:
-        self._happened(machine.HostLost(host.name, host.why_it_ended()))
+        self._happened(events.HostLost(host.name, host.why_it_ended()))
 
     def _ping(self) -> None:
         now = self._loop.now
@@ -129,7 +130,7 @@ class Coordinator:
             if now - host.last_heard > min(host.lease_s, AGENT_SILENCE_S) and host.greeted and not host.dropped:
                 host.drop()
                 self._happened(
-                    machine.HostLost(host.name, f"its agent has been silent for {now - host.last_heard:.0f} s")
+                    events.HostLost(host.name, f"its agent has been silent for {now - host.last_heard:.0f} s")
                 )
             host.send(wire.Ping())
         leases = [transport.lease_s for transport in self._transports.values()]
@@ -155,11 +156,11 @@ class Coordinator:
                 self._decide(self._rounds.delivered(*args, time.monotonic()))
             case wire.Running():
                 self._rounds.running(message.rank, time.monotonic())
-                self._happened(machine.HostSaid(host.name, message))
+                self._happened(events.HostSaid(host.name, message))
             case wire.Outcome():
                 self._on_outcome(host, message)
             case _:
-                self._happened(machine.HostSaid(host.name, message))
+                self._happened(events.HostSaid(host.name, message))
 
     def _check_hello(self, host: _HostLink, hello: wire.Hello) -> None:
         ours, theirs = (wire.WIRE_VERSION, wire.DISTRAIN_VERSION), (hello.wire, hello.distrain)
@@ -169,10 +170,10 @@ class Coordinator:
                 f"it has distrain {hello.distrain}, this machine {wire.DISTRAIN_VERSION}; "
                 f"run there: pip install distrain=={wire.DISTRAIN_VERSION}"
             )
-            self._happened(machine.HostLost(host.name, text))
+            self._happened(events.HostLost(host.name, text))
             return
         host.greeted = True
-        self._happened(machine.HostSaid(host.name, hello))
+        self._happened(events.HostSaid(host.name, hello))
 
     def _on_reported(self, message: wire.Reported) -> None:
         now = time.monotonic()
@@ -190,7 +191,7 @@ class Coordinator:
             self._outputs[outcome.rank].note(outcome.traceback)
         if outcome.ok:
             self._decide(self._rounds.finished(outcome.rank, time.monotonic()))
-        self._happened(machine.HostSaid(host.name, outcome))
+        self._happened(events.HostSaid(host.name, outcome))
 
     def _keep_stacks(self, message: wire.Stacks) -> None:
         path = self._store.paths.stacks(message.attempt, message.rank)
@@ -223,7 +224,7 @@ class Coordinator:
             self._store.delete(rounds.surplus(kept, self._checkpoint_config))
         except OSError as error:
             raise StorageError(f"cannot commit a checkpoint in {self._store.paths.root}: {error}") from error
-        self._happened(machine.CheckpointSaved(str(checkpoint.path)))
+        self._happened(events.CheckpointSaved(str(checkpoint.path)))
         for rank in self._outputs:
             message = wire.Committed(attempt=attempt, rank=rank, ordinal=commit.ordinal, path=str(checkpoint.path))
             self._tell_rank(message)
@@ -234,17 +235,17 @@ class Coordinator:
 
     # -- the machine ----------------------------------------------------------------------------------------------
 
-    def _happened(self, event: machine.Event) -> None:
+    def _happened(self, event: events.Event) -> None:
         self._do(self.machine.handle(event, time.monotonic()))
 
-    def _do(self, actions: list[machine.Action]) -> None:
+    def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case machine.Tell(host, message):
+                case events.Tell(host, message):
                     self._hosts[host].send(message)
-                case machine.Say(text):
+                case events.Say(text):
                     say(text)
-                case machine.AttemptStarts(attempt, plan):
+                case events.AttemptStarts(attempt, plan):
                     self._rounds = rounds.Rounds(plan.world_size, self._checkpoint_config)
                     width = len(str(plan.world_size - 1))
                     self._outputs = {
@@ -253,7 +254,7 @@ class Coordinator:
                         )
                         for rank in plan.ranks
                     }
-                case machine.AttemptEnded():
+                case events.AttemptEnded():
                     self._decide(self._rounds.close(time.monotonic()))
                     self._close_outputs()
 
@@ -261,7 +262,7 @@ class Coordinator:
         """One timer for each who has a deadline."""
         now = time.monotonic()
         for name, moment, callback in (
-            ("machine", self.machine.deadline(), lambda: self._happened(machine.Tick())),
+            ("machine", self.machine.deadline(), lambda: self._happened(events.Tick())),
             ("rounds", self._rounds.deadline(now), lambda: self._decide(self._rounds.tick(time.monotonic()))),
             ("report lines", self._report_lines.deadline(), lambda: self._report_lines.flush(time.monotonic())),
         ):
@@ -291,7 +292,7 @@ class Coordinator:
             return
         wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
         previous = self._loop.on_signals(
-            wanted, lambda number: self._happened(machine.StopAsked(signal.Signals(number).name))
+            wanted, lambda number: self._happened(events.StopAsked(signal.Signals(number).name))
         )
         try:
             yield

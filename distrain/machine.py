@@ -7,38 +7,30 @@ its moves. The coordinator feeds it what agents and workers say and does what it
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from distrain import wire
 from distrain.errors import InvalidTransition, ResourcesError
+from distrain.events import (
+    Action,
+    AttemptEnded,
+    AttemptStarts,
+    CheckpointSaved,
+    Event,
+    HostLost,
+    HostSaid,
+    RunRequest,
+    Say,
+    StopAsked,
+    Tell,
+    Tick,
+)
 from distrain.failures import RankFailure, culprit_first, failure_of, rank_list
 from distrain.hosts import HostFacts
 from distrain.plan import RANK_DEFAULTS, RankPlan, WorldPlan, make_plan, rank_environment, rendezvous_address
 from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from distrain.backend import BackendConfig
-    from distrain.config import ScalingConfig
-    from distrain.job import Job
-
-__all__ = [
-    "Action",
-    "AttemptEnded",
-    "AttemptStarts",
-    "CheckpointSaved",
-    "Event",
-    "HostLost",
-    "HostSaid",
-    "RunMachine",
-    "RunRequest",
-    "Say",
-    "StopAsked",
-    "Tell",
-    "Tick",
-]
+__all__ = ["RunMachine"]
 
 CONNECT_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -46,104 +38,6 @@ STOP_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 30.0
 """For exit handlers, after the work was done and reported; whoever needs longer is killed without being a failure."""
 _STORY_LENGTH = 200
-
-
-# -- what goes in ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """All that a run is made of. ``leases``: host name -> lease in seconds, in the order of placement."""
-
-    run_id: str
-    run_name: str
-    storage_path: str
-    job: Job
-    backend: BackendConfig
-    scaling: ScalingConfig
-    leases: Mapping[str, float]
-    max_failures: int
-    stop_grace_s: float
-    directory: str
-    sys_path: list[str]
-    argv: list[str]
-    python_flags: list[str]
-    first_attempt: int = 0
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class HostSaid:
-    """A message from an agent, or from a worker through it."""
-
-    host: str
-    message: wire.Message
-
-
-@dataclass(frozen=True, slots=True)
-class HostLost:
-    """The connection to an agent has ended, or its lease has run out."""
-
-    host: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """The user wants the run to end; ``why`` in a few words. Asked twice: at once."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSaved:
-    """A checkpoint was committed; restarts resume from it."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = HostSaid | HostLost | StopAsked | CheckpointSaved | Tick
-
-
-# -- what comes out --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send a message to a host."""
-
-    host: str
-    message: wire.Message
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """One line for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptStarts:
-    """A new attempt with this plan; earlier reports are complete."""
-
-    attempt: int
-    plan: WorldPlan
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptEnded:
-    """No process of the attempt is left."""
-
-    attempt: int
-
-
-Action = Tell | Say | AttemptStarts | AttemptEnded
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------

@@ -182,11 +182,13 @@ def ended_child() -> int | None:
 
 def has_ended(child: int) -> bool:
     """Whether a child of ours is dead, or dying and past any signal, without reaping it."""
-    if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-        return True
     try:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return True
         stat = Path(f"/proc/{child}/stat").read_text()
-    except OSError:
+    except ChildProcessError:  # reaped already
+        return True
+    except OSError:  # no /proc
         return False
     return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 

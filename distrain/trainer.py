@@ -12,20 +12,24 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distrain import failures, job, machine
+from distrain import failures, job
 from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
 from distrain.config import RunConfig, ScalingConfig
 from distrain.coordinator import Coordinator
 from distrain.errors import LaunchError, PreemptionError, ResourcesError, TrainingFailedError, WorkerGroupError
+from distrain.events import RunRequest
 from distrain.output import say
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.states import RunState
 from distrain.storage import RunStore, choose_run, read_manifest, write_atomically
 from distrain.transport import LocalTransport, Transport
 from distrain.version import __version__
+
+if TYPE_CHECKING:
+    from distrain.machine import RunMachine
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
@@ -156,9 +160,9 @@ class _Run:
                 self._write_manifest(status, attempts=coordinator.machine.attempt + 1)
         return self._conclude(coordinator, time.monotonic() - started)
 
-    def _request(self, transports: Sequence[Transport], sys_path: list[str]) -> machine.RunRequest:
+    def _request(self, transports: Sequence[Transport], sys_path: list[str]) -> RunRequest:
         paths = self._store.paths
-        return machine.RunRequest(
+        return RunRequest(
             run_id=self._run_id,
             run_name=paths.root.name,
             storage_path=str(paths.root.parent),
@@ -252,7 +256,7 @@ class _Run:
         return LaunchError(f"{end.problem}\nrun:  {result.path}")
 
     def _worker_group_error(
-        self, end: machine.RunMachine, result: Result, last_lines: Mapping[int, Sequence[str]]
+        self, end: RunMachine, result: Result, last_lines: Mapping[int, Sequence[str]]
     ) -> WorkerGroupError:
         found = failures.culprit_first(end.failures)
         logs = self._store.paths.log(end.attempt, 0, self._log_dir).parent

@@ -23,7 +23,7 @@ ROOT = Path(distrain.__file__).parent
 
 FLOORS = [
     "version", "errors", "config", "states",
-    "wire", "hosts", "plan", "failures", "rounds", "backend", "main_module", "job", "machine",
+    "wire", "hosts", "plan", "failures", "rounds", "backend", "main_module", "job", "events", "machine",
     "loop", "channel", "process", "transport", "survey", "output", "checkpoint", "storage", "result", "session",
     "worker", "forkserver", "forkserver_link", "agent", "coordinator",
     "trainer",
@@ -33,7 +33,7 @@ FLOORS = [
 """A module may import what stands before it. The packages' ``__init__`` are lazy, and exempt."""
 
 PROGRAMS = {"agent", "forkserver", "worker", "coordinator"}
-THINKING = ["errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "machine"]
+THINKING = ["errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "events", "machine"]
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
 
 

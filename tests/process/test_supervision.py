@@ -233,9 +233,9 @@ WITHOUT_THE_USER = {
     ("worker 3",): "WorkerGroupError rank 3 on",
     ("worker 5",): "WorkerGroupError rank 5 on",
     ("forkserver",): "WorkerGroupError ranks 0-5 on",
-    ("agent",): "WorkerGroupError ranks 0-5 on",
-    ("agent", "forkserver"): "WorkerGroupError ranks 0-5 on",
-    ("agent", "worker 2"): "WorkerGroupError ranks 0-5 on",
+    ("agent",): "LaunchError HOST: its agent has ended: ",
+    ("agent", "forkserver"): "LaunchError HOST: its agent has ended: ",
+    ("agent", "worker 2"): "LaunchError HOST: its agent has ended: ",
     ("forkserver", "worker 4"): "WorkerGroupError ranks 0-5 on",
 }
 
@@ -260,7 +260,8 @@ def test_fit_raises_and_nothing_is_left_after_a_kill(
     running.kill(*victims)
     code, output, took_s = running.end()
     assert code == 1
-    assert f"ENDED {WITHOUT_THE_USER[victims]}" in output
+    host = "localhost" if way.endswith("local") else "otherhost"
+    assert f"ENDED {WITHOUT_THE_USER[victims].replace('HOST', host)}" in output
     assert took_s < NOTHING_LEFT_WITHIN_S
     if {"agent", "forkserver"} <= set(victims):
         running.kill_the_untraceable()

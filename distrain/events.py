@@ -1,0 +1,128 @@
+"""What goes into the run machine and what comes out of it. Runs in: coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distrain import wire
+    from distrain.backend import BackendConfig
+    from distrain.config import ScalingConfig
+    from distrain.job import Job
+    from distrain.plan import WorldPlan
+
+__all__ = [
+    "Action",
+    "AttemptEnded",
+    "AttemptStarts",
+    "CheckpointSaved",
+    "Event",
+    "HostLost",
+    "HostSaid",
+    "RunRequest",
+    "Say",
+    "StopAsked",
+    "Tell",
+    "Tick",
+]
+
+
+# -- what goes in ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """All that a run is made of. ``leases``: host name -> lease in seconds, in the order of placement."""
+
+    run_id: str
+    run_name: str
+    storage_path: str
+    job: Job
+    backend: BackendConfig
+    scaling: ScalingConfig
+    leases: Mapping[str, float]
+    max_failures: int
+    stop_grace_s: float
+    directory: str
+    sys_path: list[str]
+    argv: list[str]
+    python_flags: list[str]
+    first_attempt: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSaid:
+    """A message from an agent, or from a worker through it."""
+
+    host: str
+    message: wire.Message
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """The connection to an agent has ended, or its lease has run out."""
+
+    host: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The user wants the run to end; ``why`` in a few words. Asked twice: at once."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint was committed; restarts resume from it."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = HostSaid | HostLost | StopAsked | CheckpointSaved | Tick
+
+
+# -- what comes out --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a message to a host."""
+
+    host: str
+    message: wire.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarts:
+    """A new attempt with this plan; earlier reports are complete."""
+
+    attempt: int
+    plan: WorldPlan
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """No process of the attempt is left."""
+
+    attempt: int
+
+
+Action = Tell | Say | AttemptStarts | AttemptEnded
