@@ -8,6 +8,7 @@ behind and goes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import resource
@@ -99,7 +100,6 @@ class Agent:
         self._started = False
         self._stopping = False
         self._culprit_known = True
-        self._swept = False
         self._reserved: list[socket.socket] = []
         self._last_heard = time.monotonic()
         self._reading_paused = False
@@ -180,7 +180,12 @@ class Agent:
             case wire.Reserve():
                 self._reserve(message)
             case wire.Start():
-                self._start(message)
+                try:
+                    self._start(message)
+                except OSError as error:
+                    hint = "; raise the limit with ulimit -n" if error.errno == errno.EMFILE else ""
+                    text = f"cannot start {len(message.ranks)} workers: {error}{hint}"
+                    self._up.queue(wire.HostFailed(text=text))
             case wire.Stop():
                 self._stop(message)
             case wire.Close():
@@ -229,12 +234,12 @@ class Agent:
             case "swept":
                 if packet["stuck"]:
                     self._up.queue(wire.Notice(text=f"these processes cannot be killed: {packet['stuck']}"))
-                self._swept = True
                 self._say_gone()
 
     def _on_forkserver_death(self, status: int) -> None:
         """Its children died with it, or are ours now."""
         self._forkserver = None
+        unexpected = not self._started and not self._stopping
         process.kill_descendants()
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         for worker in self._workers.values():
@@ -243,7 +248,7 @@ class Agent:
                 self._end_worker(worker, lost=f"the forkserver, its parent, has died ({how})", by_us=self._stopping)
         if self._started:
             self._say_gone()
-        elif self._prepared is not None and status != 0:
+        elif unexpected:
             self._up.queue(wire.HostFailed(text=f"the forkserver has died before the first worker ({how})"))
 
     # -- an attempt -----------------------------------------------------------------------------------------------
@@ -253,7 +258,7 @@ class Agent:
             worker.close(self._loop)
         self._attempt = message.attempt
         self._workers = {}
-        self._started, self._stopping, self._swept = True, False, False
+        self._started, self._stopping = True, False
         for fields in message.ranks:
             spec = wire.WorkerSpec(**fields)
             worker = self._workers[spec.rank] = _Worker(spec.rank)
@@ -360,7 +365,6 @@ class Agent:
         if self._forkserver is not None and self._forkserver.ready:
             self._forkserver.send({"kind": "sweep"})
         else:
-            self._swept = True
             self._say_gone()
 
     def _say_gone(self) -> None:
