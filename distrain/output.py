@@ -27,8 +27,10 @@ def say(text: str) -> None:
     _print(sys.stderr, f"distrain: {text}\n")
 
 
-def _print(console: IO[str], text: str) -> None:
+def _print(console: IO[str] | None, text: str) -> None:
     """A console that has gone away (a closed terminal, ``| head``) is no reason to end a training; the logs go on."""
+    if console is None:  # a process without standard streams, such as a daemon
+        return
     encoding = getattr(console, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError, ValueError):
         console.write(text.encode(encoding, errors="replace").decode(encoding))

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from distrain import process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 NOTHING_LEFT_WITHIN_S = 5.0
 
@@ -74,7 +77,9 @@ def storage(tmp_path: Path) -> Path:
 def user_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run source text as a user would: a script of its own, in a directory of its own, in a new interpreter."""
 
-    def run(source: str, *arguments: str, timeout_s: float = 90.0, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        source: str, *arguments: str, timeout_s: float = 90.0, **options: object
+    ) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "script.py"
         script.write_text(source)
         return subprocess.run(  # type: ignore[call-overload, no-any-return]

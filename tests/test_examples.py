@@ -18,65 +18,54 @@ from distrain import Result
 QUICKSTART = Path(__file__).resolve().parent.parent / "examples" / "quickstart.py"
 
 
-def command(storage: Path, *arguments: str) -> list[str]:
-    return [sys.executable, str(QUICKSTART), "--num-workers", "2", "--storage-path", str(storage), *arguments]
+def quickstart(storage: Path, epochs: int) -> subprocess.Popen[str]:
+    options = ["--num-workers", "2", "--epochs", str(epochs), "--name", "digits", "--storage-path", str(storage)]
+    return subprocess.Popen(
+        [sys.executable, str(QUICKSTART), *options],
+        cwd=storage,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def epochs(run: Path) -> list[tuple[int, int]]:
+def reported(run: Path) -> list[tuple[int, int]]:
     """Rank and epoch of every report, sorted."""
-    try:
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-    except FileNotFoundError:
-        return []
+    lines = (run / "metrics.jsonl").read_text().splitlines()
     return sorted((record["rank"], record["metrics"]["epoch"]) for record in map(json.loads, lines))
 
 
-def test_the_quickstart_learns_and_leaves_a_usable_checkpoint(storage: Path, tmp_path: Path) -> None:
-    """A second run of the same name leaves the finished one alone."""
-    for name, number_of_epochs in (("digits", 2), ("digits-2", 1)):
-        run = subprocess.run(
-            command(storage, "--name", "digits", "--epochs", str(number_of_epochs)),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert run.returncode == 0, run.stderr
-        assert epochs(storage / name) == [(rank, epoch) for rank in (0, 1) for epoch in range(number_of_epochs)]
-        result = Result.from_path(storage / name)
-        assert result.metrics is not None
-        assert result.metrics["accuracy"] > (0.5 if number_of_epochs == 2 else 0.3)
-        assert result.checkpoint is not None
-        assert result.checkpoint.path is not None
-        assert result.checkpoint.path in run.stdout
-        loaded = re.search(r"accuracy of the loaded checkpoint: ([\d.]+)", run.stdout)
-        assert loaded is not None
-        assert float(loaded[1]) == pytest.approx(result.metrics["accuracy"], abs=0.01)
-    assert epochs(storage / "digits") == [(0, 0), (0, 1), (1, 0), (1, 1)]
+def check_a_finished_run(process: subprocess.Popen[str], run: Path, *, epochs: int, accuracy: float) -> None:
+    """It has learnt something, and the checkpoint that it names holds what it has learnt."""
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert reported(run) == [(rank, epoch) for rank in (0, 1) for epoch in range(epochs)]
+    result = Result.from_path(run)
+    assert result.metrics is not None
+    assert result.metrics["accuracy"] > accuracy
+    assert result.checkpoint is not None
+    assert f"checkpoint: {result.checkpoint.path}\n" in output
+    loaded = re.search(r"accuracy of the loaded checkpoint: ([\d.]+)", output)
+    assert loaded is not None
+    assert float(loaded[1]) == pytest.approx(result.metrics["accuracy"], abs=0.01)
 
 
-def test_a_stopped_quickstart_goes_on_where_it_was(storage: Path, tmp_path: Path) -> None:
-    with subprocess.Popen(
-        command(storage, "--name", "stopped", "--epochs", "2"), cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    ) as first:
+def test_the_quickstart_learns_also_when_it_is_stopped_in_between(storage: Path) -> None:
+    """The same name continues the stopped run; once that has finished, it starts another."""
+    storage.mkdir()
+    with quickstart(storage, epochs=2) as stopped:
         deadline = time.monotonic() + 60
-        while not (storage / "stopped" / "checkpoint_000000").exists():
-            assert first.poll() is None
+        while not (storage / "digits" / "checkpoint_000000").exists():
+            assert stopped.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        os.kill(first.pid, signal.SIGTERM)
-        first.communicate(timeout=20)
-        assert first.returncode not in (0, None)
-    assert (0, 1) not in epochs(storage / "stopped")
+        os.kill(stopped.pid, signal.SIGTERM)
+        stopped.communicate(timeout=20)
+        assert stopped.returncode != 0
+    assert reported(storage / "digits") == [(0, 0), (1, 0)]
 
-    second = subprocess.run(
-        command(storage, "--name", "stopped", "--epochs", "2"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert second.returncode == 0, second.stderr
-    assert "checkpoint_000000" in second.stderr
-    assert sorted({epoch for rank, epoch in epochs(storage / "stopped") if rank == 0}) == [0, 1]
-    assert len(epochs(storage / "stopped")) == 4
+    with quickstart(storage, epochs=2) as continued:
+        check_a_finished_run(continued, storage / "digits", epochs=2, accuracy=0.5)
+    with quickstart(storage, epochs=1) as another:
+        check_a_finished_run(another, storage / "digits-2", epochs=1, accuracy=0.3)
+    assert len(reported(storage / "digits")) == 4

@@ -279,7 +279,7 @@ import torch
 from torch import nn
 
 import distrain
-from distrain.torch import TorchTrainer, prepare_model
+from distrain.torch import TorchTrainer
 
 class Net(nn.Module):
     def __init__(self):
@@ -290,17 +290,17 @@ class Net(nn.Module):
         return self.layer(x)
 
 def train(config):
-    model = prepare_model(Net())
+    model = Net()
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(model.module, Path(folder) / "model.pt")
+        torch.save(model, Path(folder) / "model.pt")
         distrain.report({"loss": 0.0}, distrain.Checkpoint.from_directory(folder))
         assert type(torch.load(Path(folder) / "model.pt", weights_only=False)) is Net
-    return model.module
+    return model
 
 if __name__ == "__main__":
     result = TorchTrainer(
         train,
-        scaling_config=distrain.ScalingConfig(num_workers=2, start_method=sys.argv[1]),
+        scaling_config=distrain.ScalingConfig(num_workers=1, start_method=sys.argv[1]),
         run_config=distrain.RunConfig(storage_path="runs"),
     ).fit()
     with result.checkpoint.as_directory() as folder:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import pickle
 import signal
@@ -359,6 +361,32 @@ def test_a_thread_that_is_no_daemon_delays_the_exit(any_fit: Fit, tmp_path: Path
     place = tmp_path
     any_fit(train, workers=1)
     assert (place / "thread is done").exists()
+
+
+def test_a_child_process_that_is_no_daemon_delays_the_exit(any_fit: Fit, tmp_path: Path) -> None:
+    def work_on() -> None:
+        time.sleep(0.3)
+        (place / "child is done").touch()
+
+    def train() -> None:
+        multiprocessing.get_context("fork").Process(target=work_on).start()
+
+    place = tmp_path
+    any_fit(train, workers=1)
+    assert (place / "child is done").exists()
+
+
+def test_nonsense_in_a_workers_pipe_ends_that_worker_with_an_explanation(any_fit: Fit) -> None:
+    def train() -> None:
+        if distrain.get_context().get_world_rank() == 1:
+            for fd in range(3, 50):
+                with contextlib.suppress(OSError):
+                    os.write(fd, b"nonsense" * 10)
+        time.sleep(1000)
+
+    error = failure(any_fit, train)
+    assert error.culprit == 1
+    assert "nonsense" in str(error)
 
 
 def test_a_return_value_that_cannot_be_pickled_is_explained(fit: Fit) -> None:

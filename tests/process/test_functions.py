@@ -146,6 +146,31 @@ print("value", value.value)
     assert sorted(lines) == ["[rank 0] in __main__", "[rank 1] in __main__", "value 6"]
 
 
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_processes_of_a_worker_know_what_comes_from_main(user_script: Script, start_method: str) -> None:
+    source = """
+import multiprocessing
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+def double(box):
+    return Box(box.value * 2)
+
+def train():
+    values = {}
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            values[method] = [box.value for box in pool.map(double, [Box(1), Box(2)])]
+    return values
+
+print(fit(train, start_method=sys.argv[1]))
+"""
+    expected = {"fork": [2, 4], "spawn": [2, 4], "forkserver": [2, 4]}
+    assert output(user_script(PREAMBLE + source, start_method)) == f"{expected}\n"
+
+
 def test_no_main_guard_is_needed_and_the_script_runs_once(user_script: Script) -> None:
     source = 'print("top level")\nfit(lambda: 1)\nfit(lambda: 1, start_method="spawn")\n'
     assert output(user_script(PREAMBLE + source)) == "top level\n"

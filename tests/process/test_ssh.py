@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import distrain
-from distrain import LaunchError, __version__
+from distrain import (
+    BackendConfig,
+    FailureConfig,
+    LaunchError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WorkerGroupError,
+    __version__,
+)
+from distrain.job import FunctionWork
+from distrain.trainer import run_work
 from distrain.transport import PrefixTransport
-from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh
+from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh, reported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,3 +127,68 @@ def test_nothing_of_the_users_environment_is_needed_to_start(over: Over) -> None
         return distrain.get_context().get_world_size()
 
     assert fit(train).return_value == 2
+
+
+# -- two hosts -------------------------------------------------------------------------------------------------------
+
+SLOW_FORKSERVER = """
+import sys, time
+if "forkserver" in sys.orig_argv:
+    time.sleep(0.7)
+"""
+
+
+def two_hosts(tmp_path: Path, second: str = "") -> tuple[PrefixTransport, PrefixTransport]:
+    """``second``: what the shell of the second one does first."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    one = make_fake_ssh(tmp_path / "first")
+    two = make_fake_ssh(tmp_path / "second", f"{second}\n{SSH_THAT_EXECUTES}")
+    return replace(one, name="first"), replace(two, name="second")
+
+
+def fit_on(hosts: Sequence[PrefixTransport], storage: Path, function: Callable[..., Any], **run: Any) -> Result:
+    return run_work(
+        FunctionWork(function=function, config={}, backend=BackendConfig()),
+        ScalingConfig(num_workers=3),
+        RunConfig(storage_path=storage, **run),
+        transports=hosts,
+    )
+
+
+def test_ranks_are_spread_over_two_hosts(tmp_path: Path, storage: Path) -> None:
+    def train() -> None:
+        names = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE")
+        distrain.report({"place": [int(os.environ[name]) for name in names], "port": os.environ["MASTER_PORT"]})
+
+    result = fit_on(two_hosts(tmp_path), storage, train)
+    places = [reported(result.path, rank)[0]["place"] for rank in range(3)]
+    assert places == [[0, 0, 0, 0, 2, 2, 3], [1, 1, 0, 0, 2, 2, 3], [2, 0, 1, 1, 1, 2, 3]]
+    assert len({metrics["port"] for metrics in reported(result.path)}) == 1
+
+
+def test_a_failure_on_one_host_ends_the_other_too(tmp_path: Path, storage: Path) -> None:
+    def train() -> None:
+        (tmp_path / f"in-{distrain.get_context().get_world_rank()}").touch()
+        while len(list(tmp_path.glob("in-*"))) < 3:
+            time.sleep(0.001)
+        if distrain.get_context().get_world_rank() == 2:
+            os._exit(9)
+        time.sleep(1000)
+
+    with pytest.raises(WorkerGroupError) as raised:
+        fit_on(two_hosts(tmp_path), storage, train)
+    assert str(raised.value).startswith("rank 2 on second: exited with code 9")
+    assert raised.value.exit_code == 9
+
+
+def test_a_restart_while_another_host_is_still_starting(tmp_path: Path, storage: Path) -> None:
+    def train() -> str:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and distrain.get_context().get_node_rank() == 0:
+            os._exit(1)
+        return "second attempt"
+
+    (tmp_path / "sitecustomize.py").write_text(SLOW_FORKSERVER)
+    hosts = two_hosts(tmp_path, f"export PYTHONPATH={tmp_path}:$PYTHONPATH")
+    result = fit_on(hosts, storage, train, failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == "second attempt"

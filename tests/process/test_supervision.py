@@ -211,7 +211,9 @@ def launch(tmp_path: Path, test_run_id: str) -> Iterator[Launch]:
     for item in started:
         user = item.user if isinstance(item, Running) else item
         user.kill()
-        user.communicate()
+        user.wait()
+        assert user.stdout is not None
+        user.stdout.close()
 
 
 def assert_nothing_is_left(running: Running, run_id: str) -> None:
@@ -348,6 +350,30 @@ def test_the_stacks_of_those_who_do_not_stop_are_kept(launch: Launch) -> None:
     assert "in hold_the_gil" in stacks["rank_3.txt"]
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_signal_while_the_run_is_starting_leaves_nothing(
+    tmp_path: Path, test_run_id: str, number: signal.Signals, after_s: float
+) -> None:
+    source = """
+import subprocess, sys, time, distrain
+def train():
+    subprocess.Popen(["setsid", "sleep", "1006"])
+    time.sleep(1000)
+run = distrain.RunConfig(storage_path=sys.argv[1], stop_grace_s=0.2)
+scaling = distrain.ScalingConfig(num_workers=3)
+distrain.DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()
+"""
+    command = [sys.executable, "-c", source, str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as user:
+        assert user.stderr is not None
+        assert b"starting 3 workers" in user.stderr.readline()
+        time.sleep(after_s)
+        user.send_signal(number)
+        assert user.wait(timeout=NOTHING_LEFT_WITHIN_S) == -number
+    wait_until(lambda: not run_members(test_run_id), timeout_s=NOTHING_LEFT_WITHIN_S, what="the census is empty")
+
+
 # -- train_func comes to its end -------------------------------------------------------------------------------------
 
 
@@ -365,7 +391,7 @@ def test_what_train_func_started_ends_with_it(launch: Launch, test_run_id: str, 
 # -- is the census any good? -----------------------------------------------------------------------------------------
 
 NO_CLEANUP = """
-import importlib.machinery, sys
+import importlib.machinery, os, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name != "distrain.process":
@@ -374,25 +400,35 @@ class Finder:
         load = spec.loader.exec_module
         def load_and_disarm(module):
             load(module)
-            module.kill_descendants = lambda *args, **options: []
-            module.sweep = lambda *args, **options: []
-            module.adopt_orphans = lambda: None
+            for name in os.environ["DISARMED"].split(","):
+                setattr(module, name, lambda *args, **options: [])
         spec.loader.exec_module = load_and_disarm
         return spec
 sys.meta_path.insert(0, Finder())
 """
 
 
-def test_without_the_cleanup_the_census_finds_what_is_left(launch: Launch, test_run_id: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("disarmed", "victims", "missed"),
+    [
+        ("kill_descendants,adopt_orphans,sweep", ("worker 1",), ["1001", "1002", "1004", "1005"]),
+        ("sweep", ("agent", "forkserver"), ["1001", "1002", "1004", "1005"]),
+        ("sweep", ("worker 1",), []),
+    ],
+)
+def test_without_the_cleanup_the_census_finds_what_is_left(
+    launch: Launch, test_run_id: str, tmp_path: Path, disarmed: str, victims: tuple[str, ...], missed: list[str]
+) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(NO_CLEANUP)
-    running = launch(PYTHONPATH=str(site))
-    running.kill("worker 1")
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    running = launch(PYTHONPATH=path, DISARMED=disarmed)
+    running.kill(*victims)
     running.end()
     watched = sorted(member.cmdline()[-1] for member in running.survivors() if member.name() == "sleep")
     counted = sorted(member.cmdline()[-1] for member in run_members(test_run_id) if member.name() == "sleep")
     for member in {*running.survivors(), *run_members(test_run_id)}:
         member.kill()
-    assert watched == ["1001", "1002", "1004", "1005"]
-    assert counted == ["1001", "1002", "1004"]
+    assert watched == missed
+    assert counted == [number for number in missed if number != "1005"]  # which has no id to be found by

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
+import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +20,7 @@ import pytest
 
 import distrain
 from distrain import Result, WorkerGroupError
-from tests.process.conftest import Fit, reported
+from tests.process.conftest import Fit, log_of, reported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,6 +157,53 @@ def test_a_worker_may_have_a_fit_of_its_own(fit: Fit) -> None:
     assert fit(train, workers=1).return_value == 2
 
 
+def test_fit_works_in_a_forked_child(fit: Fit) -> None:
+    """As in a search over hyperparameters with multiprocessing."""
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=lambda: os._exit(7 if fit(succeed).metrics == {"loss": 1} else 1))
+    child.start()
+    child.join()
+    assert child.exitcode == 7
+
+
+def test_a_low_limit_of_open_files_is_no_limit_to_workers(fit: Fit) -> None:
+    def train() -> None:
+        distrain.report({"limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (48, hard))
+    try:
+        result = fit(train, workers=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert reported(result.path) == [{"limit": 48}] * 8
+
+
+def test_large_configs_and_return_values_arrive(any_fit: Fit) -> None:
+    data = os.urandom(20_000_000)
+    assert any_fit(lambda config: config["data"], {"data": data}).return_value == data
+
+
+@pytest.mark.parametrize("redirections", ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full"])
+def test_closed_standard_streams_do_no_harm(tmp_path: Path, redirections: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, sys
+import distrain
+def train():
+    print("hello")
+    os.write(2, b"error\\n")
+    distrain.report({"done": 1})
+run = distrain.RunConfig(storage_path=sys.argv[1], name="run")
+distrain.DataParallelTrainer(train, run_config=run).fit()
+""")
+    command = f"{sys.executable} {script} {tmp_path} {redirections}"
+    subprocess.run(command, shell=True, capture_output=True, timeout=30)
+    assert Result.from_path(tmp_path / "run").metrics == {"done": 1}
+    assert log_of(tmp_path / "run", 0) == "hello\nerror\n"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
 MEET = """
 import os, sys, time
 from pathlib import Path
@@ -199,5 +249,6 @@ import distrain
 run = distrain.RunConfig(storage_path={str(storage)!r})
 print(distrain.DataParallelTrainer(lambda: "no torch", run_config=run).fit().return_value)
 """
-    completed = user_script(source, env={**os.environ, "PYTHONPATH": str(site)})
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    completed = user_script(source, env={**os.environ, "PYTHONPATH": path})
     assert completed.stdout == "no torch\n", completed.stderr
