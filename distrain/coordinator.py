@@ -260,10 +260,9 @@ class Coordinator:
 
     def _arm_timers(self) -> None:
         """One timer for each who has a deadline."""
-        now = time.monotonic()
         for name, moment, callback in (
             ("machine", self.machine.deadline(), lambda: self._happened(events.Tick())),
-            ("rounds", self._rounds.deadline(now), lambda: self._decide(self._rounds.tick(time.monotonic()))),
+            ("rounds", self._rounds.deadline(), lambda: self._decide(self._rounds.tick(time.monotonic()))),
             ("report lines", self._report_lines.deadline(), lambda: self._report_lines.flush(time.monotonic())),
         ):
             if moment is None:

@@ -109,6 +109,7 @@ class Rounds:
         self._previous_files: dict[int, frozenset[str]] = {}
         self._in_step: dict[int, set[int]] = {}
         self._committed_ordinal = 0
+        self._looked_at = -math.inf
         self._said: set[str] = set()
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -168,6 +169,7 @@ class Rounds:
 
     def tick(self, now: float) -> list[Decision]:
         """Whatever can be decided now."""
+        self._looked_at = now
         decisions: list[Decision] = []
         for ordinal in sorted(self._pending):
             for rank in sorted(self._pending[ordinal]):
@@ -176,8 +178,8 @@ class Rounds:
             decisions += commit
         return decisions
 
-    def deadline(self, now: float) -> float | None:
-        """When, after ``now``, :meth:`tick` may have something new to say if nothing else happens."""
+    def deadline(self) -> float | None:
+        """When :meth:`tick` may have something new to say if nothing else happens; in the past if it is overdue."""
         moments = []
         for parts in self._pending.values():
             for rank, part in parts.items():
@@ -186,7 +188,7 @@ class Rounds:
             announced_at = max(part.announced_at for part in parts.values())
             since = [record.running_since for record in self._ranks.values() if record.running_since is not None]
             moments += [announced_at + self._missing_rank_s, *(moment + SILENCE_S for moment in since)]
-        return min((moment for moment in moments if moment > now), default=None)
+        return min((moment for moment in moments if moment > self._looked_at), default=None)
 
     # -- who copies what ------------------------------------------------------------------------------------------
 

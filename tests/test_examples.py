@@ -50,6 +50,7 @@ def check_a_finished_run(process: subprocess.Popen[str], run: Path, *, epochs: i
     assert float(loaded[1]) == pytest.approx(result.metrics["accuracy"], abs=0.01)
 
 
+@pytest.mark.timeout(240)
 def test_the_quickstart_learns_also_when_it_is_stopped_in_between(storage: Path) -> None:
     """The same name continues the stopped run; once that has finished, it starts another."""
     storage.mkdir()

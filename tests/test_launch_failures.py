@@ -140,6 +140,7 @@ finally:
 def running(tmp_path: Path, storage: Path) -> Iterator[subprocess.Popen[str]]:
     """A launch of two ranks that both sleep, leader of a process group as in a shell."""
     (tmp_path / "train.py").write_text(WAITING_SCRIPT)
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits it where tests run with `&`
     with subprocess.Popen(
         command(storage, "--num-workers", "2", "train.py"),
         cwd=tmp_path,
@@ -148,6 +149,7 @@ def running(tmp_path: Path, storage: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
         start_new_session=True,
     ) as popen:
+        signal.signal(signal.SIGINT, ours)
         assert popen.stdout is not None
         try:
             for _ in range(2):

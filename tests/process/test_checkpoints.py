@@ -57,6 +57,7 @@ def test_rank_0_alone_while_the_others_are_silent(any_fit: Fit) -> None:
     ]
 
 
+@pytest.mark.timeout(30)  # far below missing_rank_s
 def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(any_fit: Fit, tmp_path: Path) -> None:
     def train() -> None:
         if distrain.get_context().get_world_rank() == 0:

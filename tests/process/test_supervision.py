@@ -6,6 +6,7 @@ can be killed too. Who is left is counted twice: by the run's id in the environm
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -142,7 +143,8 @@ class Running:
         for name in names:
             os.kill(victims[name], signal.SIGSTOP)
         for name in names:
-            os.kill(victims[name], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # those who saw the first one go were quicker
+                os.kill(victims[name], signal.SIGKILL)
 
     def end(self) -> tuple[int, str, float]:
         """Exit code and output of the user's process, and how long it took, in seconds."""

@@ -328,7 +328,7 @@ def test_a_slow_rank_becomes_a_silent_one() -> None:
     bring(rounds, 0, 1, "model", now=0.1)
     deliver(rounds, 0, 1, "model", now=0.1)
     note(rounds, 0, 2, now=0.2)
-    assert rounds.deadline(0.2) == SILENCE_S
+    assert rounds.deadline() == SILENCE_S
     assert rounds.tick(SILENCE_S * 0.99) == []
     assert the_commit(rounds.tick(SILENCE_S)).ranks == (0,)
 
@@ -469,27 +469,36 @@ def test_different_contents_are_noticed_also_when_both_were_copied() -> None:
 def test_no_deadline_without_a_checkpoint() -> None:
     rounds = rounds_of(2)
     note(rounds, 0, 1)
-    assert rounds.deadline(0.0) is None
+    assert rounds.deadline() is None
 
 
 def test_the_first_deadline_is_the_end_of_patience() -> None:
     rounds = rounds_of(2)
     bring(rounds, 1, 1, "model", now=5)
-    assert rounds.deadline(5.0) == 5 + FIRST_PATIENCE_S
+    assert rounds.deadline() == 5 + FIRST_PATIENCE_S
 
 
 def test_then_comes_the_deadline_of_missing_ranks() -> None:
     rounds = rounds_of(2)
     bring(rounds, 0, 1, "model", now=5)
-    assert rounds.deadline(5.0) == 5 + MISSING_RANK_S
+    assert rounds.deadline() == 5 + MISSING_RANK_S
 
 
-def test_a_deadline_lies_in_the_future() -> None:
+def test_a_deadline_that_was_looked_at_is_over() -> None:
     rounds = rounds_of(2)
     bring(rounds, 0, 1, "model")
     deliver(rounds, 0, 1, "model")
     rounds.tick(MISSING_RANK_S)
-    assert rounds.deadline(MISSING_RANK_S) is None
+    assert rounds.deadline() is None
+
+
+def test_a_deadline_that_nobody_looked_at_is_not_forgotten() -> None:
+    """However long the loop was busy with something else."""
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "model", now=0)
+    assert rounds.deadline() == FIRST_PATIENCE_S
+    assert rounds.deadline() == FIRST_PATIENCE_S  # still, as no tick came
+    assert len(rounds.tick(FIRST_PATIENCE_S + 5)) == 1
 
 
 # -- any order of events ---------------------------------------------------------------------------------------------
