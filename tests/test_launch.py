@@ -61,8 +61,8 @@ print(int(total), args.epochs, os.environ["LOCAL_RANK"], dist.is_initialized())
 def test_a_torchrun_script_runs_unmodified(launch: Launch, tmp_path: Path, start_method: str) -> None:
     """Also one that leaves its process group and makes another, over and over."""
     (tmp_path / "train.py").write_text(TORCHRUN_SCRIPT)
-    run = launch("--nproc-per-node", "3", "--start-method", start_method, "train.py", "--epochs", "3")
-    assert lines(run) == [f"[rank {rank}] 3 3 {rank} False" for rank in range(3)]
+    run = launch("--nproc-per-node", "2", "--start-method", start_method, "train.py", "--epochs", "3")
+    assert lines(run) == [f"[rank {rank}] 2 3 {rank} False" for rank in range(2)]
 
 
 def test_a_script_may_leave_its_process_group_open(launch: Launch, tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def double(value):
     return 2 * value
 
 if __name__ == "__main__":
-    for context in ("fork", "spawn", "forkserver"):
+    for context in ("fork", "spawn"):
         options = {"num_workers": 1, "multiprocessing_context": context, "timeout": 20}
         ((values, items),) = DataLoader(Squares(), batch_size=4, collate_fn=collate, **options)
         print(context, values, all(type(item) is Item for item in items))
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
         print("pool", pool.map(double, [1, 2]))
 """
 
@@ -167,7 +167,7 @@ def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_pa
     project.mkdir()
     (project / "train.py").write_text(SPAWNING_SCRIPT)
     run = launch(*target, cwd=project)
-    contexts = [f"[rank 0] {context} [0, 1, 4, 9] True" for context in ("fork", "spawn", "forkserver")]
+    contexts = [f"[rank 0] {context} [0, 1, 4, 9] True" for context in ("fork", "spawn")]
     assert lines(run) == sorted([*contexts, "[rank 0] pool [2, 4]"])
     assert "Traceback" not in run.stderr
 

@@ -286,7 +286,7 @@ def test_ranks_that_end_without_destroying_their_group_do_not_abort(tmp_path: Pa
     script = tmp_path / "train.py"
     script.write_text(TRAIN_SOURCE.replace("    dist.destroy_process_group()\n", ""))
     runs = tmp_path / "runs"
-    command = [sys.executable, "-m", "distrain.launch", "--num-workers", "6", "--storage-path", str(runs)]
+    command = [sys.executable, "-m", "distrain.launch", "--num-workers", "4", "--storage-path", str(runs)]
     run = subprocess.run([*command, str(script), str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert run.stdout == ""
