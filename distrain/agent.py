@@ -39,6 +39,7 @@ FORKSERVER_PATIENCE_S = 1.0
 _MOST_QUEUED = 4 << 20
 _LEAST_QUEUED = 1 << 20
 _PACKET_BYTES = 64 << 10
+_PIPE_BYTES = 1 << 20
 
 
 def main(arguments: list[str]) -> None:
@@ -283,6 +284,8 @@ class Agent:
     def _forwarder(self, worker: _Worker) -> Callable[[list[wire.Frame]], None]:
         def forward(frames: list[wire.Frame]) -> None:
             for frame in frames:
+                if frame.kind == wire.Outcome.__name__:
+                    self._drain_output(worker)  # it was printed before
                 self._up.queue(frame.raw)
             self._pause_if_flooded()
             if worker.channel.broken is not None and not worker.exited:
@@ -345,12 +348,16 @@ class Agent:
 
     def _drain(self, worker: _Worker) -> None:
         """What the worker wrote before it died comes before the news of its death."""
+        self._drain_output(worker)
+        for frame in worker.channel.drain():
+            self._up.queue(frame.raw)
+
+    def _drain_output(self, worker: _Worker) -> None:
+        """At most what a pipe holds: a grandchild may go on writing for ever."""
         for stream in worker.outputs:
-            while self._read_output(worker, stream):
-                pass
-        while frames := worker.channel.receive():
-            for frame in frames:
-                self._up.queue(frame.raw)
+            for _ in range(_PIPE_BYTES // _PACKET_BYTES):
+                if not self._read_output(worker, stream):
+                    break
 
     def _end_worker(self, worker: _Worker, **facts: Any) -> None:
         worker.exited = True

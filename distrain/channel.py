@@ -114,15 +114,28 @@ class Channel:
 
     def receive(self) -> list[wire.Frame]:
         """Frames that have arrived, without waiting. Sets ``at_end`` when the other side is gone."""
+        data = self._read()
+        return self._decode(data) if data else []
+
+    def drain(self) -> list[wire.Frame]:
+        """Everything that has arrived, to the last byte: what a dead sender left in the kernel."""
+        frames: list[wire.Frame] = []
+        while data := self._read():
+            frames += self._decode(data)
+        return frames
+
+    def _read(self) -> bytes:
+        """What is there, at most a chunk; empty if nothing is there now, or ever again (``at_end``)."""
         try:
             data = os.read(self.read_fd, _READ_SIZE)
         except BlockingIOError:
-            return []
+            return b""
         except OSError:
             data = b""
-        if not data:
-            self.at_end = True
-            return []
+        self.at_end = self.at_end or not data
+        return data
+
+    def _decode(self, data: bytes) -> list[wire.Frame]:
         frames: list[wire.Frame] = []
         try:
             frames = self.decoder.feed(data)

@@ -235,3 +235,16 @@ def test_a_wider_pipe_is_best_effort(tmp_path: os.PathLike[str]) -> None:
     os.close(read_fd)
     os.close(write_fd)
     widen_pipe(write_fd)
+
+
+def test_draining_gets_a_large_last_frame_whole() -> None:
+    """A dead worker's outcome may be larger than one read."""
+    read_fd, write_fd = os.pipe()
+    widen_pipe(write_fd)
+    receiver = Channel(read_fd, os.open(os.devnull, os.O_WRONLY))
+    data = wire.encode(wire.Stacks(attempt=0, rank=0, body=b"x" * 700_000))
+    assert os.write(write_fd, data) == len(data)
+    os.close(write_fd)
+    assert [frame.raw for frame in receiver.drain()] == [data]
+    assert receiver.at_end
+    receiver.close()
