@@ -7,7 +7,6 @@ behind and goes.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import platform
@@ -16,7 +15,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +100,6 @@ class Agent:
         self._stopping = False
         self._culprit_known = True
         self._reserved: list[socket.socket] = []
-        self._last_heard = time.monotonic()
         self._reading_paused = False
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -144,7 +141,10 @@ class Agent:
     def _beat(self) -> None:
         """Tell that we live, and check that the coordinator does."""
         lease_s = self._prepared.lease_s if self._prepared else 60.0
-        if self._loop.now - self._last_heard > lease_s:
+        silence_s = self._loop.now - self._up.heard_at
+        if silence_s > lease_s:
+            text = f"the coordinator was silent for {silence_s:.0f} s, its lease is {lease_s:g} s: the host is emptied"
+            self._up.queue(wire.HostFailed(text=text))
             self._loop.stop()
             return
         self._up.queue(wire.Ping())
@@ -162,7 +162,6 @@ class Agent:
     # -- the coordinator's messages -------------------------------------------------------------------------------
 
     def _on_frames(self, frames: list[wire.Frame]) -> None:
-        self._last_heard = time.monotonic()
         if not frames:
             self._loop.stop()
         for frame in frames:
@@ -230,6 +229,8 @@ class Agent:
                 self._spawn_waiting()
             case "spawned":
                 self._up.queue(wire.Spawned(attempt=self._attempt, rank=packet["rank"], pid=packet["pid"]))
+            case "failed":
+                self._end_worker(self._workers[packet["rank"]], lost=packet["text"])
             case "exited":
                 self._on_exit(self._workers[packet["rank"]], packet)
             case "swept":
@@ -278,7 +279,10 @@ class Agent:
         for worker in self._workers.values():
             if not worker.spawned and not worker.exited:
                 worker.spawned = True
-                self._forkserver.send({"kind": "spawn", "rank": worker.rank}, worker.child_fds)
+                try:
+                    self._forkserver.send({"kind": "spawn", "rank": worker.rank}, worker.child_fds)
+                except OSError as error:
+                    self._up.queue(wire.HostFailed(text=f"cannot start rank {worker.rank}: {error}"))
                 worker.close_child_fds()
 
     def _forwarder(self, worker: _Worker) -> Callable[[list[wire.Frame]], None]:
@@ -289,7 +293,7 @@ class Agent:
                 self._up.queue(frame.raw)
             self._pause_if_flooded()
             if worker.channel.broken is not None and not worker.exited:
-                self._signal(signal.SIGKILL, [worker], sessions=True)
+                self._signal(signal.SIGKILL, [worker], groups=True)
                 self._end_worker(worker, lost=f"something wrote nonsense into its pipe: {worker.channel.broken}")
 
         return forward
@@ -396,7 +400,7 @@ class Agent:
         elif self._forkserver is None or not self._forkserver.ready:
             self._kill_forkserver()
         elif message.grace_s > 0:
-            self._signal(signal.SIGTERM, self._living(), sessions=False)
+            self._signal(signal.SIGTERM, self._living(), groups=False)
             self._loop.call_in("kill", message.grace_s, self._take_stacks)
         else:
             self._take_stacks()
@@ -404,22 +408,23 @@ class Agent:
     def _living(self) -> list[_Worker]:
         return [worker for worker in self._workers.values() if worker.spawned and not worker.exited]
 
-    def _signal(self, number: int, workers: list[_Worker], *, sessions: bool) -> None:
+    def _signal(self, number: int, workers: list[_Worker], *, groups: bool) -> None:
         if self._forkserver is not None and workers:
             ranks = [worker.rank for worker in workers]
-            self._forkserver.send({"kind": "signal", "ranks": ranks, "number": number, "sessions": sessions})
+            self._forkserver.send({"kind": "signal", "ranks": ranks, "number": number, "groups": groups})
 
     def _take_stacks(self) -> None:
         for worker in self._workers.values():
             worker.stacks = b""
-        self._signal(process.STACKS_SIGNAL, self._living(), sessions=False)
+        self._signal(process.STACKS_SIGNAL, self._living(), groups=False)
         self._loop.call_in("kill", STACKS_TIMEOUT_S, self._kill_workers)
 
     def _stacks_reader(self, worker: _Worker) -> Callable[[], None]:
         def read() -> None:
-            data = b""
-            with contextlib.suppress(BlockingIOError):
+            try:
                 data = os.read(worker.stacks_fd, _PACKET_BYTES)
+            except BlockingIOError:
+                return
             worker.stacks += data
             if not data:
                 self._loop.forget(worker.stacks_fd)
@@ -432,7 +437,7 @@ class Agent:
         for worker in self._living():
             if worker.stacks:
                 self._up.queue(wire.Stacks(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
-        self._signal(signal.SIGKILL, self._living(), sessions=True)
+        self._signal(signal.SIGKILL, self._living(), groups=True)
         self._loop.call_in("kill", FORKSERVER_PATIENCE_S, self._kill_forkserver)
 
     def _kill_forkserver(self) -> None:

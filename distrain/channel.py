@@ -47,6 +47,9 @@ class Channel:
         """Why what comes in is no longer understood, after which the channel is at its end."""
         self._outbox: deque[memoryview] = deque()
         self.queued_bytes = 0
+        self._unsent = b""
+        self.heard_at = time.monotonic()
+        """When anything was read last: a long frame on a slow line is a sign of life, too."""
         self._lock = threading.RLock()
         self.on_drained: Callable[[], None] | None = None
         self._loop: Loop | None = None
@@ -133,6 +136,7 @@ class Channel:
         except OSError:
             data = b""
         self.at_end = self.at_end or not data
+        self.heard_at = time.monotonic()
         return data
 
     def _decode(self, data: bytes) -> list[wire.Frame]:
@@ -159,11 +163,12 @@ class Channel:
 
     def send(self, message: wire.Message | bytes) -> None:
         """Send and wait until the kernel has it all. Raises OSError (BrokenPipeError) when nobody can read it."""
-        view = memoryview(message if isinstance(message, bytes) else wire.encode(message))
         with self._lock:
-            while view:
+            # What an exception (a signal handler's, say) cut off goes first, or the stream would make no sense.
+            self._unsent += message if isinstance(message, bytes) else wire.encode(message)
+            while self._unsent:
                 try:
-                    view = view[os.write(self.write_fd, view) :]
+                    self._unsent = self._unsent[os.write(self.write_fd, self._unsent) :]
                 except BlockingIOError:
                     _poll(self.write_fd, select.POLLOUT, None)
 

@@ -70,6 +70,10 @@ class Checkpoint:
             self._write_dict(Path(folder))
             yield folder
 
+    def exists(self) -> bool:
+        """Whether there is something to read."""
+        return self._data is not None or Path(self.path).is_dir()
+
     def _existing(self) -> Path:
         folder = Path(self.path)
         if not folder.is_dir():

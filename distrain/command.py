@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import job
 from distrain.config import FailureConfig, RunConfig, ScalingConfig
-from distrain.errors import DistrainError, PreemptionError, TrainingFailedError, WorkerGroupError
+from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.trainer import run_work
 from distrain.version import __version__
 
@@ -199,6 +199,9 @@ def _run(work: job.Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[
     except WorkerGroupError as error:
         _show("training failed", str(error))
         return error.exit_code or 1
+    except LaunchError as error:
+        _show("cannot launch", str(error))
+        return 2
     except TrainingFailedError as error:
         _show("training failed", str(error))
         return 1

@@ -112,7 +112,7 @@ class RunConfig:
 
     name: a file name; default: time and a random suffix, unique.
     storage_path: local or shared directory, ``~`` and relative paths allowed; default ``~/distrain_results``.
-    log_dir: directory for the per-rank logs; default ``logs`` in the run directory.
+    log_dir: directory for the logs, in a directory named like the run; default ``logs`` in the run directory.
     stop_grace_s: seconds between asking workers to stop (SIGTERM) and SIGKILL, when the user stops the run.
     """
 

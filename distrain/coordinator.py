@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import signal
 import subprocess
 import threading
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import events, process, rounds, wire
 from distrain.channel import Channel
-from distrain.errors import StorageError, WireError
+from distrain.errors import WireError
 from distrain.loop import Loop
 from distrain.machine import RunMachine
 from distrain.output import RankOutput, ReportLines, say
@@ -52,6 +53,7 @@ class Coordinator:
         *,
         log_dir: Path | None = None,
         stale_run_id: str | None = None,
+        on_attempt: Callable[[int], None] = lambda attempt: None,
     ) -> None:
         self.machine = RunMachine(request)
         self.metrics: dict[str, Any] | None = None
@@ -61,6 +63,8 @@ class Coordinator:
         self._checkpoint_config = checkpoint_config
         self._log_dir = log_dir
         self._stale_run_id = stale_run_id
+        self._on_attempt = on_attempt
+        self._attempt = -1
         self._loop = Loop()
         self._hosts: dict[str, _HostLink] = {}
         self._rounds = rounds.Rounds(0, checkpoint_config)
@@ -74,7 +78,6 @@ class Coordinator:
 
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
-        self.machine.checkpoint = str(self._store.latest.path) if self._store.latest else self.machine.checkpoint
         try:
             with self._signals():
                 self._run()
@@ -115,6 +118,8 @@ class Coordinator:
     def _on_frames(self, host: _HostLink, frames: list[wire.Frame]) -> None:
         for frame in frames:
             try:
+                if frame.kind == wire.Hello.__name__ and not self._is_welcome(host, frame):
+                    return
                 self._on_message(host, frame.message())
             except WireError as error:
                 host.drop()
@@ -139,12 +144,12 @@ class Coordinator:
     # -- messages -------------------------------------------------------------------------------------------------
 
     def _on_message(self, host: _HostLink, message: wire.Message) -> None:
-        attempt = getattr(message, "attempt", None)
-        if attempt is not None and attempt != self.machine.attempt and not isinstance(message, wire.Reserved):
+        if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
             case wire.Hello():
-                self._check_hello(host, message)
+                host.greeted = True
+                self._happened(events.HostSaid(host.name, message))
             case wire.Output():
                 self._outputs[message.rank].feed(message.stream, message.body)
             case wire.Stacks():
@@ -152,8 +157,8 @@ class Coordinator:
             case wire.Reported():
                 self._on_reported(message)
             case wire.Delivered():
-                args = (message.rank, message.ordinal, message.files, message.skipped)
-                self._decide(self._rounds.delivered(*args, time.monotonic()))
+                parts = (message.rank, message.ordinal, message.files, message.skipped)
+                self._decide(self._rounds.delivered(*parts, time.monotonic(), message.failed))
             case wire.Running():
                 self._rounds.running(message.rank, time.monotonic())
                 self._happened(events.HostSaid(host.name, message))
@@ -162,24 +167,31 @@ class Coordinator:
             case _:
                 self._happened(events.HostSaid(host.name, message))
 
-    def _check_hello(self, host: _HostLink, hello: wire.Hello) -> None:
-        ours, theirs = (wire.WIRE_VERSION, wire.DISTRAIN_VERSION), (hello.wire, hello.distrain)
-        if ours != theirs:
-            host.drop()
+    def _is_welcome(self, host: _HostLink, hello: wire.Frame) -> bool:
+        """Refuse an agent whose messages or pickles we may not understand; its HELLO may have other fields, too."""
+        theirs = hello.header.get("distrain")
+        python = str(hello.header.get("python"))
+        if (hello.header.get("wire"), theirs) != (wire.WIRE_VERSION, wire.DISTRAIN_VERSION):
             text = (
-                f"it has distrain {hello.distrain}, this machine {wire.DISTRAIN_VERSION}; "
+                f"it has distrain {theirs}, this machine {wire.DISTRAIN_VERSION}; "
                 f"run there: pip install distrain=={wire.DISTRAIN_VERSION}"
             )
-            self._happened(events.HostLost(host.name, text))
-            return
-        host.greeted = True
-        self._happened(events.HostSaid(host.name, hello))
+        elif python.split(".")[:2] != platform.python_version().split(".")[:2]:
+            text = (
+                f"it has Python {python}, this machine {platform.python_version()}: pickles do not travel between them"
+            )
+        else:
+            return True
+        host.drop()
+        self._happened(events.HostLost(host.name, text))
+        return False
 
     def _on_reported(self, message: wire.Reported) -> None:
         now = time.monotonic()
         metrics: dict[str, Any] = json.loads(message.body)
         line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
-        self._store.append_metrics(line, metrics)
+        with self._storage_failures("metrics"):
+            self._store.append_metrics(line, metrics)
         if message.rank == 0:
             self.metrics = metrics
             self._report_lines.report(message.index, metrics, now)
@@ -201,7 +213,7 @@ class Coordinator:
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def _decide(self, decisions: list[rounds.Decision]) -> None:
-        attempt = self.machine.attempt
+        attempt = self._attempt
         for decision in decisions:
             match decision:
                 case rounds.GrantFiles(rank, ordinal, files):
@@ -217,17 +229,29 @@ class Coordinator:
                     say(text)
 
     def _commit(self, commit: rounds.Commit) -> None:
-        attempt = self.machine.attempt
+        """Make it a checkpoint, tell everybody, and only then delete what is superfluous now."""
+        with self._storage_failures(f"checkpoint {commit.ordinal}"):
+            checkpoint = self._store.commit(self._attempt, commit)
+            self._happened(events.CheckpointSaved(str(checkpoint.path)))
+            for rank in self._outputs:
+                path = str(checkpoint.path)
+                self._tell_rank(wire.Committed(attempt=self._attempt, rank=rank, ordinal=commit.ordinal, path=path))
+            self._delete_surplus()
+
+    def _delete_surplus(self) -> None:
+        kept = [committed.metrics for committed in self._store.committed]
         try:
-            checkpoint = self._store.commit(attempt, commit)
-            kept = [committed.metrics for committed in self._store.committed]
             self._store.delete(rounds.surplus(kept, self._checkpoint_config))
         except OSError as error:
-            raise StorageError(f"cannot commit a checkpoint in {self._store.paths.root}: {error}") from error
-        self._happened(events.CheckpointSaved(str(checkpoint.path)))
-        for rank in self._outputs:
-            message = wire.Committed(attempt=attempt, rank=rank, ordinal=commit.ordinal, path=str(checkpoint.path))
-            self._tell_rank(message)
+            say(f"a superfluous checkpoint could not be deleted: {error}")
+
+    @contextlib.contextmanager
+    def _storage_failures(self, what: str) -> Iterator[None]:
+        """What cannot be kept ends the run: training on would lose it. The machine hears of it once."""
+        try:
+            yield
+        except OSError as error:
+            self._happened(events.StorageFailed(f"cannot write {what} in {self._store.paths.root}: {error}"))
 
     def _tell_rank(self, message: wire.ToWorker) -> None:
         assert self.machine.plan is not None
@@ -246,6 +270,9 @@ class Coordinator:
                 case events.Say(text):
                     say(text)
                 case events.AttemptStarts(attempt, plan):
+                    self._attempt = attempt
+                    with self._storage_failures("the run manifest"):
+                        self._on_attempt(attempt)
                     self._rounds = rounds.Rounds(plan.world_size, self._checkpoint_config)
                     width = len(str(plan.world_size - 1))
                     self._outputs = {
@@ -271,7 +298,8 @@ class Coordinator:
                 self._loop.call_at(name, moment, callback)
 
     def _flush(self) -> None:
-        self._store.flush()
+        with self._storage_failures("metrics"):
+            self._store.flush()
         for output in self._outputs.values():
             output.flush()
 
@@ -305,17 +333,23 @@ class Coordinator:
         """Have every agent empty its host and go; whoever does not is killed, and its host swept."""
         for host in self._hosts.values():
             host.send(wire.Close())
-        unclean = [host.name for host in self._hosts.values() if not host.wait_for_end(CLOSE_TIMEOUT_S)]
-        self._close_outputs()
-        self._flush()
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        unclean = [host.name for host in self._hosts.values() if not host.wait_for_end(deadline)]
         for name in unclean:
             self._sweep(self._transports[name], self._request.run_id)
+        self._close_outputs()
+        self._flush()
 
     def _sweep(self, transport: Transport, run_id: str) -> None:
         """Remove what a run whose agent was lost may have left on a host."""
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            argv = process.bootstrap_argv("agent", run_id, "sweep", flags=self._request.python_flags)
-            process.spawn(transport.argv(argv)).communicate(timeout=CLOSE_TIMEOUT_S)
+        argv = process.bootstrap_argv("agent", run_id, "sweep", flags=self._request.python_flags)
+        with contextlib.suppress(OSError):
+            sweeper = process.spawn(transport.argv(argv), stderr=subprocess.DEVNULL)
+            try:
+                sweeper.communicate(timeout=CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                sweeper.kill()
+                sweeper.communicate()
 
     def _sweep_stale_run(self) -> None:
         """The run that we continue ended without a word: not even its agents may have lived to clean up."""
@@ -332,7 +366,6 @@ class _HostLink:
     def __init__(self, loop: Loop, transport: Transport, argv: list[str]) -> None:
         self.name = transport.name
         self.lease_s = transport.lease_s
-        self.last_heard = time.monotonic()
         self.greeted = False
         self.dropped = False
         self._argv = argv
@@ -354,7 +387,6 @@ class _HostLink:
         self, on_frames: Callable[[_HostLink, list[wire.Frame]], None], on_end: Callable[[_HostLink], None]
     ) -> None:
         def receive(frames: list[wire.Frame]) -> None:
-            self.last_heard = time.monotonic()
             if frames:
                 on_frames(self, frames)
             elif not self.dropped:
@@ -373,6 +405,10 @@ class _HostLink:
         if not data:
             self._loop.forget(self._stderr.fileno())
         self._chatter = (self._chatter + data)[-self._CHATTER_KEPT :]
+
+    @property
+    def last_heard(self) -> float:
+        return self._channel.heard_at
 
     def send(self, message: wire.Message) -> None:
         if not self.dropped:
@@ -399,11 +435,11 @@ class _HostLink:
         command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
         return f"its agent has ended: {how}{command}" + (f"; last words:\n{said}" if said else "")
 
-    def wait_for_end(self, timeout_s: float) -> bool:
+    def wait_for_end(self, deadline: float) -> bool:
         """Let the agent finish. False if it was lost before, or had to be killed: the host may need a sweep."""
         clean = not self.dropped
         if clean:
-            clean = self._drain(time.monotonic() + timeout_s)
+            clean = self._drain(deadline)
         self.dropped = True
         self._channel.close()
         self._loop.forget(self._stderr.fileno())

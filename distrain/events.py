@@ -25,6 +25,7 @@ __all__ = [
     "RunRequest",
     "Say",
     "StopAsked",
+    "StorageFailed",
     "Tell",
     "Tick",
 ]
@@ -35,7 +36,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """All that a run is made of. ``leases``: host name -> lease in seconds, in the order of placement."""
+    """All that a run is made of. ``leases``: host name -> lease in seconds, in the order of placement;
+    ``checkpoint``: path to start from."""
 
     run_id: str
     run_name: str
@@ -51,6 +53,7 @@ class RunRequest:
     argv: list[str]
     python_flags: list[str]
     first_attempt: int = 0
+    checkpoint: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -78,6 +81,13 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageFailed:
+    """The run directory cannot be written any more; ``why`` names the file and the cause."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved:
     """A checkpoint was committed; restarts resume from it."""
 
@@ -89,7 +99,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = HostSaid | HostLost | StopAsked | CheckpointSaved | Tick
+Event = HostSaid | HostLost | StopAsked | StorageFailed | CheckpointSaved | Tick
 
 
 # -- what comes out --------------------------------------------------------------------------------------------------

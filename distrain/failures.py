@@ -49,9 +49,15 @@ class RankFailure:
 
 
 def failure_of(
-    rank: int, host: str, order: int, *, outcome: wire.Outcome | None, exited: wire.Exited | None
+    rank: int,
+    host: str,
+    order: int,
+    *,
+    outcome: wire.Outcome | None,
+    exited: wire.Exited | None,
+    entered: bool = True,
 ) -> RankFailure | None:
-    """The failure of a rank; None if it did its work, or if we ended it."""
+    """The failure of a rank; None if it did its work, or if we ended it. ``entered``: it had got into train_func."""
     if outcome is not None:
         if outcome.ok:
             return None  # whatever the process did afterwards: gloo aborts at interpreter exit, for one
@@ -74,7 +80,7 @@ def failure_of(
         rank=rank,
         host=host,
         order=order,
-        summary=_death(exited),
+        summary=_death(exited, entered=entered),
         traceback="",
         lost=exited.lost is not None,
         exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
@@ -85,18 +91,16 @@ def failure_of(
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
 
 
-def _death(exited: wire.Exited) -> str:
+def _death(exited: wire.Exited, *, entered: bool) -> str:
     memory = f" (peak memory {exited.max_rss_bytes / 2**20:.0f} MiB)" if exited.max_rss_bytes else ""
+    when = "in the middle of the training" if entered else "before it got into train_func"
     if exited.lost is not None:
         return f"was lost: {exited.lost}"
     if exited.signal is not None:
         hint = _SIGNAL_HINTS.get(exited.signal)
-        return f"was killed by {signal_in_words(exited.signal)}, not sent by distrain{memory}" + (
-            f": {hint}" if hint else ""
-        )
-    return (
-        f"exited with code {exited.exit_code} in the middle of the training{memory}, without an exception: os._exit()?"
-    )
+        killed = f"was killed by {signal_in_words(exited.signal)} {when}, not sent by distrain{memory}"
+        return f"{killed}: {hint}" if hint else killed
+    return f"exited with code {exited.exit_code} {when}{memory}, without an exception: os._exit()?"
 
 
 _KNOWN_SIGNALS = {int(number) for number in signal.Signals}

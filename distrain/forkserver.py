@@ -65,8 +65,10 @@ class ForkServer:
             return
         self._watch(agent_fd)
         self._say(kind="ready", reason=reason)
-        self._loop.run()
-        self._leave()
+        try:
+            self._loop.run()
+        finally:
+            self._leave()
 
     def _watch(self, agent_fd: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -106,7 +108,7 @@ class ForkServer:
             case "spawn":
                 self._spawn(command["rank"], WorkerFds(**dict(zip(WORKER_PIPES, fds, strict=True)), job=self._job_fd))
             case "signal":
-                self._signal(command["ranks"], command["number"], sessions=command["sessions"])
+                self._signal(command["ranks"], command["number"], groups=command["groups"])
             case "sweep":
                 self._say(kind="swept", stuck=process.kill_descendants())
 
@@ -116,14 +118,20 @@ class ForkServer:
 
     def _spawn(self, rank: int, fds: WorkerFds) -> None:
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(fds, parent)
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or no memory
+            self._say(
+                kind="failed", rank=rank, text=f"its process could not be started: {error} (ulimit -u, pids cgroup)"
+            )
+        else:
+            if pid == 0:
+                self._become_worker(fds, parent)
+            self._workers[pid] = rank
+            self._say(kind="spawned", rank=rank, pid=pid)
         for fd in fds.all():
             if fd != self._job_fd:
                 os.close(fd)
-        self._workers[pid] = rank
-        self._say(kind="spawned", rank=rank, pid=pid)
 
     def _become_worker(self, fds: WorkerFds, parent: int) -> None:
         try:
@@ -145,13 +153,13 @@ class ForkServer:
         finally:
             os._exit(1)
 
-    def _signal(self, ranks: list[int], number: int, *, sessions: bool) -> None:
+    def _signal(self, ranks: list[int], number: int, *, groups: bool) -> None:
         """Our workers are unreaped children, so their pids cannot have been reused. Who is dead already, was not ended
         by us."""
         for pid, rank in self._workers.items():
             if rank in ranks and not process.has_ended(pid):
                 self._signalled.setdefault(pid, set()).add(number)
-                (process.kill_session if sessions else process.kill)(pid, number)
+                (process.kill_group if groups else process.kill)(pid, number)
 
     # -- children -------------------------------------------------------------------------------------------------
 
@@ -159,7 +167,7 @@ class ForkServer:
         while (pid := process.ended_child()) is not None:
             rank = self._workers.pop(pid, None)
             if rank is not None:
-                process.kill_session(pid, signal.SIGKILL)  # before reaping: the pid is still taken
+                process.kill_group(pid, signal.SIGKILL)  # before reaping: the pid is still taken
             _, status, usage = os.wait4(pid, 0)
             if rank is not None:
                 sent = self._signalled.pop(pid, set())
@@ -174,7 +182,8 @@ class ForkServer:
     def _leave(self) -> None:
         """The agent is gone or does not need us any more."""
         for pid in self._workers:
-            process.kill_session(pid, signal.SIGKILL)
+            if not process.has_ended(pid):
+                process.kill_group(pid, signal.SIGKILL)
         process.kill_descendants()
 
 

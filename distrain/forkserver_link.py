@@ -54,7 +54,7 @@ class ForkServerLink:
             loop.on_readable(self._pidfd, self._died)
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        with contextlib.suppress(OSError):  # its death is noticed where we watch it
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed where we watch it
             socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
 
     def _read(self) -> None:

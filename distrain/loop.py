@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Loop"]
 
 Callback = Callable[[], None]
+_STUCK_AFTER = 3
 
 
 class Loop:
@@ -29,6 +29,7 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._timers: dict[str, tuple[float, Callback]] = {}
         self._signal_pipe: tuple[int, ...] = ()
+        self._previous_wakeup_fd = -1
         self._running = False
         self.now = time.monotonic()
         """When this turn began. Silence is to be judged by it, not by the clock: a callback of this turn that took long
@@ -44,21 +45,33 @@ class Loop:
 
     def on_signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> dict[int, Any]:
         """Call back, in a turn of the loop, with each of these signals that arrives. Main thread only. Returns the
-        handlers that were in place before."""
+        handlers that were in place before.
+
+        The interpreter's C handler writes to our pipe: one in Python would run too late, if the signal came just
+        before we go to sleep. Ctrl-C three times, while the loop is stuck in a callback, raises KeyboardInterrupt.
+        """
+        wanted = frozenset(numbers)
         read_fd, write_fd = self._signal_pipe = os.pipe()
         for fd in self._signal_pipe:
             os.set_blocking(fd, False)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        unheard = 0
 
         def note(number: int, frame: FrameType | None) -> None:
-            with contextlib.suppress(BlockingIOError):
-                os.write(write_fd, bytes([number]))
+            nonlocal unheard
+            unheard += number == signal.SIGINT
+            if unheard >= _STUCK_AFTER:
+                raise KeyboardInterrupt
 
         def tell() -> None:
+            nonlocal unheard
+            unheard = 0
             for number in os.read(read_fd, 4096):
-                callback(number)
+                if number in wanted:
+                    callback(number)
 
         self.on_readable(read_fd, tell)
-        return {number: signal.signal(number, note) for number in numbers}
+        return {number: signal.signal(number, note) for number in wanted}
 
     def _update(self, fd: int, event: int, callback: Callback | None) -> None:
         known = self._selector.get_map().get(fd)
@@ -111,7 +124,8 @@ class Loop:
         self.now = time.monotonic()
         for key, events in ready:
             for event, callback in list(key.data.items()):
-                if events & event and key.fd in self._selector.get_map():
+                now_watched = self._selector.get_map().get(key.fd)  # an earlier callback may have closed it
+                if events & event and now_watched and now_watched.data.get(event) is callback:
                     callback()
         self._fire_timers()
 
@@ -130,6 +144,8 @@ class Loop:
     def close(self) -> None:
         """Release what is the loop's own; watched descriptors stay open, signal handlers stay in place."""
         self._selector.close()
+        if self._signal_pipe:
+            signal.set_wakeup_fd(self._previous_wakeup_fd)
         for fd in self._signal_pipe:
             os.close(fd)
         self._signal_pipe = ()

@@ -7,7 +7,7 @@ its moves. The coordinator feeds it what agents and workers say and does what it
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from distrain import wire
 from distrain.errors import InvalidTransition, ResourcesError
@@ -22,6 +22,7 @@ from distrain.events import (
     RunRequest,
     Say,
     StopAsked,
+    StorageFailed,
     Tell,
     Tick,
 )
@@ -50,6 +51,7 @@ class _Rank:
     outcome: wire.Outcome | None = None
     exited: wire.Exited | None = None
     failed_order: int | None = None
+    entered: bool = False
 
 
 class RunMachine:
@@ -60,10 +62,11 @@ class RunMachine:
         self.state = RunState.CONNECTING
         self.attempt = request.first_attempt - 1
         self.failures_used = 0
-        self.checkpoint: str | None = None
+        self.checkpoint = request.checkpoint
         self.stop_reason: str | None = None
         self.problem: str | None = None
         self.resources_missing = False
+        self.storage_failed = False
         self.plan: WorldPlan | None = None
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
         self._hosts: dict[str, HostFacts | None] = dict.fromkeys(request.leases)
@@ -71,6 +74,7 @@ class RunMachine:
         self._ranks: dict[int, _Rank] = {}
         self._gone: set[str] = set()
         self._order = 0
+        self._retry_forbidden = False
         self._deadline: float | None = None
 
     # -- results --------------------------------------------------------------------------------------------------
@@ -82,7 +86,12 @@ class RunMachine:
         for number, rank in self._ranks.items():
             if rank.failed_order is not None:
                 failure = failure_of(
-                    number, rank.plan.host, rank.failed_order, outcome=rank.outcome, exited=rank.exited
+                    number,
+                    rank.plan.host,
+                    rank.failed_order,
+                    outcome=rank.outcome,
+                    exited=rank.exited,
+                    entered=rank.entered,
                 )
                 found += [failure] if failure else []
         return sorted(found, key=lambda failure: failure.order)
@@ -120,6 +129,10 @@ class RunMachine:
                 return self._on_host_lost(host, why, now)
             case StopAsked(why):
                 return self._on_stop_asked(why, now)
+            case StorageFailed(why):
+                self.storage_failed = True
+                self.problem = self.problem or why
+                return self._stop_or_give_up(self.problem, now)
             case CheckpointSaved(path):
                 self.checkpoint = path
                 return []
@@ -164,8 +177,6 @@ class RunMachine:
             environment=dict(request.environment),
             python_flags=request.python_flags,
             directory=request.directory,
-            sys_path=request.sys_path,
-            argv=request.argv,
             lease_s=request.leases[host],
             workers=len(plan.on(host)),
             body=request.job.blob,
@@ -203,10 +214,10 @@ class RunMachine:
 
     def _start_message(self, host: str, ports: list[int]) -> wire.Start:
         assert self.plan is not None
-        specs = [self._spec(self.plan, rank, ports) for rank in self.plan.on(host)]
+        specs = [asdict(self._spec(self.plan, rank, ports)) for rank in self.plan.on(host)]
         return wire.Start(attempt=self.attempt, ranks=specs)
 
-    def _spec(self, plan: WorldPlan, rank: RankPlan, ports: list[int]) -> dict[str, object]:
+    def _spec(self, plan: WorldPlan, rank: RankPlan, ports: list[int]) -> wire.WorkerSpec:
         request = self.request
         address, network = rendezvous_address(plan)
         environment = rank_environment(
@@ -218,23 +229,23 @@ class RunMachine:
             attempt=self.attempt - request.first_attempt,
             max_restarts=max(request.max_failures, 0),
         )
-        return {
-            "attempt": self.attempt,
-            "rank": rank.rank,
-            "world_size": plan.world_size,
-            "local_rank": rank.local_rank,
-            "local_world_size": rank.local_world_size,
-            "node_rank": rank.node_rank,
-            "run_name": request.run_name,
-            "storage_path": request.storage_path,
-            "environment": environment | request.backend.environment(plan, rank, address, ports[1:]),
-            "defaults": {**network, **RANK_DEFAULTS},
-            "devices": list(rank.devices),
-            "checkpoint": self.checkpoint,
-            "directory": request.directory,
-            "sys_path": request.sys_path,
-            "argv": request.argv,
-        }
+        return wire.WorkerSpec(
+            attempt=self.attempt,
+            rank=rank.rank,
+            world_size=plan.world_size,
+            local_rank=rank.local_rank,
+            local_world_size=rank.local_world_size,
+            node_rank=rank.node_rank,
+            run_name=request.run_name,
+            storage_path=request.storage_path,
+            environment=environment | request.backend.environment(plan, rank, address, ports[1:]),
+            defaults={**network, **RANK_DEFAULTS},
+            devices=list(rank.devices),
+            checkpoint=self.checkpoint,
+            directory=request.directory,
+            sys_path=request.sys_path,
+            argv=request.argv,
+        )
 
     def _on_rank(self, message: wire.Spawned | wire.Exited | wire.FromWorker, now: float) -> list[Action]:
         rank = self._ranks[message.rank]
@@ -243,6 +254,7 @@ class RunMachine:
                 if rank.state is RankState.PLANNED:
                     self._move_rank(rank, RankState.SPAWNED)
             case wire.Running():
+                rank.entered = True
                 self._move_rank(rank, RankState.RUNNING)
                 return self._when_all_run()
             case wire.Outcome():
@@ -285,9 +297,12 @@ class RunMachine:
         return self._stop(0.0, now, culprit_known=any(not failure.consequence for failure in self.failures))
 
     def _on_stop_asked(self, why: str, now: float) -> list[Action]:
+        if self.state is RunState.STOPPING and self.stop_reason is None and self.failures:
+            self._retry_forbidden = True  # it has failed already, and that is what the user should hear
+            return []
         again = self.stop_reason is not None
         self.stop_reason = self.stop_reason or why
-        if self.state is RunState.CONNECTING or (self.state is RunState.RESERVING and not self._started()):
+        if not self._started():
             self._end(RunState.ABORTED)
             return []
         if again or self.state is RunState.STOPPING:
@@ -324,22 +339,26 @@ class RunMachine:
             self._end(RunState.ABORTED)
         elif self._may_retry():
             self.failures_used += 1
-            culprits = rank_list(failure.rank for failure in culprit_first(self.failures)[:1])
-            return [*ended, Say(f"rank {culprits} failed"), *self._reserve(now)]
+            culprit = culprit_first(self.failures)[0]
+            said = Say(f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}")
+            return [*ended, said, *self._reserve(now)]
         else:
             self._end(RunState.FAILED)
         return ended
 
     def _may_retry(self) -> bool:
-        if self._lost or self.problem:
+        if self._lost or self.problem or self._retry_forbidden:
             return False
         return self.request.max_failures < 0 or self.failures_used < self.request.max_failures
 
     def _on_host_failed(self, host: str, text: str, now: float) -> list[Action]:
         self.problem = self.problem or f"{host}: {text}"
-        if self._started() and self.state is not RunState.STOPPING:
-            return self._stop(0.0, now)
-        return [] if self.state is RunState.STOPPING else self._give_up(self.problem, now)
+        return self._stop_or_give_up(self.problem, now)
+
+    def _stop_or_give_up(self, problem: str, now: float) -> list[Action]:
+        if self.state is RunState.STOPPING:
+            return []
+        return self._stop(0.0, now) if self._started() else self._give_up(problem, now)
 
     def _on_host_lost(self, host: str, why: str, now: float) -> list[Action]:
         self._lost.add(host)
@@ -376,7 +395,7 @@ class RunMachine:
                 )
             case RunState.RELEASING:
                 late = rank_list(n for n, rank in self._ranks.items() if rank.state is not RankState.EXITED)
-                text = f"rank(s) {late} had finished, but did not exit within {EXIT_TIMEOUT_S:g} s; killed"
+                text = f"rank(s) {late or 'none'} had finished, but did not leave within {EXIT_TIMEOUT_S:g} s; killed"
                 return [Say(text), *self._stop(0.0, now)]
             case _:
                 assert self.plan is not None
@@ -391,9 +410,7 @@ class RunMachine:
     # -- moves ----------------------------------------------------------------------------------------------------
 
     def _started(self) -> bool:
-        return any(rank.state is not RankState.PLANNED for rank in self._ranks.values()) or (
-            self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
-        )
+        return self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
 
     def _end(self, state: RunState) -> None:
         self._deadline = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import inspect
 import io
 import os
 import pickle
@@ -16,9 +17,15 @@ import sys
 import types
 from importlib.machinery import SourceFileLoader
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# cloudpickle's record of the classes that it made; there is no public way to it.
+_DYNAMIC_CLASSES: Mapping[str, type] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 
 __all__ = ["begin", "load", "run_module", "run_script", "share"]
 
@@ -52,10 +59,14 @@ def run_module(name: str) -> None:
 
 def share(function: object) -> None:
     """Make what came with a pickled function of the user's ``__main__`` known here, and in children of this process."""
+    main = vars(sys.modules["__main__"])
+    function = inspect.unwrap(getattr(function, "func", function))  # type: ignore[arg-type]
     namespace = getattr(function, "__globals__", {})
     if namespace.get("__name__") == "__main__":
-        own = {name: value for name, value in namespace.items() if not name.startswith("__")}
-        vars(sys.modules["__main__"]).update(own)
+        main.update({name: value for name, value in namespace.items() if not name.startswith("__")})
+    for cls in list(_DYNAMIC_CLASSES.values()):  # those that only the config, or an object, brought along
+        if cls.__module__ == "__main__" and "." not in cls.__qualname__:
+            main.setdefault(cls.__qualname__, cls)
     _send_by_value()
 
 

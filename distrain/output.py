@@ -66,7 +66,7 @@ class RankOutput:
         self._prefix = f"[rank {rank:>{width}}] "
         self._path = file
         self._file: IO[bytes] | None = None
-        self._mode = "wb"
+        self._broken = False
         self._streams = {1: _Stream(), 2: _Stream()}
         self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
 
@@ -80,10 +80,21 @@ class RankOutput:
         self._write(text.encode(errors="backslashreplace"))
 
     def _write(self, data: bytes) -> None:
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file, self._mode = self._path.open(self._mode), "ab"
-        self._file.write(data)
+        if self._broken:
+            return
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("ab")
+            self._file.write(data)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A log that cannot be written is no reason to end a training."""
+        if not self._broken:
+            say(f"the log {self._path} is not written any more: {error}")
+        self._broken = True
 
     def _show(self, stream: int, lines: list[str]) -> None:
         if lines:
@@ -92,15 +103,21 @@ class RankOutput:
             _print(console, "".join(f"{self._prefix}{line}\n" for line in lines))
 
     def flush(self) -> None:
-        if self._file is not None:
-            self._file.flush()
+        if self._file is not None and not self._broken:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._give_up(error)
 
     def close(self) -> None:
         """Show what came without a line end, and close the file."""
         for number, stream in self._streams.items():
             self._show(number, stream.end())
         if self._file is not None:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._give_up(error)
             self._file = None
 
 

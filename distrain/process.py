@@ -38,7 +38,7 @@ __all__ = [
     "has_ended",
     "kill",
     "kill_descendants",
-    "kill_session",
+    "kill_group",
     "live_without_parent",
     "open_pidfd",
     "spawn",
@@ -159,7 +159,7 @@ def open_pidfd(pid: int) -> int:
         return -1
 
 
-def kill_session(leader: int, number: int) -> None:
+def kill_group(leader: int, number: int) -> None:
     """Signal every process of a process group led by our own unreaped child, whose pid cannot have been reused."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)

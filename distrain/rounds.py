@@ -87,6 +87,7 @@ class _Part:
     granted: frozenset[str] | None = None
     delivered: tuple[tuple[str, int, int], ...] | None = None
     skipped: tuple[tuple[str, int, int], ...] = ()
+    failed: str | None = None
 
 
 @dataclass(slots=True)
@@ -149,11 +150,13 @@ class Rounds:
         files: Sequence[Sequence[Any]],
         skipped: Sequence[Sequence[Any]],
         now: float,
+        failed: str | None = None,
     ) -> list[Decision]:
-        """The granted files of the rank are on disk."""
+        """The granted files of the rank are on disk, or why they are not: then this checkpoint will not be."""
         part = self._pending[ordinal][rank]
         part.delivered = tuple((str(p), int(s), int(c)) for p, s, c in files)
         part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
+        part.failed = failed
         return self.tick(now)
 
     def finished(self, rank: int, now: float) -> list[Decision]:
@@ -251,6 +254,9 @@ class Rounds:
         self._in_step.pop(ordinal, None)
         self._committed_ordinal = ordinal
         self._previous_files = {rank: part.files for rank, part in parts.items()}
+        for rank, part in parts.items():
+            if part.failed is not None:
+                return [Say(f"checkpoint {ordinal} is dropped, as rank {rank} could not store its part: {part.failed}")]
         return [*said, *self._differences(parts), self._commit(ordinal, parts)]
 
     def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
@@ -308,9 +314,9 @@ class Rounds:
 
     def _too_late(self, rank: int, ordinal: int) -> str:
         return (
-            f"checkpoint {ordinal} was committed without rank {rank}, which had shown no sign of taking part. "
-            "Every rank that brings checkpoints must bring each of them; raise CheckpointConfig.missing_rank_s "
-            f"(now {self._missing_rank_s:g} s) if this rank is just slow."
+            f"checkpoint {ordinal} was committed without rank {rank}, which had reported without one, or not at all, "
+            "when the others brought theirs. Every rank that brings checkpoints must do so in the same of its reports; "
+            f"raise CheckpointConfig.missing_rank_s (now {self._missing_rank_s:g} s) if this rank is just slow."
         )
 
 

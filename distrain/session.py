@@ -22,6 +22,8 @@ from distrain.errors import CheckpointError
 from distrain.storage import copy_file, crc32_of, list_files
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from distrain.channel import Channel
 
 __all__ = ["Session", "TrainContext", "get_checkpoint", "get_context", "report"]
@@ -74,6 +76,7 @@ class Session:
         self._grants: dict[int, wire.Grant] = {}
         self.released = False
         self._lock = threading.Lock()
+        self._reporting = 0
         self._pid = os.getpid()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
@@ -81,14 +84,14 @@ class Session:
             raise RuntimeError("distrain.report() was called in a child process of the worker; report from the worker")
         body = _encoded(metrics)
         _check_checkpoint(checkpoint, self.context)
-        with self._lock, contextlib.ExitStack() as stack:
+        with self._alone(), contextlib.ExitStack() as stack:
             self._listen()
-            self._reports += 1
             ordinal, folder, files = None, None, []
             if checkpoint is not None:
-                ordinal = self._checkpoints = self._checkpoints + 1
-                folder = Path(stack.enter_context(checkpoint.numbered(ordinal - 1).as_directory()))
+                folder = Path(stack.enter_context(checkpoint.numbered(self._checkpoints).as_directory()))
                 files = list_files(folder)
+                ordinal = self._checkpoints = self._checkpoints + 1
+            self._reports += 1
             self._channel.send(
                 wire.Reported(
                     attempt=self.context.attempt,
@@ -103,6 +106,18 @@ class Session:
             if folder is not None and ordinal is not None:
                 self._deliver(ordinal, folder, files)
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One report at a time. Raises RuntimeError where waiting for the other one would be for ever."""
+        if self._reporting == threading.get_ident():
+            raise RuntimeError("distrain.report() was called while it runs in the same thread: from a signal handler?")
+        with self._lock:
+            self._reporting = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._reporting = 0
+
     def _deliver(self, ordinal: int, folder: Path, files: list[tuple[str, int]]) -> None:
         """Wait for the coordinator's word on who copies what, copy our part, and say so."""
         grant = self._await_grant(ordinal)
@@ -111,18 +126,32 @@ class Session:
         granted = set(grant.files)
         target = Path(grant.directory)
         delivered, skipped = [], []
-        for path, _ in files:
-            if path in granted:
-                delivered.append((path, *copy_file(folder / path, target / path)))
-            else:
-                skipped.append((path, *crc32_of(folder / path)))
+        try:
+            for path, _ in files:
+                if path in granted:
+                    delivered.append((path, *copy_file(folder / path, target / path)))
+                else:
+                    skipped.append((path, *crc32_of(folder / path)))
+        except BaseException as error:
+            self._send_delivered(ordinal, [], [], failed=repr(error))
+            raise
+        self._send_delivered(ordinal, delivered, skipped)
+
+    def _send_delivered(
+        self,
+        ordinal: int,
+        files: list[tuple[str, int, int]],
+        skipped: list[tuple[str, int, int]],
+        failed: str | None = None,
+    ) -> None:
         self._channel.send(
             wire.Delivered(
                 attempt=self.context.attempt,
                 rank=self.context.world_rank,
                 ordinal=ordinal,
-                files=delivered,
+                files=files,
                 skipped=skipped,
+                failed=failed,
             )
         )
 

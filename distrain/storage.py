@@ -50,6 +50,7 @@ __all__ = [
     "copy_file",
     "crc32_of",
     "list_files",
+    "open_run",
 ]
 
 _DEFAULT_STORAGE = "~/distrain_results"
@@ -99,7 +100,7 @@ class RunPaths:
         return self.root / f"checkpoint_{index:06d}"
 
     def log(self, attempt: int, rank: int, logs: Path | None = None) -> Path:
-        return (logs or self.logs) / f"attempt_{attempt}" / f"rank_{rank}.log"
+        return (logs / self.root.name if logs else self.logs) / f"attempt_{attempt}" / f"rank_{rank}.log"
 
     def stacks(self, attempt: int, rank: int) -> Path:
         return self.root / "stacks" / f"attempt_{attempt}" / f"rank_{rank}.txt"
@@ -127,6 +128,16 @@ class CommittedCheckpoint:
 
 
 # -- which directory -------------------------------------------------------------------------------------------------
+
+
+def open_run(storage_path: str | os.PathLike[str] | None, name: str | None) -> RunStore:
+    """The store of the run that :func:`choose_run` names, locked. Raises StorageError, as RunStore does."""
+    while True:
+        root, _ = choose_run(storage_path, name)
+        store = RunStore(root)
+        if read_manifest(root).get("status") != "finished":
+            return store
+        store.close()  # another process has finished it just before we got the lock
 
 
 def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None) -> tuple[Path, bool]:
@@ -182,13 +193,15 @@ class RunStore:
         fd = os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             holder = os.read(fd, 64).decode(errors="replace").strip()
             os.close(fd)
             raise StorageError(
                 f"another run (process {holder or 'unknown'}) is using {self.paths.root}; "
                 "wait for it, or give this run another name (RunConfig.name)"
             ) from None
+        except OSError:  # a file system without locks: then nobody can be told apart
+            return fd
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         return fd
@@ -199,9 +212,12 @@ class RunStore:
 
     def close(self) -> None:
         """Flush everything and give the directory free."""
-        self._metrics.close()
-        shutil.rmtree(self.paths.staging, ignore_errors=True)
-        os.close(self._lock_fd)
+        try:
+            with contextlib.suppress(OSError):  # a full disk; whoever wrote heard of it
+                self._metrics.close()
+            shutil.rmtree(self.paths.staging, ignore_errors=True)
+        finally:
+            os.close(self._lock_fd)
 
     # -- small files ----------------------------------------------------------------------------------------------
 
@@ -252,7 +268,7 @@ class RunStore:
             "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in commit.files},
         }
         _write_and_sync(merged / MANIFEST_FILE, json.dumps(manifest, indent=1).encode())
-        for folder in {parent for f in commit.files for parent in Path(f.path).parents}:
+        for folder in {Path(), *(parent for f in commit.files for parent in Path(f.path).parents)}:
             sync_directory(merged / folder)
         final = self.paths.checkpoint(self._next_index)
         merged.rename(final)

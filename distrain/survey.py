@@ -37,14 +37,15 @@ def usable_cpus() -> int:
 
 
 def _cpu_quota() -> float | None:
+    quotas = []
     for folder in _own_cgroups("cpu"):
         quota = _read(folder / "cpu.max").split() or [
             _read(folder / "cpu.cfs_quota_us"),
             _read(folder / "cpu.cfs_period_us"),
         ]
         if len(quota) == 2 and all(part.isdigit() for part in quota) and int(quota[1]):
-            return int(quota[0]) / int(quota[1])
-    return None
+            quotas.append(int(quota[0]) / int(quota[1]))
+    return min(quotas, default=None)
 
 
 def _memory_bytes() -> int:
@@ -59,13 +60,14 @@ def _memory_bytes() -> int:
 
 
 def _own_cgroups(controller: str) -> list[Path]:
-    """Folders that may limit this process, v2 first: its own cgroup, then the root (inside a container they agree)."""
+    """Folders that may limit this process: its own cgroup and all above it."""
     folders = []
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         base = _CGROUP if not controllers else _CGROUP / controller
         if not controllers or controller in controllers.split(","):
-            folders += [base / path.lstrip("/"), base]
+            own = base / path.lstrip("/")
+            folders += [own, *(parent for parent in own.parents if parent.is_relative_to(base))]
     return folders
 
 

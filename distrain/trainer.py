@@ -19,12 +19,19 @@ from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
 from distrain.config import RunConfig, ScalingConfig
 from distrain.coordinator import Coordinator
-from distrain.errors import LaunchError, PreemptionError, ResourcesError, TrainingFailedError, WorkerGroupError
+from distrain.errors import (
+    CheckpointError,
+    LaunchError,
+    PreemptionError,
+    ResourcesError,
+    TrainingFailedError,
+    WorkerGroupError,
+)
 from distrain.events import RunRequest
 from distrain.output import say
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.states import RunState
-from distrain.storage import RunStore, choose_run, read_manifest, write_atomically
+from distrain.storage import RunStore, open_run, read_manifest, write_atomically
 from distrain.transport import LocalTransport, Transport
 from distrain.version import __version__
 
@@ -97,14 +104,18 @@ def run_work(
     prepared = job.make_job(work)
     if prepared.warning is not None:
         say(prepared.warning)
-    root, continued = choose_run(run.storage_path, run.name)
-    store = RunStore(root)
+    store = open_run(run.storage_path, run.name)
     try:
-        return _Run(store, work, prepared, scaling, run, continued=continued).train(
-            resume_from, transports or [LocalTransport()], list(sys.path if sys_path is None else sys_path)
+        return _Run(store, work, prepared, scaling, run).train(
+            resume_from, transports or [LocalTransport()], _clean_path(sys.path if sys_path is None else sys_path)
         )
     finally:
         store.close()
+
+
+def _clean_path(path: Sequence[object]) -> list[str]:
+    """sys.path as text: notebooks put Path objects there."""
+    return [os.fspath(entry) for entry in path if isinstance(entry, (str, os.PathLike))]
 
 
 class _Run:
@@ -117,16 +128,14 @@ class _Run:
         prepared: job.Job,
         scaling: ScalingConfig,
         run: RunConfig,
-        *,
-        continued: bool,
     ) -> None:
         self._store = store
         self._work = work
         self._job = prepared
         self._scaling = scaling
         self._config = run
-        self._continued = continued
         self._before = read_manifest(store.paths.root)
+        self._continued = bool(self._before)
         self._run_id = uuid.uuid4().hex
         self._log_dir = None if run.log_dir is None else Path(run.log_dir).expanduser().absolute()
 
@@ -139,29 +148,38 @@ class _Run:
             )
         workers = self._scaling.num_workers
         say(f"starting {workers} worker{'s' if workers > 1 else ''}; run directory {self._store.paths.root}")
+        if resume_from is not None and not resume_from.exists():
+            raise CheckpointError(f"resume_from_checkpoint: there is no directory {resume_from.path}")
         self._write_manifest("running")
         started = time.monotonic()
         coordinator = Coordinator(
-            self._request(transports, sys_path),
+            self._request(transports, sys_path, resume_from),
             self._store,
             transports,
             self._config.checkpoint_config,
             log_dir=self._log_dir,
+            on_attempt=lambda attempt: self._write_manifest("running", attempts=attempt + 1),
             stale_run_id=self._before.get("run_id") if self._before.get("status") == "running" else None,
         )
-        if resume_from is not None:
-            coordinator.machine.checkpoint = self._materialised(resume_from)
-        status = "failed"
+        end, concluded = coordinator.machine, False
         try:
             coordinator.run()
-            status = coordinator.machine.state.value
+            result = self._conclude(coordinator, time.monotonic() - started)
+            concluded = True
         finally:
+            # Last of all: who finds a finished run, finds everything of it.
+            ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
             with contextlib.suppress(OSError):  # a full disk must not hide the error that brought us here
-                self._write_manifest(status, attempts=coordinator.machine.attempt + 1)
-        return self._conclude(coordinator, time.monotonic() - started)
+                self._write_manifest(end.state.value if ended else "failed", attempts=end.attempt + 1)
+        return result
 
-    def _request(self, transports: Sequence[Transport], sys_path: list[str]) -> RunRequest:
+    def _request(
+        self, transports: Sequence[Transport], sys_path: list[str], resume_from: Checkpoint | None
+    ) -> RunRequest:
         paths = self._store.paths
+        checkpoint = str(self._store.latest.path) if self._store.latest else None
+        if checkpoint is None and resume_from is not None:
+            checkpoint = resume_from.path or resume_from.to_directory(paths.root / "resume_from")
         return RunRequest(
             run_id=self._run_id,
             run_name=paths.root.name,
@@ -177,11 +195,8 @@ class _Run:
             argv=sys.argv,
             python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             first_attempt=self._before.get("attempts", 0),
+            checkpoint=checkpoint,
         )
-
-    def _materialised(self, checkpoint: Checkpoint) -> str:
-        """The path of a checkpoint that workers can read."""
-        return checkpoint.path or checkpoint.to_directory(self._store.paths.root / "resume_from")
 
     def _write_manifest(self, status: str, *, attempts: int | None = None) -> None:
         now = time.time()
@@ -224,7 +239,8 @@ class _Run:
         result = replace(result, error=error if isinstance(error, TrainingFailedError) else None)
         if isinstance(error, TrainingFailedError):
             error.result = replace(result, error=None)  # no cycle: the error is where the reader came from
-            self._keep_error(error)
+            with contextlib.suppress(OSError):
+                self._keep_error(error)
         if isinstance(error, WorkerGroupError):
             raise error from error.worker_failures.get(error.culprit)
         raise error
@@ -251,6 +267,8 @@ class _Run:
             return PreemptionError(f"the run was stopped by {end.stop_reason}; its directory is {result.path}")
         if end.failures and not (end.problem and all(failure.lost for failure in end.failures)):
             return self._worker_group_error(end, result, coordinator.last_lines)
+        if end.storage_failed:
+            return TrainingFailedError(f"{end.problem}\nrun:  {result.path}")
         if end.resources_missing:
             return ResourcesError(end.problem)
         return LaunchError(f"{end.problem}\nrun:  {result.path}")

@@ -108,8 +108,6 @@ class Prepare(Message):
     environment: dict[str, str]
     python_flags: list[str]
     directory: str
-    sys_path: list[str]
-    argv: list[str]
     lease_s: float
     workers: int
     body: bytes
@@ -229,7 +227,7 @@ class HostFailed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec(ToWorker):
-    """The first frame a worker reads: all that is its own. The rest it finds in :class:`Prepare`.
+    """The first frame a worker reads: what it needs to be this rank, beside the job.
 
     ``devices`` index the host's visible GPUs; ``checkpoint`` is the path to resume from; ``defaults`` are environment
     variables that the user's own values override.
@@ -248,8 +246,6 @@ class WorkerSpec(ToWorker):
     directory: str
     sys_path: list[str]
     argv: list[str]
-    job_fd: int = -1
-    forked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,11 +292,12 @@ class Reported(FromWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered(FromWorker):
     """The granted files are on disk: ``[relative path, size in bytes, crc32]``. ``skipped`` lists the files that a
-    lower rank brings, with the CRC of this rank's copy."""
+    lower rank brings, with the CRC of this rank's copy. ``failed``: why this rank's part cannot be had after all."""
 
     ordinal: int
     files: list[tuple[str, int, int]]
     skipped: list[tuple[str, int, int]]
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

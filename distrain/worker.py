@@ -74,6 +74,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     session = Session(channel, _context(spec), Checkpoint(spec.checkpoint) if spec.checkpoint else None)
     Session.current = session
     outcome, work = _execute(fds.job, session, channel)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nothing left to unwind, and the outcome must get out
     _flush()
     with contextlib.suppress(OSError):
         channel.send(outcome)
@@ -115,12 +116,13 @@ def _keep_fds_out_of_children(fds: WorkerFds) -> None:
     for fd in private:
         os.set_inheritable(fd, False)
 
-    def close_private_fds() -> None:
+    def become_stranger() -> None:
         for fd in private:
             with contextlib.suppress(OSError):
                 os.close(fd)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    os.register_at_fork(after_in_child=close_private_fds)
+    os.register_at_fork(after_in_child=become_stranger)
 
 
 def _first_frame(channel: Channel) -> wire.WorkerSpec:
@@ -149,7 +151,15 @@ def _answer_signals(stacks_fd: int) -> None:
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+class _Terminated(SystemExit):
+    """SIGTERM, as an exception."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise _Terminated(128 + number)
 
 
 def _reseed() -> None:
@@ -274,6 +284,8 @@ _OWN_FILES = (os.path.dirname(__file__), "<frozen runpy>", "<frozen importlib", 
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, _Terminated):
+        return "was ended by SIGTERM (15)"
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r})"
     try:

@@ -337,7 +337,7 @@ def test_the_rank_that_went_first_is_blamed_for_a_restart() -> None:
     play = Play(max_failures=1).run()
     play.raises(0, CONSEQUENCE)
     play.raises(1)
-    assert said(play.gone()) == "rank 1 failed"
+    assert said(play.gone()).startswith("rank 1 failed on one: ValueError")
 
 
 def test_without_a_budget_the_run_has_failed_when_all_hosts_are_empty() -> None:
@@ -373,7 +373,7 @@ def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
     actions = play.gone()
     assert [type(action) for action in actions] == [AttemptEnded, Say, AttemptStarts, Tell]
     assert told(actions, wire.Reserve) == [("one", wire.Reserve(attempt=1, ports=1))]
-    assert said(actions) == "rank 1 failed"
+    assert said(actions).startswith("rank 1 failed on one: ValueError")
     assert (play.state, play.machine.attempt) == (RunState.RESERVING, 1)
     assert said(play.reserve()).startswith("restart 1 (of 1) from the beginning")
 
@@ -462,7 +462,7 @@ def test_asking_to_stop_during_a_failure_prevents_the_retry() -> None:
     play.raises(0)
     play.happens(StopAsked("SIGINT"))
     play.gone()
-    assert play.state is RunState.ABORTED
+    assert play.state is RunState.FAILED  # the failure is what the user should hear of
 
 
 def test_asking_to_stop_when_all_had_finished_leaves_the_run_finished() -> None:
@@ -506,7 +506,14 @@ def test_the_only_host_lost_while_reserving_fails_the_run() -> None:
     assert (play.state, play.machine.problem) == (RunState.FAILED, "one: its agent has ended")
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4], ids=["reserving", "starting", "spawned", "running"])
+def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:
+    play = Play(hosts=2, workers=4)
+    play.connect()
+    play.happens(HostLost("two", "silent"))
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: silent")
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4], ids=["starting", "spawned", "running"])
 def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) -> None:
     play = Play(hosts=2, workers=4, max_failures=5)
     for stage in (play.connect, play.reserve, play.spawn, play.enter)[:stages]:
