@@ -84,12 +84,9 @@ def test_every_rank_has_a_log_of_its_own(any_fit: Fit, tmp_path: Path) -> None:
 
     for where in (None, tmp_path / "my logs"):
         result = any_fit(train, log_dir=where)
+        logs = Path(where, Path(result.path).name) if where else Path(result.path, "logs")
         for rank in (0, 1):
-            log = Path(
-                Path(where, Path(result.path).name) if where else Path(result.path, "logs"),
-                "attempt_0",
-                f"rank_{rank}.log",
-            ).read_text()
+            log = Path(logs, "attempt_0", f"rank_{rank}.log").read_text()
             expected = [f"rank {rank} prints", f"a child of {rank}", f"descriptor 2 of {rank}"]
             assert sorted(log.splitlines()) == sorted(expected)
 
