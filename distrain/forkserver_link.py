@@ -72,9 +72,9 @@ class ForkServerLink:
     def _died(self) -> None:
         self._forget()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)
-        self._process.kill()
-        self.on_death(self._process.wait())
+            self._process.wait(timeout=1.0)  # its socket may close a moment before it ends
+        self.kill()
+        self.on_death(self._process.returncode or 0)
 
     def _forget(self) -> None:
         for fd in (self._socket.fileno(), self._pidfd):
@@ -87,7 +87,8 @@ class ForkServerLink:
     def kill(self) -> None:
         """SIGKILL; its workers die with it. The loop then reports its death."""
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible sleep: not for us to wait out
+            self._process.wait(timeout=1.0)
 
 
 def _environment(prepared: wire.Prepare) -> dict[str, str]:
