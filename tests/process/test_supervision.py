@@ -125,6 +125,13 @@ PATIENT_S = 600.0
 """A grace that no test waits for."""
 
 
+def is_alive(member: psutil.Process) -> bool:
+    try:
+        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # ended in between
+        return False
+
+
 @dataclass
 class Running:
     """A user's process in the middle of training, and every process of the run."""
@@ -158,7 +165,7 @@ class Running:
         next(member for member in self.family if member.pid == untraceable).kill()
 
     def survivors(self) -> list[psutil.Process]:
-        return [member for member in self.family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+        return [member for member in self.family if is_alive(member)]
 
 
 Launch = Callable[..., Running]
