@@ -207,8 +207,11 @@ class Coordinator:
 
     def _keep_stacks(self, message: wire.Stacks) -> None:
         path = self._store.paths.stacks(message.attempt, message.rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(message.body)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(message.body)
+        except OSError as error:
+            say(f"the stacks of rank {message.rank} could not be kept: {error}")
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -217,9 +220,11 @@ class Coordinator:
         for decision in decisions:
             match decision:
                 case rounds.GrantFiles(rank, ordinal, files):
-                    folder = str(self._store.staging_directory(attempt, ordinal, rank))
-                    grant = wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
-                    self._tell_rank(grant)
+                    with self._storage_failures(f"checkpoint {ordinal}"):
+                        folder = str(self._store.staging_directory(attempt, ordinal, rank))
+                        self._tell_rank(
+                            wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
+                        )
                 case rounds.Refuse(rank, ordinal, why):
                     grant = wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why)
                     self._tell_rank(grant)
@@ -251,7 +256,10 @@ class Coordinator:
         try:
             yield
         except OSError as error:
-            self._happened(events.StorageFailed(f"cannot write {what} in {self._store.paths.root}: {error}"))
+            why = f"cannot write {what} in {self._store.paths.root}: {error}"
+            if self.machine.state.is_terminal:
+                say(why)
+            self._happened(events.StorageFailed(why))
 
     def _tell_rank(self, message: wire.ToWorker) -> None:
         assert self.machine.plan is not None

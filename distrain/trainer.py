@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +151,7 @@ class _Run:
         if resume_from is not None and not resume_from.exists():
             raise CheckpointError(f"resume_from_checkpoint: there is no directory {resume_from.path}")
         self._write_manifest("running")
+        self._drop_old_end()
         started = time.monotonic()
         coordinator = Coordinator(
             self._request(transports, sys_path, resume_from),
@@ -221,7 +222,6 @@ class _Run:
 
     def _conclude(self, coordinator: Coordinator, seconds: float) -> Result:
         end = coordinator.machine
-        self._drop_old_end()
         value = end.outcomes[0].body if end.state is RunState.FINISHED else None
         if value is not None:
             write_atomically(self._store.paths.return_value, value)
@@ -236,9 +236,8 @@ class _Run:
             say(f"finished in {seconds:.1f} s; results in {result.path}")
             return result
         error = self._error(coordinator, result)
-        result = replace(result, error=error if isinstance(error, TrainingFailedError) else None)
         if isinstance(error, TrainingFailedError):
-            error.result = replace(result, error=None)  # no cycle: the error is where the reader came from
+            error.result = result
             with contextlib.suppress(OSError):
                 self._keep_error(error)
         if isinstance(error, WorkerGroupError):

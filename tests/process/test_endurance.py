@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,8 +18,7 @@ import distrain
 from distrain import Checkpoint, FailureConfig
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.process.conftest import Fit
 
@@ -179,3 +179,25 @@ def test_a_rank_ended_from_outside_by_sigterm_says_so(fit: Fit) -> None:
     with pytest.raises(distrain.WorkerGroupError, match=r"rank 0 .*SIGTERM") as caught:
         fit(train, workers=1)
     assert caught.value.exit_code == 143
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_a_full_disk_ends_the_run_with_what_it_has(fit: Fit, small_disk: Path) -> None:
+    def train() -> None:
+        for step in range(100_000):
+            distrain.report({"step": step, "text": "x" * 1000})
+
+    with pytest.raises(distrain.TrainingFailedError, match="cannot write metrics in .*No space left") as caught:
+        fit(train, storage_path=small_disk)
+    assert caught.value.result.metrics["step"] > 100
