@@ -198,6 +198,6 @@ def test_a_full_disk_ends_the_run_with_what_it_has(fit: Fit, small_disk: Path) -
         for step in range(100_000):
             distrain.report({"step": step, "text": "x" * 1000})
 
-    with pytest.raises(distrain.TrainingFailedError, match="cannot write metrics in .*No space left") as caught:
+    with pytest.raises(distrain.TrainingFailedError, match=r"cannot write metrics in .*No space left") as caught:
         fit(train, storage_path=small_disk)
     assert caught.value.result.metrics["step"] > 100
