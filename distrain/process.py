@@ -231,14 +231,14 @@ def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
     return [p.pid for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
 
 
-def sweep(run_id: str, *, spared: Iterable[int] = ()) -> list[int]:
+def sweep(run_id: str) -> list[int]:
     """SIGKILL every process of this user whose environment names the run, this one and its ancestors excepted.
 
     Never by name, and never a recycled pid: psutil compares start times. Returns the pids that were found.
     """
     import psutil
 
-    kept = {os.getpid(), *spared, *(p.pid for p in psutil.Process().parents())}
+    kept = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
         if process.pid in kept or not _belongs_to(process, run_id):

@@ -166,7 +166,7 @@ class Session:
             self._listen(wait=True)
 
     def get_checkpoint(self) -> Checkpoint | None:
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid and self._reporting != threading.get_ident():
             with self._lock:
                 self._listen()
         return self.checkpoint

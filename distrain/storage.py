@@ -133,27 +133,27 @@ class CommittedCheckpoint:
 def open_run(storage_path: str | os.PathLike[str] | None, name: str | None) -> RunStore:
     """The store of the run that :func:`choose_run` names, locked. Raises StorageError, as RunStore does."""
     while True:
-        root, _ = choose_run(storage_path, name)
+        root = choose_run(storage_path, name)
         store = RunStore(root)
         if read_manifest(root).get("status") != "finished":
             return store
         store.close()  # another process has finished it just before we got the lock
 
 
-def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None) -> tuple[Path, bool]:
-    """The run directory, and whether it holds an unfinished run that goes on.
+def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None) -> Path:
+    """The run directory; it has a manifest if an unfinished run goes on there.
 
     Without a name: a new directory. With one: an unfinished run of that name goes on; a finished one is left alone, and
     the new run gets the next free name (``name-2``, ``name-3``, ...).
     """
     storage = Path(os.path.abspath(Path(_DEFAULT_STORAGE if storage_path is None else storage_path).expanduser()))
     if name is None:
-        return storage / f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}", False
+        return storage / f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
     root, number = storage / name, 1
     while read_manifest(root).get("status") == "finished":
         number += 1
         root = storage / f"{name}-{number}"
-    return root, bool(read_manifest(root))
+    return root
 
 
 def read_manifest(root: Path) -> dict[str, Any]:

@@ -120,7 +120,8 @@ def _keep_fds_out_of_children(fds: WorkerFds) -> None:
         for fd in private:
             with contextlib.suppress(OSError):
                 os.close(fd)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is _terminate:  # ours, not one that the user wants there, too
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=become_stranger)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -201,3 +202,28 @@ def test_a_full_disk_ends_the_run_with_what_it_has(fit: Fit, small_disk: Path) -
     with pytest.raises(distrain.TrainingFailedError, match=r"cannot write metrics in .*No space left") as caught:
         fit(train, storage_path=small_disk)
     assert caught.value.result.metrics["step"] > 100
+
+
+def test_children_of_a_worker_end_by_sigterm_as_anywhere_else(fit: Fit) -> None:
+    """They get neither our handler nor lose one that train_func has set for them."""
+
+    def wait_for_the_end(ready: Any) -> None:
+        ready.send(True)
+        signal.pause()
+
+    def exit_code_after_sigterm() -> int:
+        here, there = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=wait_for_the_end, args=(there,))
+        child.start()
+        here.recv()  # CPython drops a signal that comes right after the fork
+        child.terminate()
+        child.join()
+        assert child.exitcode is not None
+        return child.exitcode
+
+    def train() -> tuple[int, int]:
+        plain = exit_code_after_sigterm()
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(9))
+        return plain, exit_code_after_sigterm()
+
+    assert fit(train, workers=1).return_value == (-signal.SIGTERM, 9)

@@ -277,44 +277,44 @@ def made(storage_path: Path, name: str, status: str | None) -> None:
 
 
 def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
-    roots = {choose_run(tmp_path, None)[0] for _ in range(10)}
+    roots = {choose_run(tmp_path, None) for _ in range(10)}
     assert len(roots) == 10
     assert {root.parent for root in roots} == {tmp_path}
 
 
 def test_a_new_name_is_used_as_it_is(tmp_path: Path) -> None:
-    assert choose_run(tmp_path, "run") == (tmp_path / "run", False)
+    assert choose_run(tmp_path, "run") == tmp_path / "run"
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "aborted"])
 def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
     made(tmp_path, "run", status)
-    assert choose_run(tmp_path, "run") == (tmp_path / "run", True)
+    assert choose_run(tmp_path, "run") == tmp_path / "run"
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     made(tmp_path, "run", "finished")
     made(tmp_path, "run-2", "finished")
-    assert choose_run(tmp_path, "run") == (tmp_path / "run-3", False)
+    assert choose_run(tmp_path, "run") == tmp_path / "run-3"
 
 
 def test_the_unfinished_successor_of_a_finished_run_goes_on(tmp_path: Path) -> None:
     made(tmp_path, "run", "finished")
     made(tmp_path, "run-2", "failed")
-    assert choose_run(tmp_path, "run") == (tmp_path / "run-2", True)
+    assert choose_run(tmp_path, "run") == tmp_path / "run-2"
 
 
 def test_a_directory_that_is_no_run_is_no_run_that_goes_on(tmp_path: Path) -> None:
     made(tmp_path, "run", None)
-    assert choose_run(tmp_path, "run") == (tmp_path / "run", False)
+    assert choose_run(tmp_path, "run") == tmp_path / "run"
 
 
 def test_the_home_directory_and_relative_paths_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert choose_run("~/runs", "run")[0] == tmp_path / "runs" / "run"
-    assert choose_run("runs", "run")[0] == tmp_path / "runs" / "run"
-    assert choose_run(None, "run")[0] == tmp_path / "distrain_results" / "run"
+    assert choose_run("~/runs", "run") == tmp_path / "runs" / "run"
+    assert choose_run("runs", "run") == tmp_path / "runs" / "run"
+    assert choose_run(None, "run") == tmp_path / "distrain_results" / "run"
 
 
 def test_an_unreadable_manifest_is_a_storage_error(tmp_path: Path) -> None:
