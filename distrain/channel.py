@@ -13,7 +13,7 @@ import select
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distrain import wire
 from distrain.errors import WireError
@@ -35,6 +35,13 @@ def widen_pipe(fd: int, size: int = 1 << 20) -> None:
         fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
 
 
+class _Unsent(NamedTuple):
+    data: list[bytes]
+    """One element, or none once another one took over."""
+    written: list[int]
+    """Bytes of it that the kernel took, in turn."""
+
+
 class Channel:
     """Framed messages over ``read_fd`` and ``write_fd``, which it owns. ``greeting``: wait for the magic first."""
 
@@ -47,7 +54,7 @@ class Channel:
         """Why what comes in is no longer understood, after which the channel is at its end."""
         self._outbox: deque[memoryview] = deque()
         self.queued_bytes = 0
-        self._unsent = b""
+        self._unsent = _Unsent([b""], [])
         self.heard_at = time.monotonic()
         """When anything was read last: a long frame on a slow line is a sign of life, too."""
         self._lock = threading.RLock()
@@ -165,12 +172,27 @@ class Channel:
         """Send and wait until the kernel has it all. Raises OSError (BrokenPipeError) when nobody can read it."""
         with self._lock:
             # What an exception (a signal handler's, say) cut off goes first, or the stream would make no sense.
-            self._unsent += message if isinstance(message, bytes) else wire.encode(message)
-            while self._unsent:
+            self._settle(message if isinstance(message, bytes) else wire.encode(message))
+            while self._unsent.data[0]:
+                unsent = self._unsent
                 try:
-                    self._unsent = self._unsent[os.write(self.write_fd, self._unsent) :]
+                    # os.write is called, and its result noted, without a bytecode in between: a signal handler that
+                    # raised there would make us write the same again.
+                    unsent.written.extend(map(os.write, (self.write_fd,), unsent.data))
                 except BlockingIOError:
                     _poll(self.write_fd, select.POLLOUT, None)
+                self._settle()
+
+    def _settle(self, more: bytes = b"") -> None:
+        """Drop what was written and add ``more``. Whoever held the old data finds it empty: a signal handler that sends
+        while we send writes all of it."""
+        while True:
+            old = self._unsent
+            new = _Unsent([b"".join(old.data)[sum(old.written) :] + more], [])
+            if self._unsent is old:  # no signal handler sent anything meanwhile
+                self._unsent = new
+                old.data.clear()
+                return
 
     def close(self) -> None:
         """Close both descriptors; harmless when done twice."""

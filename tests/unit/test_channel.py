@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -248,3 +254,68 @@ def test_draining_gets_a_large_last_frame_whole() -> None:
     assert [frame.raw for frame in receiver.drain()] == [data]
     assert receiver.at_end
     receiver.close()
+
+
+@pytest.fixture
+def interrupted() -> Iterator[None]:
+    """SIGUSR1 for us, every now and then."""
+    source = f"""
+import os, random, signal, time
+while True:
+    time.sleep(random.uniform(10e-6, 1e-3))
+    os.kill({os.getpid()}, signal.SIGUSR1)
+"""
+    previous = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    with subprocess.Popen([sys.executable, "-c", source]) as killer:
+        yield
+        killer.kill()
+    signal.signal(signal.SIGUSR1, previous)
+
+
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("handler", ["raises", "sends"])
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_a_signal_handler_within_send_tears_and_doubles_nothing(pair: Pair, handler: str, size: int) -> None:
+    """A stop signal unwinds train_func wherever it is, be it within report(); its handler may report, too."""
+    frames: list[wire.Frame] = []
+
+    def read() -> None:
+        while not pair.far.at_end:
+            frames.extend(pair.far.wait())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    numbers, sent, armed = itertools.count(), list[int](), False
+
+    def send() -> None:
+        number = next(numbers)
+        pair.near.send(wire.encode(wire.Stacks(attempt=0, rank=number, body=b"x" * size)))
+        sent.append(number)
+
+    def interrupt(*_: object) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            if handler == "raises":
+                raise InterruptedError
+            send()
+
+    def send_until_interrupted() -> None:
+        nonlocal armed
+        armed = True
+        while armed:
+            send()
+
+    signal.signal(signal.SIGUSR1, interrupt)
+    ends_at = time.monotonic() + 1.0
+    while time.monotonic() < ends_at:
+        with contextlib.suppress(InterruptedError):
+            send_until_interrupted()
+    send()
+    os.close(pair.near.write_fd)
+    pair.near.write_fd = -1
+    reader.join()
+    assert pair.far.broken is None
+    arrived = [message.rank for message in messages(frames) if isinstance(message, wire.Stacks)]
+    assert len(set(arrived)) == len(arrived) > 20
+    assert set(arrived) >= set(sent)
