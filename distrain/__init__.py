@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.checkpoint import Checkpoint
-    from distrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from distrain.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+    from distrain.context import TrainContext
     from distrain.errors import (
         CheckpointError,
+        CollectiveError,
         DistrainError,
         JobError,
         LaunchError,
@@ -24,16 +26,17 @@ if TYPE_CHECKING:
         WorkerGroupError,
     )
     from distrain.result import Result
-    from distrain.session import TrainContext, get_checkpoint, get_context, report
+    from distrain.session import get_checkpoint, get_context, report
     from distrain.trainer import DataParallelTrainer
     from distrain.version import __version__
 
 _HOMES = {
     "backend": ("BackendConfig",),
     "checkpoint": ("Checkpoint",),
-    "config": ("CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig"),
+    "config": ("CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"),
     "errors": (
         "CheckpointError",
+        "CollectiveError",
         "DistrainError",
         "JobError",
         "LaunchError",
@@ -44,22 +47,27 @@ _HOMES = {
         "WorkerGroupError",
     ),
     "result": ("Result",),
-    "session": ("TrainContext", "get_checkpoint", "get_context", "report"),
+    "context": ("TrainContext",),
+    "session": ("get_checkpoint", "get_context", "report"),
     "trainer": ("DataParallelTrainer",),
     "version": ("__version__",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = ("collective", "huggingface", "lightning", "session", "torch")
+"""Public modules that need no import of their own: ``distrain.torch.prepare_model``."""
 
 __all__ = [
     "BackendConfig",
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointError",
+    "CollectiveError",
     "DataParallelTrainer",
     "DistrainError",
     "FailureConfig",
     "JobError",
     "LaunchError",
+    "LoggingConfig",
     "PreemptionError",
     "ResourcesError",
     "Result",
@@ -77,11 +85,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _MODULES:
+        return import_module(f"distrain.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'distrain' has no attribute {name!r}")
-    from importlib import import_module
-
     value = getattr(import_module(f"distrain.{home}"), name)
     globals()[name] = value
     return value

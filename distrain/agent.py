@@ -12,19 +12,20 @@ import os
 import platform
 import resource
 import signal
-import socket
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import process, wire
 from distrain.channel import Channel
 from distrain.forkserver_link import ForkServerLink
 from distrain.loop import Loop
+from distrain.ports import reserve_port
 from distrain.survey import survey
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
 __all__ = ["Agent", "main"]
@@ -134,7 +135,7 @@ class Agent:
             pid=os.getpid(),
             cpus=facts.cpus,
             memory_bytes=facts.memory_bytes,
-            gpus=facts.gpus,
+            gpus=None if facts.gpus is None else [asdict(gpu) for gpu in facts.gpus],
         )
         self._up.queue(wire.MAGIC + wire.encode(hello))
 
@@ -197,13 +198,8 @@ class Agent:
             worker.channel.queue(frame.raw)
 
     def _reserve(self, message: wire.Reserve) -> None:
-        """Bound without listening and with SO_REUSEADDR: nobody else gets the port, but rank 0's store can bind it."""
         self._close_ports()
-        for _ in range(message.ports):
-            sock = socket.socket()
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(("", 0))
-            self._reserved.append(sock)
+        self._reserved = [reserve_port() for _ in range(message.ports)]
         ports = [sock.getsockname()[1] for sock in self._reserved]
         self._up.queue(wire.Reserved(attempt=message.attempt, ports=ports))
 

@@ -6,11 +6,11 @@ A framework is a leaf package with a subclass of :class:`BackendConfig`; nothing
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from distrain.context import TrainContext
     from distrain.plan import RankPlan, WorldPlan
-    from distrain.session import TrainContext
 
 __all__ = ["BackendConfig"]
 
@@ -46,3 +46,13 @@ class BackendConfig:
         finished; None: nothing has to stay, the process may leave at once.
         """
         return None
+
+    def portable(self, data: dict[str, Any]) -> dict[str, Any]:
+        """In the worker: a dict checkpoint without what only means something among these workers. ``data`` is not to
+        be changed."""
+        return data
+
+    def broadcast(self, value: Any) -> Any:
+        """In the worker, after :meth:`setup`, on every rank: rank 0's ``value``. Only needed where another launcher
+        started the ranks, so that there is no coordinator."""
+        return value

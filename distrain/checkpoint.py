@@ -9,7 +9,7 @@ import pickle
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +113,13 @@ class Checkpoint:
         if self._metadata:
             (folder / METADATA_FILE).write_text(json.dumps(self._metadata))
 
-    def numbered(self, number: int) -> Checkpoint:
-        """This checkpoint with what Ray AIR added to a dict when it was reported; others are returned as they are."""
+    def as_reported(self, number: int, portable: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Checkpoint:
+        """What :func:`distrain.report` stores: a dict as ``portable`` makes it, with what Ray AIR added; a directory as
+        it is. ``number`` counts the checkpoints of the rank from 0."""
         if self._data is None:
             return self
         extra = {"_timestamp": int(time.time()), "_preprocessor": None, "_current_checkpoint_id": number}
-        checkpoint = type(self).from_dict(self._data | extra)
+        checkpoint = type(self).from_dict(portable(self._data) | extra)
         checkpoint._metadata = self._metadata
         return checkpoint
 

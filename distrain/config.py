@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = ["CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig"]
+__all__ = ["CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"]
 
 StartMethod = Literal["forkserver", "spawn"]
 RESOURCES = ("CPU", "GPU", "memory")
@@ -20,21 +21,27 @@ RESOURCES = ("CPU", "GPU", "memory")
 class ScalingConfig:
     """How many workers, and what each of them needs.
 
-    num_workers: processes to start, at least 1. More workers than CPUs is allowed.
+    num_workers: processes to start. More workers than CPUs is allowed. 0 starts none: train_func runs in this process
+        as rank 0 of 1, where a debugger works.
     use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` says otherwise).
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         What is named here is checked against the hosts before anything starts; it limits nothing afterwards.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
         fresh interpreter for each.
+    accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``, which the GPUs of every host must be.
+    trainer_resources, placement_strategy: of Ray; they mean nothing here, which is said once.
     """
 
     num_workers: int = 1
     use_gpu: bool = False
     resources_per_worker: dict[str, float] | None = None
     start_method: StartMethod = "forkserver"
+    accelerator_type: str | None = None
+    trainer_resources: dict[str, float] | None = None
+    placement_strategy: str = "PACK"
 
     def __post_init__(self) -> None:
-        _check_int("ScalingConfig.num_workers", self.num_workers, minimum=1)
+        _check_int("ScalingConfig.num_workers", self.num_workers, minimum=0)
         _check_type("ScalingConfig.use_gpu", self.use_gpu, bool, "True or False")
         _check_choice("ScalingConfig.start_method", self.start_method, get_args(StartMethod))
         if self.resources_per_worker is not None:
@@ -47,6 +54,19 @@ class ScalingConfig:
             raise ValueError(
                 'ScalingConfig: resources_per_worker asks for "GPU", but use_gpu is False; set use_gpu=True'
             )
+
+        if self.accelerator_type is not None:
+            _check_type("ScalingConfig.accelerator_type", self.accelerator_type, str, "a str")
+            if not self.use_gpu:
+                raise ValueError(
+                    f"ScalingConfig: accelerator_type={self.accelerator_type!r} names a GPU; set use_gpu=True"
+                )
+        _check_type("ScalingConfig.placement_strategy", self.placement_strategy, str, "a str")
+        if self.trainer_resources is not None:
+            _check_type("ScalingConfig.trainer_resources", self.trainer_resources, dict, "a dict or None")
+            _warn("ScalingConfig.trainer_resources has no effect: the coordinator takes no slot of a worker")
+        if self.placement_strategy != "PACK":
+            _warn("ScalingConfig.placement_strategy has no effect: workers are spread evenly over the hosts, in order")
 
     @staticmethod
     def _check_resource(name: object, amount: object) -> None:
@@ -64,6 +84,14 @@ class ScalingConfig:
     def gpus_per_worker(self) -> float:
         """GPUs of one worker; below 1 several workers share one."""
         return (self.resources_per_worker or {}).get("GPU", 1 if self.use_gpu else 0)
+
+    @property
+    def worker_resources(self) -> dict[str, float]:
+        """What one worker takes, as Ray counts it: one CPU, or with ``use_gpu`` one GPU, unless said otherwise."""
+        named = {name: amount for name, amount in (self.resources_per_worker or {}).items() if amount}
+        if self.use_gpu:
+            return {**named, "GPU": self.gpus_per_worker}
+        return named or {"CPU": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +135,24 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """How much distrain itself says on the console; what workers print is always shown.
+
+    log_level: a level of ``logging``: INFO tells how the run goes, WARNING only what should be read, ERROR nothing.
+    """
+
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        _check_type("LoggingConfig.log_level", self.log_level, str, "a str")
+        object.__setattr__(self, "log_level", self.log_level.upper())
+        _check_choice("LoggingConfig.log_level", self.log_level, _LOG_LEVELS)
+
+
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Name, place and policies of a run; its directory is ``{storage_path}/{name}``.
 
@@ -114,6 +160,8 @@ class RunConfig:
     storage_path: local or shared directory, ``~`` and relative paths allowed; default ``~/distrain_results``.
     log_dir: directory for the logs, in a directory named like the run; default ``logs`` in the run directory.
     stop_grace_s: seconds between asking workers to stop (SIGTERM) and SIGKILL, when the user stops the run.
+    worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
+    logging_config: how much distrain says. verbose: Ray Tune's number for it; 0 means log level WARNING.
     """
 
     name: str | None = None
@@ -122,9 +170,16 @@ class RunConfig:
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_dir: str | os.PathLike[str] | None = None
     stop_grace_s: float = 2.0
+    worker_runtime_env: dict[str, Any] | None = None
+    logging_config: LoggingConfig = field(default_factory=LoggingConfig)
+    verbose: int | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in (("failure_config", FailureConfig), ("checkpoint_config", CheckpointConfig)):
+        for name, kind in (
+            ("failure_config", FailureConfig),
+            ("checkpoint_config", CheckpointConfig),
+            ("logging_config", LoggingConfig),
+        ):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, kind())
             _check_type(f"RunConfig.{name}", getattr(self, name), kind, f"a distrain.{kind.__name__}")
@@ -135,6 +190,47 @@ class RunConfig:
         for name in ("storage_path", "log_dir"):
             self._check_path(name)
         _check_seconds("RunConfig.stop_grace_s", self.stop_grace_s)
+        self._check_runtime_env()
+        if self.verbose is not None:
+            _check_int("RunConfig.verbose", self.verbose, minimum=0)
+
+    def _check_runtime_env(self) -> None:
+        runtime_env = self.worker_runtime_env
+        if runtime_env is None:
+            return
+        _check_type("RunConfig.worker_runtime_env", runtime_env, dict, "a dict or None")
+        if unknown := sorted(map(str, runtime_env.keys() - {"env_vars"})):
+            raise ValueError(
+                f"RunConfig.worker_runtime_env: only 'env_vars' can be given, not {', '.join(unknown)}: workers have "
+                "the interpreter, the directory and the files of this process"
+            )
+        _check_type("RunConfig.worker_runtime_env['env_vars']", self.env_vars, dict, "a dict")
+        for name, value in self.env_vars.items():
+            if (
+                not isinstance(name, str)
+                or not isinstance(value, str)
+                or not name
+                or "=" in name
+                or "\0" in name + value
+            ):
+                raise TypeError(
+                    f"RunConfig.worker_runtime_env['env_vars'][{name!r}] must be a str with a plain name, got {value!r}"
+                )
+
+    @property
+    def env_vars(self) -> dict[str, str]:
+        """Environment variables for the workers."""
+        variables: dict[str, str] = (self.worker_runtime_env or {}).get("env_vars", {})
+        return variables
+
+    @property
+    def log_level(self) -> str:
+        """From which level on distrain's own lines are shown."""
+        return (
+            "WARNING"
+            if self.verbose == 0 and self.logging_config.log_level == "INFO"
+            else self.logging_config.log_level
+        )
 
     def _check_path(self, name: str) -> None:
         value = getattr(self, name)
@@ -147,6 +243,11 @@ class RunConfig:
             raise ValueError(
                 f"RunConfig.{name}={os.fspath(value)!r}: URLs are not supported yet; use a local or shared path"
             )
+
+
+def _warn(text: str) -> None:
+    """At the line of the user that made the config."""
+    warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def _check_type(label: str, value: object, kind: Any, allowed: str) -> None:

@@ -7,21 +7,22 @@ event-driven: it sleeps until a descriptor is ready or a deadline comes.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from distrain import events, process, rounds, wire
+from distrain import events, process, wire
 from distrain.channel import Channel
 from distrain.errors import WireError
+from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
-from distrain.output import RankOutput, ReportLines, say
+from distrain.output import RankOutput, warn
+from distrain.states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Coordinator:
-    """One run. After :meth:`run`, ``machine`` tells how it ended, ``metrics`` is rank 0's last report."""
+    """One run. After :meth:`run`, ``end`` tells how it ended."""
 
     def __init__(
         self,
@@ -56,25 +57,41 @@ class Coordinator:
         on_attempt: Callable[[int], None] = lambda attempt: None,
     ) -> None:
         self.machine = RunMachine(request)
-        self.metrics: dict[str, Any] | None = None
         self._request = request
         self._store = store
         self._transports = {transport.name: transport for transport in transports}
-        self._checkpoint_config = checkpoint_config
         self._log_dir = log_dir
         self._stale_run_id = stale_run_id
         self._on_attempt = on_attempt
         self._attempt = -1
         self._loop = Loop()
         self._hosts: dict[str, _HostLink] = {}
-        self._rounds = rounds.Rounds(0, checkpoint_config)
+        self._ledger = Ledger(
+            store,
+            checkpoint_config,
+            tell=self._tell_rank,
+            saved=lambda path: self._happened(events.CheckpointSaved(path)),
+            failed=self._storage_failed,
+        )
         self._outputs: dict[int, RankOutput] = {}
-        self._report_lines = ReportLines()
 
     @property
-    def last_lines(self) -> dict[int, list[str]]:
-        """What each rank of the latest attempt printed last."""
-        return {rank: list(output.last_lines) for rank, output in self._outputs.items()}
+    def end(self) -> events.RunEnd:
+        """How the run stands or has ended."""
+        machine, outcomes = self.machine, self.machine.outcomes
+        return events.RunEnd(
+            state=machine.state,
+            attempt=machine.attempt,
+            metrics=self._ledger.metrics,
+            value=outcomes[0].body if machine.state is RunState.FINISHED else None,
+            failures=machine.failures,
+            stopped_ranks=machine.stopped_ranks,
+            last_lines={rank: list(output.last_lines) for rank, output in self._outputs.items()},
+            stop_reason=machine.stop_reason,
+            problem=machine.problem,
+            storage_failed=machine.storage_failed,
+            resources_missing=machine.resources_missing,
+        )
 
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
@@ -154,13 +171,10 @@ class Coordinator:
                 self._outputs[message.rank].feed(message.stream, message.body)
             case wire.Stacks():
                 self._keep_stacks(message)
-            case wire.Reported():
-                self._on_reported(message)
-            case wire.Delivered():
-                parts = (message.rank, message.ordinal, message.files, message.skipped)
-                self._decide(self._rounds.delivered(*parts, time.monotonic(), message.failed))
+            case wire.Reported() | wire.Delivered() | wire.Joined():
+                self._ledger.handle(message)
             case wire.Running():
-                self._rounds.running(message.rank, time.monotonic())
+                self._ledger.handle(message)
                 self._happened(events.HostSaid(host.name, message))
             case wire.Outcome():
                 self._on_outcome(host, message)
@@ -186,23 +200,10 @@ class Coordinator:
         self._happened(events.HostLost(host.name, text))
         return False
 
-    def _on_reported(self, message: wire.Reported) -> None:
-        now = time.monotonic()
-        metrics: dict[str, Any] = json.loads(message.body)
-        line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
-        with self._storage_failures("metrics"):
-            self._store.append_metrics(line, metrics)
-        if message.rank == 0:
-            self.metrics = metrics
-            self._report_lines.report(message.index, metrics, now)
-        files = [path for path, _ in message.files]
-        self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now))
-
     def _on_outcome(self, host: _HostLink, outcome: wire.Outcome) -> None:
         if outcome.traceback:
             self._outputs[outcome.rank].note(outcome.traceback)
-        if outcome.ok:
-            self._decide(self._rounds.finished(outcome.rank, time.monotonic()))
+        self._ledger.handle(outcome)
         self._happened(events.HostSaid(host.name, outcome))
 
     def _keep_stacks(self, message: wire.Stacks) -> None:
@@ -211,55 +212,13 @@ class Coordinator:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(message.body)
         except OSError as error:
-            say(f"the stacks of rank {message.rank} could not be kept: {error}")
+            warn(f"the stacks of rank {message.rank} could not be kept: {error}")
 
-    # -- checkpoints ----------------------------------------------------------------------------------------------
-
-    def _decide(self, decisions: list[rounds.Decision]) -> None:
-        attempt = self._attempt
-        for decision in decisions:
-            match decision:
-                case rounds.GrantFiles(rank, ordinal, files):
-                    with self._storage_failures(f"checkpoint {ordinal}"):
-                        folder = str(self._store.staging_directory(attempt, ordinal, rank))
-                        self._tell_rank(
-                            wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
-                        )
-                case rounds.Refuse(rank, ordinal, why):
-                    grant = wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why)
-                    self._tell_rank(grant)
-                case rounds.Commit():
-                    self._commit(decision)
-                case rounds.Say(text):
-                    say(text)
-
-    def _commit(self, commit: rounds.Commit) -> None:
-        """Make it a checkpoint, tell everybody, and only then delete what is superfluous now."""
-        with self._storage_failures(f"checkpoint {commit.ordinal}"):
-            checkpoint = self._store.commit(self._attempt, commit)
-            self._happened(events.CheckpointSaved(str(checkpoint.path)))
-            for rank in self._outputs:
-                path = str(checkpoint.path)
-                self._tell_rank(wire.Committed(attempt=self._attempt, rank=rank, ordinal=commit.ordinal, path=path))
-            self._delete_surplus()
-
-    def _delete_surplus(self) -> None:
-        kept = [committed.metrics for committed in self._store.committed]
-        try:
-            self._store.delete(rounds.surplus(kept, self._checkpoint_config))
-        except OSError as error:
-            say(f"a superfluous checkpoint could not be deleted: {error}")
-
-    @contextlib.contextmanager
-    def _storage_failures(self, what: str) -> Iterator[None]:
+    def _storage_failed(self, why: str) -> None:
         """What cannot be kept ends the run: training on would lose it. The machine hears of it once."""
-        try:
-            yield
-        except OSError as error:
-            why = f"cannot write {what} in {self._store.paths.root}: {error}"
-            if self.machine.state.is_terminal:
-                say(why)
-            self._happened(events.StorageFailed(why))
+        if self.machine.state.is_terminal:
+            warn(why)
+        self._happened(events.StorageFailed(why))
 
     def _tell_rank(self, message: wire.ToWorker) -> None:
         assert self.machine.plan is not None
@@ -276,12 +235,14 @@ class Coordinator:
                 case events.Tell(host, message):
                     self._hosts[host].send(message)
                 case events.Say(text):
-                    say(text)
+                    warn(text)
                 case events.AttemptStarts(attempt, plan):
                     self._attempt = attempt
-                    with self._storage_failures("the run manifest"):
+                    try:
                         self._on_attempt(attempt)
-                    self._rounds = rounds.Rounds(plan.world_size, self._checkpoint_config)
+                    except OSError as error:
+                        self._storage_failed(f"cannot write the run manifest in {self._store.paths.root}: {error}")
+                    self._ledger.begin(attempt, plan.world_size)
                     width = len(str(plan.world_size - 1))
                     self._outputs = {
                         rank.rank: RankOutput(
@@ -290,15 +251,14 @@ class Coordinator:
                         for rank in plan.ranks
                     }
                 case events.AttemptEnded():
-                    self._decide(self._rounds.close(time.monotonic()))
+                    self._ledger.end()
                     self._close_outputs()
 
     def _arm_timers(self) -> None:
         """One timer for each who has a deadline."""
         for name, moment, callback in (
             ("machine", self.machine.deadline(), lambda: self._happened(events.Tick())),
-            ("rounds", self._rounds.deadline(), lambda: self._decide(self._rounds.tick(time.monotonic()))),
-            ("report lines", self._report_lines.deadline(), lambda: self._report_lines.flush(time.monotonic())),
+            ("ledger", self._ledger.deadline(), self._ledger.tick),
         ):
             if moment is None:
                 self._loop.cancel(name)
@@ -306,13 +266,11 @@ class Coordinator:
                 self._loop.call_at(name, moment, callback)
 
     def _flush(self) -> None:
-        with self._storage_failures("metrics"):
-            self._store.flush()
+        self._ledger.flush()
         for output in self._outputs.values():
             output.flush()
 
     def _close_outputs(self) -> None:
-        self._report_lines.flush(time.monotonic())
         for output in self._outputs.values():
             output.close()
 
@@ -346,7 +304,7 @@ class Coordinator:
         for name in unclean:
             self._sweep(self._transports[name], self._request.run_id)
         self._close_outputs()
-        self._flush()
+        self._ledger.close()
 
     def _sweep(self, transport: Transport, run_id: str) -> None:
         """Remove what a run whose agent was lost may have left on a host."""

@@ -9,6 +9,7 @@
     ├── ResourcesError         more GPUs, CPUs or memory asked for than the hosts have
     ├── StorageError           the run directory cannot be used
     ├── CheckpointError        a checkpoint cannot be reported, read or committed
+    ├── CollectiveError        ranks cannot meet in barrier() or broadcast_from_rank_zero()
     └── TrainingFailedError    fit() ended without a finished training; ``.result`` is what there is
         ├── WorkerGroupError   at least one rank failed; ``.worker_failures`` tells of each
         ├── LaunchError        a host or its agent could not be started, or was lost
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError",
+    "CollectiveError",
     "DistrainError",
     "InvalidTransition",
     "JobError",
@@ -65,6 +67,10 @@ class StorageError(DistrainError):
 
 class CheckpointError(DistrainError):
     """A checkpoint cannot be reported, read or committed."""
+
+
+class CollectiveError(DistrainError):
+    """The ranks cannot meet in a collective of :mod:`distrain.collective`: one has finished, or called another one."""
 
 
 class TrainingFailedError(DistrainError):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from distrain import wire
     from distrain.backend import BackendConfig
     from distrain.config import ScalingConfig
+    from distrain.failures import RankFailure
     from distrain.job import Job
     from distrain.plan import WorldPlan
+    from distrain.states import RunState
 
 __all__ = [
     "Action",
@@ -22,6 +24,7 @@ __all__ = [
     "Event",
     "HostLost",
     "HostSaid",
+    "RunEnd",
     "RunRequest",
     "Say",
     "StopAsked",
@@ -54,6 +57,7 @@ class RunRequest:
     python_flags: list[str]
     first_attempt: int = 0
     checkpoint: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -136,3 +140,28 @@ class AttemptEnded:
 
 
 Action = Tell | Say | AttemptStarts | AttemptEnded
+
+
+# -- what has come of it ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """How a run stands or has ended.
+
+    value: rank 0's pickled return value, if the run has finished. failures: of the latest attempt; errors: the
+    exceptions themselves, where they are at hand. problem: why it could not be done, if no rank is to blame.
+    """
+
+    state: RunState
+    attempt: int
+    metrics: dict[str, Any] | None = None
+    value: bytes | None = None
+    failures: Sequence[RankFailure] = ()
+    errors: Mapping[int, BaseException] = field(default_factory=dict)
+    stopped_ranks: Sequence[int] = ()
+    last_lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    stop_reason: str | None = None
+    problem: str | None = None
+    storage_failed: bool = False
+    resources_missing: bool = False

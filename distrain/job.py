@@ -161,7 +161,7 @@ class Job:
     """The pickled work, the modules worth importing before the fork, and a warning about its size, if there is one."""
 
     blob: bytes
-    preload: tuple[str, ...]
+    preload: tuple[str, ...] = ()
     warning: str | None = None
 
 

@@ -27,8 +27,16 @@ from distrain.events import (
     Tick,
 )
 from distrain.failures import RankFailure, culprit_first, failure_of, rank_list
-from distrain.hosts import HostFacts
-from distrain.plan import RANK_DEFAULTS, RankPlan, WorldPlan, make_plan, rank_environment, rendezvous_address
+from distrain.hosts import Gpu, HostFacts
+from distrain.plan import (
+    RANK_DEFAULTS,
+    RankPlan,
+    WorldPlan,
+    make_plan,
+    rank_environment,
+    rendezvous_address,
+    visible_devices,
+)
 from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 
 __all__ = ["RunMachine"]
@@ -157,7 +165,8 @@ class RunMachine:
                 return []
 
     def _on_hello(self, host: str, hello: wire.Hello, now: float) -> list[Action]:
-        self._hosts[host] = HostFacts(name=host, cpus=hello.cpus, memory_bytes=hello.memory_bytes, gpus=hello.gpus)
+        gpus = None if hello.gpus is None else tuple(Gpu(**gpu) for gpu in hello.gpus)
+        self._hosts[host] = HostFacts(name=host, cpus=hello.cpus, memory_bytes=hello.memory_bytes, gpus=gpus)
         facts = [f for f in self._hosts.values() if f is not None]
         if len(facts) < len(self._hosts):
             return []
@@ -238,9 +247,17 @@ class RunMachine:
             node_rank=rank.node_rank,
             run_name=request.run_name,
             storage_path=request.storage_path,
-            environment=environment | request.backend.environment(plan, rank, address, ports[1:]),
+            environment={
+                **environment,
+                **visible_devices(rank),
+                **request.backend.environment(plan, rank, address, ports[1:]),
+            },
             defaults={**network, **RANK_DEFAULTS},
             devices=list(rank.devices),
+            shares_gpu=plan.shares_gpu,
+            run_id=request.run_id,
+            metadata=dict(request.metadata),
+            resources=request.scaling.worker_resources,
             checkpoint=self.checkpoint,
             directory=request.directory,
             sys_path=request.sys_path,

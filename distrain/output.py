@@ -6,6 +6,7 @@ Runs in: coordinator.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["RankOutput", "ReportLines", "say"]
+__all__ = ["RankOutput", "ReportLines", "log_level", "say", "warn"]
 
 _LONGEST_LINE = 64 << 10
 _LINES_KEPT = 10
@@ -23,8 +24,37 @@ REPORT_INTERVAL_S = 0.5
 
 
 def say(text: str) -> None:
-    """One line of ours, on stderr, which leaves stdout to the workers."""
-    _print(sys.stderr, f"distrain: {text}\n")
+    """One line on how the run goes."""
+    _logger.info(text)
+
+
+def warn(text: str) -> None:
+    """One line that the user should read."""
+    _logger.warning(text)
+
+
+class _Console(logging.Handler):
+    """Our lines on stderr, which leaves stdout to the workers."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _print(sys.stderr, f"distrain: {record.getMessage()}\n")
+
+
+_logger = logging.getLogger("distrain")
+_logger.addHandler(_Console())
+_logger.setLevel(logging.INFO)
+_logger.propagate = False
+
+
+@contextlib.contextmanager
+def log_level(level: str) -> Iterator[None]:
+    """Show only what has at least this level, as ``logging`` calls it."""
+    before = _logger.level
+    _logger.setLevel(level)
+    try:
+        yield
+    finally:
+        _logger.setLevel(before)
 
 
 def _print(console: IO[str] | None, text: str) -> None:
@@ -93,7 +123,7 @@ class RankOutput:
     def _give_up(self, error: OSError) -> None:
         """A log that cannot be written is no reason to end a training."""
         if not self._broken:
-            say(f"the log {self._path} is not written any more: {error}")
+            warn(f"the log {self._path} is not written any more: {error}")
         self._broken = True
 
     def _show(self, stream: int, lines: list[str]) -> None:

@@ -6,6 +6,7 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
     from distrain.config import ScalingConfig
     from distrain.hosts import HostFacts
 
-__all__ = ["RANK_DEFAULTS", "RankPlan", "WorldPlan", "make_plan", "rank_environment", "rendezvous_address"]
+__all__ = [
+    "RANK_DEFAULTS",
+    "RankPlan",
+    "WorldPlan",
+    "make_plan",
+    "rank_environment",
+    "rendezvous_address",
+    "visible_devices",
+]
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo"
@@ -33,6 +42,8 @@ class RankPlan:
     local_world_size: int
     node_rank: int
     devices: tuple[int, ...] = ()
+    mig: str | None = None
+    """UUID of its MIG instance, of which CUDA shows a process only the first: others have to be hidden from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +51,8 @@ class WorldPlan:
     """All ranks of an attempt, in order."""
 
     ranks: tuple[RankPlan, ...]
+    shares_gpu: bool = False
+    """Whether any two ranks use the same physical GPU."""
 
     @property
     def world_size(self) -> int:
@@ -61,9 +74,15 @@ def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig) -> WorldPlan:
     """
     shares = _even_shares(scaling.num_workers, len(hosts))
     ranks: list[RankPlan] = []
+    boards: list[tuple[str, str]] = []
     for node_rank, (host, share) in enumerate(zip(hosts, shares, strict=True)):
         _check_resources(host, share, scaling)
+        _check_gpus(host, scaling)
         for local_rank in range(share):
+            devices = _devices(local_rank, scaling.gpus_per_worker)
+            gpus = [host.gpus[index] for index in devices] if host.gpus else []
+            boards += ((host.name, board) for board in {gpu.board for gpu in gpus})
+            mig = next((gpu.uuid for gpu in gpus if gpu.is_mig), None)
             ranks.append(
                 RankPlan(
                     rank=len(ranks),
@@ -71,10 +90,11 @@ def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig) -> WorldPlan:
                     local_rank=local_rank,
                     local_world_size=share,
                     node_rank=node_rank,
-                    devices=_devices(local_rank, scaling.gpus_per_worker),
+                    devices=(0,) if mig else devices,
+                    mig=mig,
                 )
             )
-    return WorldPlan(ranks=tuple(ranks))
+    return WorldPlan(ranks=tuple(ranks), shares_gpu=len(set(boards)) < len(boards))
 
 
 def _even_shares(workers: int, hosts: int) -> list[int]:
@@ -93,12 +113,36 @@ def _check_resources(host: HostFacts, workers: int, scaling: ScalingConfig) -> N
     named = dict(scaling.resources_per_worker or {})
     if scaling.use_gpu:
         named["GPU"] = scaling.gpus_per_worker
-    available = {"CPU": host.cpus, "GPU": host.gpus or 0, "memory": host.memory_bytes}
+    available = {"CPU": host.cpus, "GPU": len(host.gpus or ()), "memory": host.memory_bytes}
     for name, each in named.items():
         needed = _needed_gpus(workers, each) if name == "GPU" else workers * each
         known = available[name] or name != "memory"
         if known and needed > available[name] * (1 + 1e-9):
             raise ResourcesError(_too_much(host.name, workers, name, each, needed, available[name]))
+
+
+def _check_gpus(host: HostFacts, scaling: ScalingConfig) -> None:
+    """Raises ResourcesError for GPUs that are not what was asked for, or that a worker cannot use together."""
+    gpus = host.gpus or ()
+    if scaling.accelerator_type is not None:
+        others = sorted({gpu.name for gpu in gpus if not _is_type(gpu.name, scaling.accelerator_type)})
+        if others:
+            raise ResourcesError(
+                f"{host.name} has {', '.join(others)}, but accelerator_type is {scaling.accelerator_type!r}. Hide the "
+                "others with CUDA_VISIBLE_DEVICES, or drop accelerator_type."
+            )
+    if scaling.gpus_per_worker > 1 and any(gpu.is_mig for gpu in gpus):
+        raise ResourcesError(
+            f"{host.name}: a process can use one MIG instance only, but resources_per_worker asks for "
+            f"{scaling.gpus_per_worker:g} GPUs each. Ask for more workers with one each."
+        )
+
+
+def _is_type(name: str, wanted: str) -> bool:
+    """Whether a product name has all parts of an accelerator type as Ray writes it: ``A100-40G`` is an ``NVIDIA
+    A100-SXM4-40GB``."""
+    parts = set(re.split(r"[^a-z0-9]+", name.lower()))
+    return all(part in parts or f"{part}b" in parts for part in re.split(r"[^a-z0-9]+", wanted.lower()))
 
 
 def _needed_gpus(workers: int, each: float) -> float:
@@ -143,6 +187,12 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
     return {name: str(value) for name, value in environment.items()}
+
+
+def visible_devices(rank: RankPlan) -> dict[str, str]:
+    """Whole GPUs are not hidden from any rank of their host, so that LOCAL_RANK indexes them and NCCL can talk directly
+    between them; MIG instances must be."""
+    return {} if rank.mig is None else {"CUDA_VISIBLE_DEVICES": rank.mig}
 
 
 RANK_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}

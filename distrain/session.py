@@ -1,4 +1,4 @@
-"""What train_func calls: report(), get_context(), get_checkpoint(). Runs in: worker.
+"""What train_func calls: report(), get_context(), get_checkpoint(), under these and older names. Runs in: worker.
 
 No thread of ours runs here: what the coordinator has to say is read inside these calls.
 """
@@ -6,89 +6,87 @@ No thread of ours runs here: what the coordinator has to say is read inside thes
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
 from distrain.checkpoint import Checkpoint
-from distrain.errors import CheckpointError
+from distrain.errors import CheckpointError, CollectiveError
+from distrain.metrics import encode_metrics
 from distrain.storage import copy_file, crc32_of, list_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from distrain.channel import Channel
+    from distrain.context import TrainContext
 
-__all__ = ["Session", "TrainContext", "get_checkpoint", "get_context", "report"]
+__all__ = [
+    "Line",
+    "Session",
+    "get_checkpoint",
+    "get_context",
+    "get_experiment_name",
+    "get_local_rank",
+    "get_local_world_size",
+    "get_node_rank",
+    "get_trial_dir",
+    "get_trial_id",
+    "get_trial_name",
+    "get_trial_resources",
+    "get_world_rank",
+    "get_world_size",
+    "report",
+    "session_of",
+]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainContext:
-    """Who this worker is. Ranks count from 0; ``devices`` index the GPUs that this process can see."""
+class Line(Protocol):
+    """The worker's connection: a :class:`~distrain.channel.Channel`, or what stands for one in the same process."""
 
-    world_rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    run_name: str
-    storage_path: str
-    attempt: int
-    devices: tuple[int, ...]
+    at_end: bool
 
-    def get_world_rank(self) -> int:
-        return self.world_rank
+    def send(self, message: wire.FromWorker) -> None: ...
 
-    def get_world_size(self) -> int:
-        return self.world_size
+    def receive(self) -> Sequence[wire.Frame]: ...
 
-    def get_local_rank(self) -> int:
-        return self.local_rank
-
-    def get_local_world_size(self) -> int:
-        return self.local_world_size
-
-    def get_node_rank(self) -> int:
-        return self.node_rank
-
-    def get_experiment_name(self) -> str:
-        return self.run_name
+    def wait(self) -> Sequence[wire.Frame]: ...
 
 
 class Session:
-    """A worker's side of reports and checkpoints. One per process; ``current`` is it."""
+    """A worker's side of reports, checkpoints and collectives. One per process; ``current`` is it."""
 
     current: Session | None = None
 
-    def __init__(self, channel: Channel, context: TrainContext, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, channel: Line, context: TrainContext, checkpoint: Checkpoint | None) -> None:
         self.context = context
         self.checkpoint = checkpoint
         self._channel = channel
         self._reports = 0
         self._checkpoints = 0
+        self._collectives = 0
+        self._met: wire.Met | None = None
+        self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
+        """What a dict checkpoint becomes when it is reported; the backend may have a say."""
         self._grants: dict[int, wire.Grant] = {}
         self.released = False
         self._lock = threading.Lock()
-        self._reporting = 0
+        self._holder = 0
         self._pid = os.getpid()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("distrain.report() was called in a child process of the worker; report from the worker")
-        body = _encoded(metrics)
+        body = encode_metrics(metrics)
         _check_checkpoint(checkpoint, self.context)
-        with self._alone(), contextlib.ExitStack() as stack:
+        with self._alone("report()"), contextlib.ExitStack() as stack:
             self._listen()
             ordinal, folder, files = None, None, []
             if checkpoint is not None:
-                folder = Path(stack.enter_context(checkpoint.numbered(self._checkpoints).as_directory()))
+                folder = Path(
+                    stack.enter_context(checkpoint.as_reported(self._checkpoints, self.portable).as_directory())
+                )
                 files = list_files(folder)
                 ordinal = self._checkpoints = self._checkpoints + 1
             self._reports += 1
@@ -107,16 +105,47 @@ class Session:
                 self._deliver(ordinal, folder, files)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One report at a time. Raises RuntimeError where waiting for the other one would be for ever."""
-        if self._reporting == threading.get_ident():
-            raise RuntimeError("distrain.report() was called while it runs in the same thread: from a signal handler?")
+    def _alone(self, caller: str) -> Iterator[None]:
+        """One call at a time. Raises RuntimeError where waiting for the other one would be for ever."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"{caller} was called in a child process of the worker; call it in the worker itself")
+        if self._holder == threading.get_ident():
+            raise RuntimeError(
+                f"{caller} was called while report(), barrier() or broadcast_from_rank_zero() runs in the same thread: "
+                "from a signal handler?"
+            )
         with self._lock:
-            self._reporting = threading.get_ident()
+            self._holder = threading.get_ident()
             try:
                 yield
             finally:
-                self._reporting = 0
+                self._holder = 0
+
+    def meet(self, operation: str, data: bytes) -> bytes:
+        """Wait until every rank is in its n-th collective, which must be the same operation; returns rank 0's data.
+
+        Raises CollectiveError if that cannot happen any more.
+        """
+        with self._alone(operation):
+            self._collectives += 1
+            self._channel.send(
+                wire.Joined(
+                    attempt=self.context.attempt,
+                    rank=self.context.world_rank,
+                    index=self._collectives,
+                    operation=operation,
+                    body=data,
+                )
+            )
+            met = self._await_met()
+            if met.refused is not None:
+                raise CollectiveError(met.refused)
+            return met.body
+
+    def _await_met(self) -> wire.Met:
+        while self._met is None or self._met.index != self._collectives:
+            self._listen(wait=True)
+        return self._met
 
     def _deliver(self, ordinal: int, folder: Path, files: list[tuple[str, int]]) -> None:
         """Wait for the coordinator's word on who copies what, copy our part, and say so."""
@@ -166,7 +195,7 @@ class Session:
             self._listen(wait=True)
 
     def get_checkpoint(self) -> Checkpoint | None:
-        if os.getpid() == self._pid and self._reporting != threading.get_ident():
+        if os.getpid() == self._pid and self._holder != threading.get_ident():
             with self._lock:
                 self._listen()
         return self.checkpoint
@@ -179,6 +208,8 @@ class Session:
                     self._grants[grant.ordinal] = grant
                 case wire.Committed(path=path):
                     self.checkpoint = Checkpoint(path)
+                case wire.Met() as met:
+                    self._met = met
                 case wire.Release():
                     self.released = True
         if wait and self._channel.at_end:
@@ -198,12 +229,12 @@ def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> 
     Raises TypeError or ValueError for metrics that cannot be recorded, CheckpointError for a checkpoint that cannot be
     stored, RuntimeError outside of a worker.
     """
-    _session("report").report(metrics, checkpoint)
+    session_of("report").report(metrics, checkpoint)
 
 
 def get_context() -> TrainContext:
     """Who this worker is. Raises RuntimeError outside of a worker."""
-    return _session("get_context").context
+    return session_of("get_context").context
 
 
 def get_checkpoint() -> Checkpoint | None:
@@ -211,63 +242,58 @@ def get_checkpoint() -> Checkpoint | None:
 
     Raises RuntimeError outside of a worker.
     """
-    return _session("get_checkpoint").get_checkpoint()
+    return session_of("get_checkpoint").get_checkpoint()
 
 
-def _session(caller: str) -> Session:
+def get_world_rank() -> int:
+    """Ray AIR's name for ``get_context().get_world_rank()``; the others likewise."""
+    return get_context().get_world_rank()
+
+
+def get_world_size() -> int:
+    return get_context().get_world_size()
+
+
+def get_local_rank() -> int:
+    return get_context().get_local_rank()
+
+
+def get_local_world_size() -> int:
+    return get_context().get_local_world_size()
+
+
+def get_node_rank() -> int:
+    return get_context().get_node_rank()
+
+
+def get_experiment_name() -> str:
+    return get_context().get_experiment_name()
+
+
+def get_trial_name() -> str:
+    return get_context().get_trial_name()
+
+
+def get_trial_id() -> str:
+    return get_context().get_trial_id()
+
+
+def get_trial_dir() -> str:
+    return get_context().get_trial_dir()
+
+
+def get_trial_resources() -> dict[str, float]:
+    return get_context().get_trial_resources()
+
+
+def session_of(caller: str) -> Session:
+    """The session of this worker, for the public functions. Raises RuntimeError elsewhere."""
     if Session.current is None:
         raise RuntimeError(
             f"distrain.{caller}() only works inside a worker: call it from the function that you hand to the trainer, "
             "or from a script started by `python -m distrain.launch`"
         )
     return Session.current
-
-
-# -- checking what users hand in -------------------------------------------------------------------------------------
-
-
-def _encoded(metrics: Mapping[str, Any]) -> bytes:
-    if not isinstance(metrics, Mapping):
-        raise TypeError(f"report() takes a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})")
-    return json.dumps(_plain(metrics, "metrics")).encode()
-
-
-def _plain(value: Any, path: str) -> Any:
-    """``value`` as JSON knows it. ``path`` names it in errors."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, Mapping):
-        return {_key(key, path): _plain(item, f"{path}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, (bool, int, float, str)):  # their subclasses: numpy.float64, IntEnum, ...
-        return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
-    if callable(getattr(value, "item", None)) and hasattr(value, "shape"):
-        return _scalar(value, path)
-    raise TypeError(
-        f"report(): {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be recorded; "
-        "metrics are numbers, strings, booleans, None, and dicts and lists of them"
-    )
-
-
-def _scalar(value: Any, path: str) -> Any:
-    count = 1
-    for size in value.shape:
-        count *= size
-    if count != 1:
-        raise ValueError(
-            f"report(): {path} is a {type(value).__name__} of shape {tuple(value.shape)}; a metric is one number: "
-            "reduce it first, for example with .mean(), or report .tolist()"
-        )
-    return _plain(value.item(), path)
-
-
-def _key(key: Any, path: str) -> str:
-    if isinstance(key, str):
-        return key
-    if isinstance(key, (int, float)):
-        return str(key)
-    raise TypeError(f"report(): {path} has the key {key!r} ({type(key).__name__}); keys of metrics are strings")
 
 
 def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> None:

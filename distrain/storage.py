@@ -33,13 +33,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.errors import StorageError
+from distrain.rounds import Commit, CommittedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from distrain.rounds import Commit
 
 __all__ = [
     "CommittedCheckpoint",
@@ -175,6 +174,8 @@ class RunStore:
 
     def __init__(self, root: Path) -> None:
         self.paths = RunPaths(root)
+        self.metadata: dict[str, Any] = {}
+        """What every checkpoint is given, beside its own metadata."""
         self._generation = uuid.uuid4().hex[:8]
         with contextlib.ExitStack() as undo:
             try:
@@ -257,6 +258,7 @@ class RunStore:
             target = merged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / f"rank_{file.rank}" / file.path).rename(target)
+        files = self._with_metadata(merged, commit.files)
         finite, nonfinite = _without_nonfinite(commit.metrics)
         manifest = {
             "index": self._next_index,
@@ -265,7 +267,7 @@ class RunStore:
             "ranks": list(commit.ranks),
             "metrics": finite,
             "nonfinite": nonfinite,
-            "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in commit.files},
+            "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in files},
         }
         _write_and_sync(merged / MANIFEST_FILE, json.dumps(manifest, indent=1).encode())
         for folder in {Path(), *(parent for f in commit.files for parent in Path(f.path).parents)}:
@@ -277,6 +279,17 @@ class RunStore:
         self._next_index += 1
         self.committed.append(CommittedCheckpoint(final, dict(commit.metrics)))
         return self.committed[-1]
+
+    def _with_metadata(self, folder: Path, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
+        """Add the run's metadata to the checkpoint's own, which come first."""
+        if not self.metadata:
+            return files
+        path = folder / METADATA_FILE
+        own = json.loads(path.read_text()) if path.exists() else {}
+        data = json.dumps({**self.metadata, **own}).encode()
+        _write_and_sync(path, data)
+        added = CommittedFile(METADATA_FILE, 0, len(data), zlib.crc32(data))
+        return [*(file for file in files if file.path != METADATA_FILE), added]
 
     def delete(self, positions: Sequence[int]) -> None:
         """Delete checkpoints, given by their positions in ``committed``; each vanishes at once, by a rename."""

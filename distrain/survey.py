@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from distrain.gpus import find_gpus
 from distrain.hosts import HostFacts
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["count_gpus", "survey", "usable_cpus"]
+__all__ = ["survey", "usable_cpus"]
 
 _CGROUP = Path("/sys/fs/cgroup")
-_NVML_NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 
 def survey(*, with_gpus: bool) -> HostFacts:
@@ -26,7 +21,7 @@ def survey(*, with_gpus: bool) -> HostFacts:
         name=socket.gethostname(),
         cpus=usable_cpus(),
         memory_bytes=_memory_bytes(),
-        gpus=count_gpus(os.environ) if with_gpus else None,
+        gpus=find_gpus(os.environ) if with_gpus else None,
     )
 
 
@@ -76,35 +71,3 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def count_gpus(environment: Mapping[str, str]) -> int:
-    """GPUs that CUDA would show to a process with this environment, counted by NVML; 0 without a driver.
-
-    CUDA_VISIBLE_DEVICES may hold indices, GPU-UUIDs or MIG-UUIDs; like CUDA, the list ends at the first invalid index.
-    """
-    present = _nvml_device_count()
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not present:
-        return present
-    count = 0
-    for entry in (part.strip() for part in visible.split(",")):
-        if entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < present):
-            count += 1
-        else:
-            break
-    return count
-
-
-def _nvml_device_count() -> int:
-    for name in _NVML_NAMES:
-        try:
-            nvml = ctypes.CDLL(name)
-        except OSError:
-            continue
-        count = ctypes.c_uint(0)
-        if nvml.nvmlInit_v2() == 0:
-            nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-            nvml.nvmlShutdown()
-        return count.value
-    return 0

@@ -10,11 +10,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from distrain import failures, job
+from distrain import failures, job, local
 from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
 from distrain.config import RunConfig, ScalingConfig
@@ -27,16 +27,13 @@ from distrain.errors import (
     TrainingFailedError,
     WorkerGroupError,
 )
-from distrain.events import RunRequest
-from distrain.output import say
+from distrain.events import RunEnd, RunRequest
+from distrain.output import log_level, say, warn
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.states import RunState
 from distrain.storage import RunStore, open_run, read_manifest, write_atomically
 from distrain.transport import LocalTransport, Transport
 from distrain.version import __version__
-
-if TYPE_CHECKING:
-    from distrain.machine import RunMachine
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
@@ -48,6 +45,7 @@ class DataParallelTrainer:
     train_loop_config: handed to it, ``{}`` by default; it is pickled once per run, so keep large objects out of it.
     backend_config: the framework's settings and hooks.
     resume_from_checkpoint: where a *new* run starts from; a run that goes on prefers its own latest checkpoint.
+    metadata: JSON that ``get_context().get_metadata()`` returns, and that every checkpoint of the run gets.
 
     Raises TypeError or ValueError for bad arguments.
     """
@@ -61,6 +59,7 @@ class DataParallelTrainer:
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._work = job.FunctionWork(
             function=job.check_signature(train_loop_per_worker),
@@ -70,6 +69,7 @@ class DataParallelTrainer:
         self._scaling = _instance("scaling_config", scaling_config, ScalingConfig, ScalingConfig())
         self._run = _instance("run_config", run_config, RunConfig, RunConfig())
         self._resume_from = _instance("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, None)
+        self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
 
     def fit(self) -> Result:
         """Train, and wait for the end.
@@ -77,7 +77,7 @@ class DataParallelTrainer:
         Raises TrainingFailedError, with the partial ``result``, if a rank or a host failed; JobError, ResourcesError or
         StorageError before anything starts; KeyboardInterrupt after Ctrl-C, once every worker is gone.
         """
-        return run_work(self._work, self._scaling, self._run, resume_from=self._resume_from)
+        return run_work(self._work, self._scaling, self._run, resume_from=self._resume_from, metadata=self._metadata)
 
 
 def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
@@ -91,26 +91,43 @@ def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
     return value
 
 
+def _json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(value)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be JSON, as checkpoints carry it in a file: {error}") from None
+    return plain
+
+
 def run_work(
     work: job.Work,
     scaling: ScalingConfig,
     run: RunConfig,
     *,
     resume_from: Checkpoint | None = None,
+    metadata: Mapping[str, Any] | None = None,
     transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
 ) -> Result:
     """What fit() and the command line have in common; see :meth:`DataParallelTrainer.fit`."""
-    prepared = job.make_job(work)
-    if prepared.warning is not None:
-        say(prepared.warning)
-    store = open_run(run.storage_path, run.name)
-    try:
-        return _Run(store, work, prepared, scaling, run).train(
-            resume_from, transports or [LocalTransport()], _clean_path(sys.path if sys_path is None else sys_path)
-        )
-    finally:
-        store.close()
+    local.check_launcher(scaling.num_workers)
+    asked = _Asked(
+        work=work,
+        scaling=scaling,
+        run=run,
+        resume_from=resume_from,
+        metadata=metadata or {},
+        transports=transports or [LocalTransport()],
+        sys_path=_clean_path(sys.path if sys_path is None else sys_path),
+    )
+    with log_level(run.log_level):
+        if scaling.num_workers == 0 and local.outer_rank():
+            return local.follow(asked.request(uuid.uuid4().hex), work, run.checkpoint_config)
+        store = open_run(run.storage_path, run.name)
+        try:
+            return _Run(store, asked).train()
+        finally:
+            store.close()
 
 
 def _clean_path(path: Sequence[object]) -> list[str]:
@@ -118,85 +135,119 @@ def _clean_path(path: Sequence[object]) -> list[str]:
     return [os.fspath(entry) for entry in path if isinstance(entry, (str, os.PathLike))]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """All that the user has asked for."""
+
+    work: job.Work
+    scaling: ScalingConfig
+    run: RunConfig
+    resume_from: Checkpoint | None
+    metadata: Mapping[str, Any]
+    transports: Sequence[Transport]
+    sys_path: list[str]
+
+    def request(
+        self, run_id: str, root: Path | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
+    ) -> RunRequest:
+        """The same for the machine; ``root`` is the run directory, if it is known in this process."""
+        prepared = job.make_job(self.work) if self.scaling.num_workers else job.Job(blob=b"")
+        if prepared.warning is not None:
+            warn(prepared.warning)
+        return RunRequest(
+            run_id=run_id,
+            run_name=root.name if root else "",
+            storage_path=str(root.parent) if root else "",
+            job=prepared,
+            backend=self.work.backend,
+            scaling=self.scaling,
+            leases={transport.name: transport.lease_s for transport in self.transports},
+            max_failures=self.run.failure_config.max_failures,
+            stop_grace_s=self.run.stop_grace_s,
+            directory=os.getcwd(),
+            sys_path=self.sys_path,
+            argv=sys.argv,
+            python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            first_attempt=first_attempt,
+            checkpoint=checkpoint,
+            metadata=self.metadata,
+            environment=self.run.env_vars,
+        )
+
+
 class _Run:
     """One run in its directory: manifest, coordinator, and the Result of it."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        work: job.Work,
-        prepared: job.Job,
-        scaling: ScalingConfig,
-        run: RunConfig,
-    ) -> None:
+    def __init__(self, store: RunStore, asked: _Asked) -> None:
         self._store = store
-        self._work = work
-        self._job = prepared
-        self._scaling = scaling
-        self._config = run
+        self._asked = asked
+        self._config = asked.run
         self._before = read_manifest(store.paths.root)
         self._continued = bool(self._before)
         self._run_id = uuid.uuid4().hex
-        self._log_dir = None if run.log_dir is None else Path(run.log_dir).expanduser().absolute()
+        self._log_dir = None if asked.run.log_dir is None else Path(asked.run.log_dir).expanduser().absolute()
 
-    def train(self, resume_from: Checkpoint | None, transports: Sequence[Transport], sys_path: list[str]) -> Result:
+    def train(self) -> Result:
+        resume_from = self._asked.resume_from
+        if resume_from is not None and not resume_from.exists():
+            raise CheckpointError(f"resume_from_checkpoint: there is no directory {resume_from.path}")
+        request = self._asked.request(
+            self._run_id,
+            self._store.paths.root,
+            checkpoint=self._start_from(resume_from),
+            first_attempt=self._before.get("attempts", 0),
+        )
+        self._announce()
+        self._store.metadata = dict(self._asked.metadata)
+        self._write_manifest("running")
+        self._drop_old_end()
+        started, concluded = time.monotonic(), False
+        runner = self._runner(request)
+        try:
+            runner.run()
+            result = self._conclude(runner.end, time.monotonic() - started)
+            concluded = True
+        finally:
+            # Last of all: who finds a finished run, finds everything of it.
+            end = runner.end
+            ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
+            with contextlib.suppress(OSError):  # a full disk must not hide the error that brought us here
+                self._write_manifest(end.state.value if ended else "failed", attempts=end.attempt + 1)
+        return result
+
+    def _start_from(self, resume_from: Checkpoint | None) -> str | None:
+        if self._store.latest:
+            return str(self._store.latest.path)
+        if resume_from is None:
+            return None
+        return resume_from.path or resume_from.to_directory(self._store.paths.root / "resume_from")
+
+    def _announce(self) -> None:
         if self._continued:
             latest = self._store.latest
             say(
                 f"continuing the unfinished run {self._store.paths.root} "
                 + (f"at {latest.path.name}" if latest else "from its beginning, as it has no checkpoint yet")
             )
-        workers = self._scaling.num_workers
-        say(f"starting {workers} worker{'s' if workers > 1 else ''}; run directory {self._store.paths.root}")
-        if resume_from is not None and not resume_from.exists():
-            raise CheckpointError(f"resume_from_checkpoint: there is no directory {resume_from.path}")
-        self._write_manifest("running")
-        self._drop_old_end()
-        started = time.monotonic()
-        coordinator = Coordinator(
-            self._request(transports, sys_path, resume_from),
-            self._store,
-            transports,
-            self._config.checkpoint_config,
-            log_dir=self._log_dir,
-            on_attempt=lambda attempt: self._write_manifest("running", attempts=attempt + 1),
-            stale_run_id=self._before.get("run_id") if self._before.get("status") == "running" else None,
-        )
-        end, concluded = coordinator.machine, False
-        try:
-            coordinator.run()
-            result = self._conclude(coordinator, time.monotonic() - started)
-            concluded = True
-        finally:
-            # Last of all: who finds a finished run, finds everything of it.
-            ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
-            with contextlib.suppress(OSError):  # a full disk must not hide the error that brought us here
-                self._write_manifest(end.state.value if ended else "failed", attempts=end.attempt + 1)
-        return result
+        workers = self._asked.scaling.num_workers
+        what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
+        say(f"{what}; run directory {self._store.paths.root}")
 
-    def _request(
-        self, transports: Sequence[Transport], sys_path: list[str], resume_from: Checkpoint | None
-    ) -> RunRequest:
-        paths = self._store.paths
-        checkpoint = str(self._store.latest.path) if self._store.latest else None
-        if checkpoint is None and resume_from is not None:
-            checkpoint = resume_from.path or resume_from.to_directory(paths.root / "resume_from")
-        return RunRequest(
-            run_id=self._run_id,
-            run_name=paths.root.name,
-            storage_path=str(paths.root.parent),
-            job=self._job,
-            backend=self._work.backend,
-            scaling=self._scaling,
-            leases={transport.name: transport.lease_s for transport in transports},
-            max_failures=self._config.failure_config.max_failures,
-            stop_grace_s=self._config.stop_grace_s,
-            directory=os.getcwd(),
-            sys_path=sys_path,
-            argv=sys.argv,
-            python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            first_attempt=self._before.get("attempts", 0),
-            checkpoint=checkpoint,
+    def _runner(self, request: RunRequest) -> Coordinator | local.LocalRun:
+        def on_attempt(attempt: int) -> None:
+            self._write_manifest("running", attempts=attempt + 1)
+
+        checkpoints = self._config.checkpoint_config
+        if not self._asked.scaling.num_workers:
+            return local.LocalRun(request, self._asked.work, self._store, checkpoints, on_attempt=on_attempt)
+        return Coordinator(
+            request,
+            self._store,
+            self._asked.transports,
+            checkpoints,
+            log_dir=self._log_dir,
+            on_attempt=on_attempt,
+            stale_run_id=self._before.get("run_id") if self._before.get("status") == "running" else None,
         )
 
     def _write_manifest(self, status: str, *, attempts: int | None = None) -> None:
@@ -212,7 +263,7 @@ class _Run:
                 "distrain": __version__,
                 "python": sys.version.split()[0],
                 "argv": sys.argv,
-                "scaling_config": asdict(self._scaling),
+                "scaling_config": asdict(self._asked.scaling),
                 "checkpoint_config": asdict(self._config.checkpoint_config),
                 "failure_config": asdict(self._config.failure_config),
             }
@@ -220,22 +271,21 @@ class _Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, coordinator: Coordinator, seconds: float) -> Result:
-        end = coordinator.machine
-        value = end.outcomes[0].body if end.state is RunState.FINISHED else None
+    def _conclude(self, end: RunEnd, seconds: float) -> Result:
+        value = end.value
         if value is not None:
             write_atomically(self._store.paths.return_value, value)
         result = make_result(
             self._store.paths,
             self._store.committed,
             self._config.checkpoint_config,
-            metrics=self._earlier_metrics() if coordinator.metrics is None else coordinator.metrics,
+            metrics=self._earlier_metrics() if end.metrics is None else end.metrics,
             return_value=None if value is None else _return_value(value),
         )
         if end.state is RunState.FINISHED:
             say(f"finished in {seconds:.1f} s; results in {result.path}")
             return result
-        error = self._error(coordinator, result)
+        error = self._error(end, result)
         if isinstance(error, TrainingFailedError):
             error.result = result
             with contextlib.suppress(OSError):
@@ -258,31 +308,28 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _error(self, coordinator: Coordinator, result: Result) -> BaseException:
-        end = coordinator.machine
+    def _error(self, end: RunEnd, result: Result) -> BaseException:
         if end.stop_reason == "SIGINT":
             return KeyboardInterrupt()
         if end.stop_reason is not None:
             return PreemptionError(f"the run was stopped by {end.stop_reason}; its directory is {result.path}")
         if end.failures and not (end.problem and all(failure.lost for failure in end.failures)):
-            return self._worker_group_error(end, result, coordinator.last_lines)
+            return self._worker_group_error(end, result)
         if end.storage_failed:
             return TrainingFailedError(f"{end.problem}\nrun:  {result.path}")
         if end.resources_missing:
             return ResourcesError(end.problem)
         return LaunchError(f"{end.problem}\nrun:  {result.path}")
 
-    def _worker_group_error(
-        self, end: RunMachine, result: Result, last_lines: Mapping[int, Sequence[str]]
-    ) -> WorkerGroupError:
+    def _worker_group_error(self, end: RunEnd, result: Result) -> WorkerGroupError:
         found = failures.culprit_first(end.failures)
         logs = self._store.paths.log(end.attempt, 0, self._log_dir).parent
         screen = failures.failure_screen(
-            found, stopped=end.stopped_ranks, last_lines=last_lines, logs=str(logs), run=result.path
+            found, stopped=end.stopped_ranks, last_lines=end.last_lines, logs=str(logs), run=result.path
         )
         return WorkerGroupError(
             screen,
-            worker_failures={failure.rank: _original(failure) for failure in found},
+            worker_failures={f.rank: end.errors.get(f.rank) or _original(f) for f in found},
             culprit=found[0].rank,
             exit_code=found[0].exit_code,
         )
@@ -293,7 +340,7 @@ def _return_value(blob: bytes) -> Any:
     try:
         return job.unpickle_value(blob)
     except Exception as error:
-        say(f"the return value cannot be unpickled in this process ({error!r}); it is kept in return_value.pkl")
+        warn(f"the return value cannot be unpickled in this process ({error!r}); it is kept in return_value.pkl")
         return None
 
 

@@ -33,6 +33,8 @@ __all__ = [
     "Grant",
     "Hello",
     "HostFailed",
+    "Joined",
+    "Met",
     "Message",
     "Notice",
     "Outcome",
@@ -86,7 +88,8 @@ class ToWorker(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
-    """Agent, first of all: who speaks here, and what the host has. ``gpus`` is None when nobody asked."""
+    """Agent, first of all: who speaks here, and what the host has. ``gpus``: the fields of each
+    :class:`~distrain.hosts.Gpu`, None when nobody asked."""
 
     wire: int
     distrain: str
@@ -96,7 +99,7 @@ class Hello(Message):
     pid: int
     cpus: int
     memory_bytes: int
-    gpus: int | None
+    gpus: list[dict[str, str]] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +245,10 @@ class WorkerSpec(ToWorker):
     environment: dict[str, str]
     defaults: dict[str, str]
     devices: list[int]
+    shares_gpu: bool
+    run_id: str
+    metadata: dict[str, Any]
+    resources: dict[str, float]
     checkpoint: str | None
     directory: str
     sys_path: list[str]
@@ -265,6 +272,15 @@ class Committed(ToWorker):
 
     ordinal: int
     path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met(ToWorker):
+    """Every rank has joined the ``index``-th collective; ``body`` is rank 0's data. ``refused``: why that cannot be."""
+
+    index: int
+    body: bytes
+    refused: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +314,15 @@ class Delivered(FromWorker):
     files: list[tuple[str, int, int]]
     skipped: list[tuple[str, int, int]]
     failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined(FromWorker):
+    """The worker waits in its ``index``-th collective (from 1). ``body``: rank 0's data, empty from the others."""
+
+    index: int
+    operation: str
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,7 @@ import faulthandler
 import io
 import json
 import os
-import pickle
 import random
-import runpy
 import signal
 import sys
 import threading
@@ -22,14 +20,13 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
-import cloudpickle
-
 from distrain import job, main_module, wire
 from distrain.channel import Channel, widen_pipe
 from distrain.checkpoint import Checkpoint
-from distrain.errors import DistrainError
+from distrain.context import TrainContext
+from distrain.execution import execute, terminate
 from distrain.process import STACKS_SIGNAL
-from distrain.session import Session, TrainContext
+from distrain.session import Session
 
 __all__ = ["WORKER_PIPES", "WorkerFds", "main", "run_worker"]
 
@@ -73,7 +70,8 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
         _reseed()
     session = Session(channel, _context(spec), Checkpoint(spec.checkpoint) if spec.checkpoint else None)
     Session.current = session
-    outcome, work = _execute(fds.job, session, channel)
+    executed = execute(lambda: _load(fds.job), session, channel)
+    outcome, work = executed.outcome, executed.work
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nothing left to unwind, and the outcome must get out
     _flush()
     with contextlib.suppress(OSError):
@@ -120,7 +118,7 @@ def _keep_fds_out_of_children(fds: WorkerFds) -> None:
         for fd in private:
             with contextlib.suppress(OSError):
                 os.close(fd)
-        if signal.getsignal(signal.SIGTERM) is _terminate:  # ours, not one that the user wants there, too
+        if signal.getsignal(signal.SIGTERM) is terminate:  # ours, not one that the user wants there, too
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=become_stranger)
@@ -152,15 +150,7 @@ def _answer_signals(stacks_fd: int) -> None:
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _terminate)
-
-
-class _Terminated(SystemExit):
-    """SIGTERM, as an exception."""
-
-
-def _terminate(number: int, frame: object) -> NoReturn:
-    raise _Terminated(128 + number)
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def _reseed() -> None:
@@ -183,33 +173,21 @@ def _context(spec: wire.WorkerSpec) -> TrainContext:
         storage_path=spec.storage_path,
         attempt=spec.attempt,
         devices=tuple(spec.devices),
+        shares_gpu=spec.shares_gpu,
+        run_id=spec.run_id,
+        metadata=spec.metadata,
+        resources=spec.resources,
     )
 
 
 # -- the work --------------------------------------------------------------------------------------------------------
 
 
-def _execute(job_fd: int, session: Session, channel: Channel) -> tuple[wire.Outcome, job.Work | None]:
-    stage, work, value = "import", None, None
-    context = session.context
-    try:
-        work = job.loads(_read_all(job_fd))
-        if isinstance(work, job.FunctionWork):
-            main_module.share(work.function)
-        if work.initialises_backend:
-            stage = "setup"
-            work.backend.setup(context)
-        stage = "run"
-        channel.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
-        value = work.run()
-        body = _pickled_value(value) if context.world_rank == 0 else b""
-    except BaseException as error:
-        if isinstance(error, SystemExit) and _exit_code(error) == 0 and stage == "run":
-            return _outcome(context, stage=stage), work
-        if isinstance(error, SystemExit) and isinstance(error.code, str):
-            print(error.code, file=sys.stderr)  # as the interpreter does
-        return _failure(context, stage, error), work
-    return _outcome(context, stage=stage, body=body), work
+def _load(job_fd: int) -> job.Work:
+    work = job.loads(_read_all(job_fd))
+    if isinstance(work, job.FunctionWork):
+        main_module.share(work.function)
+    return work
 
 
 def _read_all(fd: int) -> bytes:
@@ -219,92 +197,6 @@ def _read_all(fd: int) -> bytes:
         parts.append(os.pread(fd, size - offset, offset))
         offset += len(parts[-1])
     return b"".join(parts)
-
-
-def _pickled_value(value: object) -> bytes:
-    try:
-        body: bytes = cloudpickle.dumps(value)
-    except Exception as error:
-        raise TypeError(
-            f"train_func returned a {type(value).__qualname__} that cannot be pickled: {error}. Return plain data, or "
-            "save it in a checkpoint."
-        ) from error
-    return body
-
-
-def _outcome(context: TrainContext, *, stage: str, body: bytes = b"") -> wire.Outcome:
-    return wire.Outcome(
-        attempt=context.attempt,
-        rank=context.world_rank,
-        ok=True,
-        stage=stage,
-        error=None,
-        traceback="",
-        exit_code=0,
-        body=body or cloudpickle.dumps(None),
-    )
-
-
-def _failure(context: TrainContext, stage: str, error: BaseException) -> wire.Outcome:
-    return wire.Outcome(
-        attempt=context.attempt,
-        rank=context.world_rank,
-        ok=False,
-        stage=stage,
-        error=_one_line(error),
-        traceback=_traceback_text(error),
-        exit_code=_exit_code(error),
-        body=_pickled_exception(error),
-    )
-
-
-def _exit_code(error: BaseException) -> int:
-    if not isinstance(error, SystemExit):
-        return 1
-    if error.code is None:
-        return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
-
-
-def _traceback_text(error: BaseException) -> str:
-    """The traceback without our own frames on top; none for sys.exit(), which is no crash."""
-    if isinstance(error, SystemExit):
-        return ""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
-        trace = trace.tb_next
-    if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
-        trace = error.__traceback__  # only our frames: then they are what there is to see
-    try:
-        return "".join(traceback.format_exception(type(error), error, trace))
-    except Exception as broken:  # an exception that cannot even be formatted
-        return f"{type(error).__qualname__} (its text cannot be had: {broken!r})\n"
-
-
-_OWN_FILES = (os.path.dirname(__file__), "<frozen runpy>", "<frozen importlib", runpy.__file__)
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, _Terminated):
-        return "was ended by SIGTERM (15)"
-    if isinstance(error, SystemExit):
-        return f"sys.exit({error.code!r})"
-    try:
-        text = str(error).strip()
-    except Exception:
-        text = "(its __str__ fails)"
-    first = text.splitlines()[0] if text else ""
-    return f"{type(error).__qualname__}: {first}" if first else type(error).__qualname__
-
-
-def _pickled_exception(error: BaseException) -> bytes:
-    """Best effort; it must also come back, which exceptions with required arguments often do not."""
-    try:
-        body: bytes = cloudpickle.dumps(error)
-        pickle.loads(body)  # noqa: S301 - our own
-    except Exception:
-        return b""
-    return body
 
 
 # -- leaving ---------------------------------------------------------------------------------------------------------

@@ -23,17 +23,18 @@ ROOT = Path(distrain.__file__).parent
 
 FLOORS = [
     "version", "errors", "config", "states",
-    "wire", "hosts", "plan", "failures", "rounds", "backend", "main_module", "job", "events", "machine",
-    "loop", "channel", "process", "transport", "survey", "output", "checkpoint", "storage", "result", "session",
+    "wire", "hosts", "plan", "failures", "rounds", "collectives", "backend", "main_module", "job", "events", "machine",
+    "loop", "channel", "process", "ports", "transport", "gpus", "survey", "output", "checkpoint", "storage", "result",
+    "metrics", "context", "session", "collective", "execution", "ledger",
     "worker", "forkserver", "forkserver_link", "agent", "coordinator",
-    "trainer",
+    "local", "trainer",
     "torch.config", "torch.prepare", "torch.trainer",
     "command", "launch",
 ]  # fmt: skip
 """A module may import what stands before it. The packages' ``__init__`` are lazy, and exempt."""
 
 PROGRAMS = {"agent", "forkserver", "worker", "coordinator"}
-THINKING = ["errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "events", "machine"]
+THINKING = ["errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "collectives", "events", "machine"]
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
 
 

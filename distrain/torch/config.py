@@ -9,12 +9,12 @@ import math
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.backend import BackendConfig
 
 if TYPE_CHECKING:
-    from distrain.session import TrainContext
+    from distrain.context import TrainContext
 
 __all__ = ["TorchConfig"]
 
@@ -25,8 +25,8 @@ _INIT_METHODS = ("env",)
 class TorchConfig(BackendConfig):
     """How to set up ``torch.distributed``.
 
-    backend: process group backend; default nccl for workers with a GPU each, else gloo. Combined ones such as
-        ``"cpu:gloo,cuda:nccl"`` work too.
+    backend: process group backend; default nccl for workers with a GPU each, else gloo, also where workers share a GPU,
+        which NCCL refuses. Combined ones such as ``"cpu:gloo,cuda:nccl"`` work too.
     init_method: ``"env"``: rendezvous by MASTER_ADDR and MASTER_PORT, which distrain sets.
     timeout_s: seconds after which a collective gives up.
     """
@@ -51,17 +51,47 @@ class TorchConfig(BackendConfig):
 
     def setup(self, context: TrainContext) -> None:
         """Choose the device and join the process group; also for a single worker, so that scripts need no special
-        case."""
+        case.
+
+        Raises ValueError for nccl among workers that share a GPU.
+        """
         import torch
         from torch import distributed
 
         if context.devices:
             torch.cuda.set_device(context.devices[0])
         distributed.init_process_group(
-            backend=self.backend or ("nccl" if context.devices else "gloo"),
+            backend=self._backend(context),
             init_method="env://",
             timeout=timedelta(seconds=self.timeout_s),
         )
+
+    def _backend(self, context: TrainContext) -> str:
+        if not context.shares_gpu:
+            return self.backend or ("nccl" if context.devices else "gloo")
+        if self.backend is None:
+            if context.world_rank == 0:
+                print("distrain: workers share a GPU, which NCCL cannot do; using gloo", file=sys.stderr)
+            return "gloo"
+        if "nccl" in self.backend:
+            raise ValueError(
+                f"TorchConfig.backend={self.backend!r}: NCCL cannot be used by workers that share a GPU; leave it "
+                'out, or take "gloo", or give every worker a GPU of its own'
+            )
+        return self.backend
+
+    def broadcast(self, value: Any) -> Any:
+        from torch import distributed
+
+        box = [value]
+        distributed.broadcast_object_list(box)
+        return box[0]
+
+    def portable(self, data: dict[str, Any]) -> dict[str, Any]:
+        from distrain.torch.checkpoint import portable
+
+        plain: dict[str, Any] = portable(data)
+        return plain
 
     def teardown(self, context: TrainContext) -> object:
         """Leave the process group, so that peers that still wait for this rank fail at once; keep its store, which

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from distrain.torch.config import TorchConfig
@@ -19,7 +20,8 @@ __all__ = ["TorchTrainer"]
 class TorchTrainer(DataParallelTrainer):
     """Run a PyTorch training function on a group of workers that share a process group.
 
-    torch_config: settings of the process group. Everything else: see :class:`~distrain.DataParallelTrainer`.
+    torch_config: settings of the process group; ``torch_backend`` is an old name for it.
+    Everything else: see :class:`~distrain.DataParallelTrainer`.
     """
 
     def __init__(
@@ -31,7 +33,14 @@ class TorchTrainer(DataParallelTrainer):
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         resume_from_checkpoint: Checkpoint | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        torch_backend: TorchConfig | None = None,
     ) -> None:
+        if torch_backend is not None:
+            if torch_config is not None:
+                raise TypeError("torch_backend is another name of torch_config; give one of them")
+            warnings.warn("torch_backend is an old name; use torch_config", DeprecationWarning, stacklevel=2)
+            torch_config = torch_backend
         if torch_config is not None and not isinstance(torch_config, TorchConfig):
             raise TypeError(
                 f"torch_config must be a TorchConfig, got {torch_config!r:.80} ({type(torch_config).__name__})"
@@ -43,4 +52,5 @@ class TorchTrainer(DataParallelTrainer):
             scaling_config=scaling_config,
             run_config=run_config,
             resume_from_checkpoint=resume_from_checkpoint,
+            metadata=metadata,
         )

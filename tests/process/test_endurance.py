@@ -31,6 +31,7 @@ def test_a_checkpoint_committed_at_the_end_of_an_attempt_is_resumed(fit: Fit) ->
         rank, checkpoint = distrain.get_context().get_world_rank(), distrain.get_checkpoint()
         if checkpoint is not None:
             return str(checkpoint.to_dict()["step"])
+        distrain.collective.barrier()  # a rank that is not in train_func yet would be waited for
         if rank == 0:
             distrain.report({"step": 1}, Checkpoint.from_dict({"step": 1}))
             distrain.report({"step": 2})

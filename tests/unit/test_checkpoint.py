@@ -118,14 +118,14 @@ def test_a_directory_is_no_dict_and_says_what_to_use(folder: Path) -> None:
 
 
 def test_a_reported_dict_has_what_ray_adds() -> None:
-    data = Checkpoint.from_dict({"epoch": 3}).numbered(7).to_dict()
+    data = Checkpoint.from_dict({"epoch": 3}).as_reported(7).to_dict()
     assert (data["epoch"], data["_current_checkpoint_id"], data["_preprocessor"]) == (3, 7, None)
     assert isinstance(data["_timestamp"], int)
 
 
 def test_a_reported_directory_is_left_as_it_is(folder: Path) -> None:
     checkpoint = Checkpoint(folder)
-    assert checkpoint.numbered(7) is checkpoint
+    assert checkpoint.as_reported(7) is checkpoint
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from distrain.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
 BAD_TYPES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "num_workers", "2"),
@@ -24,6 +24,15 @@ BAD_TYPES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "resources_per_worker", {"CPU": "2"}),
     (ScalingConfig, "resources_per_worker", {"CPU": True}),
     (ScalingConfig, "resources_per_worker", {"CPU": None}),
+    (ScalingConfig, "accelerator_type", 100),
+    (ScalingConfig, "trainer_resources", 1),
+    (ScalingConfig, "placement_strategy", None),
+    (LoggingConfig, "log_level", 20),
+    (RunConfig, "logging_config", "INFO"),
+    (RunConfig, "worker_runtime_env", "env.yaml"),
+    (RunConfig, "worker_runtime_env", {"env_vars": {"A": 1}}),
+    (RunConfig, "worker_runtime_env", {"env_vars": {"A=B": "1"}}),
+    (RunConfig, "verbose", "no"),
     (FailureConfig, "max_failures", "3"),
     (FailureConfig, "max_failures", 1.0),
     (FailureConfig, "max_failures", False),
@@ -49,8 +58,11 @@ BAD_TYPES: list[tuple[type, str, Any]] = [
 ]
 
 BAD_VALUES: list[tuple[type, str, Any]] = [
-    (ScalingConfig, "num_workers", 0),
     (ScalingConfig, "num_workers", -1),
+    (ScalingConfig, "accelerator_type", "A100"),
+    (LoggingConfig, "log_level", "LOUD"),
+    (RunConfig, "worker_runtime_env", {"pip": ["requests"]}),
+    (RunConfig, "verbose", -1),
     (ScalingConfig, "resources_per_worker", {"TPU": 1}),
     (ScalingConfig, "resources_per_worker", {"gpu": 1}),
     (ScalingConfig, "resources_per_worker", {3: 1}),
@@ -83,6 +95,10 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
 
 GOOD_VALUES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "num_workers", 1000),
+    (ScalingConfig, "num_workers", 0),
+    (LoggingConfig, "log_level", "WARNING"),
+    (RunConfig, "worker_runtime_env", {"env_vars": {"A": ""}}),
+    (RunConfig, "verbose", 3),
     (ScalingConfig, "resources_per_worker", {"CPU": 0.5, "memory": 1e9}),
     (ScalingConfig, "resources_per_worker", {}),
     (ScalingConfig, "resources_per_worker", {"GPU": 0}),
@@ -168,3 +184,36 @@ def test_gpus_without_use_gpu_are_refused_with_the_fix() -> None:
 def test_the_message_says_what_was_given() -> None:
     with pytest.raises(TypeError, match=r"'two' \(str\)"):
         ScalingConfig(num_workers="two")  # type: ignore[arg-type]
+
+
+# -- names of Ray ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("trainer_resources", {"CPU": 1}), ("placement_strategy", "STRICT_SPREAD")]
+)
+def test_what_means_nothing_here_says_so_at_the_users_line(field: str, value: Any) -> None:
+    with pytest.warns(UserWarning, match=f"ScalingConfig.{field} has no effect") as warned:
+        ScalingConfig(**{field: value})
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("verbose", "level", "shown_from"),
+    [(None, "INFO", "INFO"), (0, "info", "WARNING"), (0, "ERROR", "ERROR"), (2, "warning", "WARNING")],
+)
+def test_verbose_0_is_quiet(verbose: int | None, level: str, shown_from: str) -> None:
+    assert RunConfig(verbose=verbose, logging_config=LoggingConfig(log_level=level)).log_level == shown_from
+
+
+@pytest.mark.parametrize(
+    ("scaling", "resources"),
+    [
+        (ScalingConfig(), {"CPU": 1}),
+        (ScalingConfig(use_gpu=True), {"GPU": 1}),
+        (ScalingConfig(resources_per_worker={"CPU": 4, "GPU": 0}), {"CPU": 4}),
+        (ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 2}), {"CPU": 2, "GPU": 1}),
+    ],
+)
+def test_resources_of_a_worker_are_counted_as_ray_does(scaling: ScalingConfig, resources: dict[str, float]) -> None:
+    assert scaling.worker_resources == resources

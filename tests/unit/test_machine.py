@@ -605,7 +605,7 @@ def test_hosts_that_cannot_be_emptied_are_given_up_by_name() -> None:
 
 def test_missing_resources_fail_the_run_before_anything_starts() -> None:
     play = Play(scaling=ScalingConfig(num_workers=2, use_gpu=True))
-    assert play.says("one", hello(gpus=1)) == []
+    assert play.says("one", hello(gpus=[{"name": "NVIDIA H100", "uuid": "GPU-0", "board": "GPU-0"}])) == []
     assert play.state is RunState.FAILED
     assert play.machine.resources_missing
     assert "one has 1 GPUs" in str(play.machine.problem)

@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 
 from distrain.config import ScalingConfig
 from distrain.errors import ResourcesError
-from distrain.hosts import HostFacts
+from distrain.hosts import Gpu, HostFacts
 from distrain.plan import WorldPlan, make_plan, rank_environment, rendezvous_address
 
 GIB = 1 << 30
 
 
 def host(name: str = "one", *, cpus: int = 4, gpus: int | None = None, memory_bytes: int = 16 * GIB) -> HostFacts:
-    return HostFacts(name=name, cpus=cpus, memory_bytes=memory_bytes, gpus=gpus)
+    found = None if gpus is None else tuple(gpu(f"GPU-{index}") for index in range(gpus))
+    return HostFacts(name=name, cpus=cpus, memory_bytes=memory_bytes, gpus=found)
+
+
+def gpu(uuid: str, *, board: str | None = None, name: str = "NVIDIA A100-SXM4-40GB") -> Gpu:
+    return Gpu(name=name, uuid=uuid, board=board or uuid)
 
 
 def placed(plan: WorldPlan) -> list[tuple[str, int]]:

@@ -17,8 +17,9 @@ import distrain
 from distrain import wire
 from distrain.channel import Channel
 from distrain.checkpoint import Checkpoint
+from distrain.context import TrainContext
 from distrain.errors import CheckpointError
-from distrain.session import Session, TrainContext
+from distrain.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,46 @@
+"""Meeting points of all workers that need no process group: barrier(), broadcast_from_rank_zero(). Runs in: worker.
+
+They go through the coordinator, so they are for control flow (milliseconds, small data), not for tensors.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TypeVar
+
+import cloudpickle
+
+from distrain.session import get_context, session_of
+
+__all__ = ["barrier", "broadcast_from_rank_zero"]
+
+_LARGEST = 16 << 20
+T = TypeVar("T")
+
+
+def barrier() -> None:
+    """Wait until every rank has called it.
+
+    Collectives pair by their order. Raises CollectiveError, naming the ranks, when one has finished train_func, or has
+    called another collective instead; RuntimeError outside of a worker.
+    """
+    session_of("collective.barrier").meet("barrier()", b"")
+
+
+def broadcast_from_rank_zero(data: T) -> T:
+    """Rank 0's ``data`` on every rank; what the other ranks hand in is ignored.
+
+    ``data``: anything that can be pickled, 16 MiB at most; tensors belong into ``torch.distributed``. Raises ValueError
+    if it is larger, and else what :func:`barrier` raises.
+    """
+    session = session_of("collective.broadcast_from_rank_zero")
+    body = b""
+    if get_context().get_world_rank() == 0:
+        body = cloudpickle.dumps(data)
+        if len(body) > _LARGEST:
+            raise ValueError(
+                f"broadcast_from_rank_zero(): the data is {len(body):,} bytes when pickled, {_LARGEST:,} are allowed; "
+                "use torch.distributed.broadcast_object_list(), or a file"
+            )
+    received: T = pickle.loads(session.meet("broadcast_from_rank_zero()", body))  # noqa: S301 - rank 0 of our own run
+    return received

@@ -1,0 +1,119 @@
+"""Ranks that meet in barrier() and broadcast_from_rank_zero(): who waits for whom. Runs in: coordinator.
+
+Pure: no I/O; ``now`` (time.monotonic seconds) is an argument. The n-th collective of a rank in an attempt pairs with
+the n-th of every other rank, and all must be the same operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distrain.failures import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Answer", "Collectives", "Late"]
+
+WARN_AFTER_S = 60.0
+"""How long ranks wait before the user hears whom they are waiting for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Let ``rank`` go on with rank 0's ``data``; or, with ``refused``, make its call fail."""
+
+    rank: int
+    index: int
+    data: bytes = b""
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """One line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    index: int
+    operation: str
+    data: bytes
+    since: float
+
+
+class Collectives:
+    """The collectives of one attempt."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._waiting: dict[int, _Call] = {}
+        self._finished: set[int] = set()
+        self._refused: dict[int, str] = {}  # by index; who comes later hears the same
+        self._warned_of = 0
+
+    def joined(self, rank: int, index: int, operation: str, data: bytes, now: float) -> list[Answer]:
+        """The rank waits in its ``index``-th collective."""
+        self._waiting[rank] = _Call(index, operation, data, now)
+        return self._settle()
+
+    def finished(self, rank: int) -> list[Answer]:
+        """The rank has done its work and will not come any more."""
+        self._finished.add(rank)
+        return self._settle()
+
+    def tick(self, now: float) -> list[Late]:
+        """Who has been waiting for long, and for whom; said once for each collective."""
+        if (deadline := self.deadline()) is None or now < deadline:
+            return []
+        call = next(iter(self._waiting.values()))
+        self._warned_of = call.index
+        return [
+            Late(
+                f"rank(s) {rank_list(self._waiting)} have been waiting in {call.operation} for {WARN_AFTER_S:g} s; "
+                f"rank(s) {rank_list(self._missing())} have not called it yet"
+            )
+        ]
+
+    def deadline(self) -> float | None:
+        """When :meth:`tick` has something to say if nothing else happens."""
+        waiting = [call.since for call in self._waiting.values() if call.index > self._warned_of]
+        return min(waiting) + WARN_AFTER_S if waiting else None
+
+    def _missing(self) -> Iterable[int]:
+        return [rank for rank in range(self._world_size) if rank not in self._waiting]
+
+    def _settle(self) -> list[Answer]:
+        if not self._waiting:
+            return []
+        index = max(call.index for call in self._waiting.values())
+        if index not in self._refused and (why := self._impossible(index)):
+            self._refused[index] = why
+        if index in self._refused:
+            return self._answer(refused=self._refused[index])
+        if len(self._waiting) < self._world_size:
+            return []
+        return self._answer(data=self._waiting[0].data)
+
+    def _impossible(self, index: int) -> str | None:
+        """Why the ranks that wait cannot meet any more."""
+        ranks_of: dict[str, list[int]] = {}
+        for rank, call in sorted(self._waiting.items()):
+            ranks_of.setdefault(call.operation, []).append(rank)
+        if len(ranks_of) > 1:
+            calls = ", ".join(f"rank(s) {rank_list(ranks)} called {name}" for name, ranks in ranks_of.items())
+            return f"the ranks do not meet in the same collective, as their call number {index}: {calls}"
+        if self._finished:
+            return (
+                f"rank(s) {rank_list(self._finished)} finished train_func without calling {next(iter(ranks_of))}, in "
+                f"which rank(s) {rank_list(self._waiting)} wait (their call number {index}); every rank must call it"
+            )
+        return None
+
+    def _answer(self, data: bytes = b"", refused: str | None = None) -> list[Answer]:
+        answers = [Answer(rank, call.index, data, refused) for rank, call in sorted(self._waiting.items())]
+        self._waiting.clear()
+        return answers

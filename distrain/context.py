@@ -1,0 +1,112 @@
+"""Who a worker is, and where its run keeps things. Runs in: worker."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsspec import AbstractFileSystem
+
+__all__ = ["StorageContext", "TrainContext"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageContext:
+    """Where a run keeps things: paths within ``storage_filesystem``."""
+
+    storage_fs_path: str
+    experiment_dir_name: str
+
+    @property
+    def storage_filesystem(self) -> AbstractFileSystem:
+        import fsspec
+
+        return fsspec.filesystem("file")
+
+    @property
+    def experiment_fs_path(self) -> str:
+        """The run directory."""
+        return str(PurePosixPath(self.storage_fs_path, self.experiment_dir_name))
+
+    @property
+    def local_working_directory(self) -> str:
+        """Where train_func runs: the directory of the user's process."""
+        return os.getcwd()
+
+    def build_checkpoint_path_from_name(self, checkpoint_dir_name: str) -> str:
+        return str(PurePosixPath(self.experiment_fs_path, checkpoint_dir_name))
+
+    def make_default_checkpoint_dir_name(self) -> str:
+        """A name that no checkpoint of the run has; distrain itself numbers them (``checkpoint_000000``)."""
+        return time.strftime(f"checkpoint_%Y-%m-%d_%H-%M-%S.{time.time_ns() // 1000 % 1_000_000:06d}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainContext:
+    """Who this worker is. Ranks count from 0; ``devices`` index the GPUs that this process can see; ``shares_gpu``:
+    some ranks of the run share a GPU."""
+
+    world_rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    run_name: str
+    storage_path: str
+    attempt: int
+    devices: tuple[int, ...]
+    shares_gpu: bool = False
+    run_id: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+    def get_world_rank(self) -> int:
+        return self.world_rank
+
+    def get_world_size(self) -> int:
+        return self.world_size
+
+    def get_local_rank(self) -> int:
+        return self.local_rank
+
+    def get_local_world_size(self) -> int:
+        return self.local_world_size
+
+    def get_node_rank(self) -> int:
+        """Index of this worker's host."""
+        return self.node_rank
+
+    def get_experiment_name(self) -> str:
+        """Name of the run."""
+        return self.run_name
+
+    def get_storage(self) -> StorageContext:
+        return StorageContext(storage_fs_path=self.storage_path, experiment_dir_name=self.run_name)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What the trainer was given as ``metadata=``."""
+        return dict(self.metadata)
+
+    # A trial of Ray Tune is a run here.
+
+    def get_trial_name(self) -> str:
+        """Name of the run."""
+        return self.run_name
+
+    def get_trial_id(self) -> str:
+        """Id of the run; a run that was continued later has a new one."""
+        return self.run_id
+
+    def get_trial_dir(self) -> str:
+        """The run directory."""
+        return self.get_storage().experiment_fs_path
+
+    def get_trial_resources(self) -> dict[str, float]:
+        """What each worker has: ``{"CPU": 1}`` or ``{"GPU": 1}`` unless ``resources_per_worker`` says otherwise."""
+        return dict(self.resources)

@@ -1,0 +1,153 @@
+"""Run the work in this process, and say what came of it. Runs in: worker, coordinator (without workers)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import runpy
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import cloudpickle
+
+from distrain import wire
+from distrain.errors import DistrainError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distrain.context import TrainContext
+    from distrain.job import Work
+    from distrain.session import Line, Session
+
+__all__ = ["Executed", "Terminated", "execute", "terminate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """What came of the work: as a message, and as the value or exception itself. ``work`` is None if it could not be
+    loaded."""
+
+    outcome: wire.Outcome
+    work: Work | None
+    value: Any = None
+    error: BaseException | None = None
+
+
+def execute(load: Callable[[], Work], session: Session, line: Line) -> Executed:
+    """Load the work, set up its framework, run it. Raises nothing."""
+    stage, work, value = "import", None, None
+    context = session.context
+    try:
+        work = load()
+        session.portable = work.backend.portable
+        if work.initialises_backend:
+            stage = "setup"
+            work.backend.setup(context)
+        stage = "run"
+        line.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
+        value = work.run()
+        body = _pickled_value(value) if context.world_rank == 0 else b""
+    except BaseException as error:
+        if isinstance(error, SystemExit) and _exit_code(error) == 0 and stage == "run":
+            return Executed(outcome=_outcome(context, stage=stage), work=work)
+        if isinstance(error, SystemExit) and isinstance(error.code, str):
+            print(error.code, file=sys.stderr)  # as the interpreter does
+        return Executed(outcome=_failure(context, stage, error), work=work, error=error)
+    return Executed(outcome=_outcome(context, stage=stage, body=body), work=work, value=value)
+
+
+class Terminated(SystemExit):
+    """SIGTERM, as an exception."""
+
+
+def terminate(number: int, frame: object) -> NoReturn:
+    raise Terminated(128 + number)
+
+
+def _pickled_value(value: object) -> bytes:
+    try:
+        body: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise TypeError(
+            f"train_func returned a {type(value).__qualname__} that cannot be pickled: {error}. Return plain data, or "
+            "save it in a checkpoint."
+        ) from error
+    return body
+
+
+def _outcome(context: TrainContext, *, stage: str, body: bytes = b"") -> wire.Outcome:
+    return wire.Outcome(
+        attempt=context.attempt,
+        rank=context.world_rank,
+        ok=True,
+        stage=stage,
+        error=None,
+        traceback="",
+        exit_code=0,
+        body=body or cloudpickle.dumps(None),
+    )
+
+
+def _failure(context: TrainContext, stage: str, error: BaseException) -> wire.Outcome:
+    return wire.Outcome(
+        attempt=context.attempt,
+        rank=context.world_rank,
+        ok=False,
+        stage=stage,
+        error=_one_line(error),
+        traceback=_traceback_text(error),
+        exit_code=_exit_code(error),
+        body=_pickled_exception(error),
+    )
+
+
+def _exit_code(error: BaseException) -> int:
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _traceback_text(error: BaseException) -> str:
+    """The traceback without our own frames on top; none for sys.exit(), which is no crash."""
+    if isinstance(error, SystemExit):
+        return ""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
+        trace = error.__traceback__  # only our frames: then they are what there is to see
+    try:
+        return "".join(traceback.format_exception(type(error), error, trace))
+    except Exception as broken:  # an exception that cannot even be formatted
+        return f"{type(error).__qualname__} (its text cannot be had: {broken!r})\n"
+
+
+_OWN_FILES = (os.path.dirname(__file__), "<frozen runpy>", "<frozen importlib", runpy.__file__)
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, Terminated):
+        return "was ended by SIGTERM (15)"
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r})"
+    try:
+        text = str(error).strip()
+    except Exception:
+        text = "(its __str__ fails)"
+    first = text.splitlines()[0] if text else ""
+    return f"{type(error).__qualname__}: {first}" if first else type(error).__qualname__
+
+
+def _pickled_exception(error: BaseException) -> bytes:
+    """Best effort; it must also come back, which exceptions with required arguments often do not."""
+    try:
+        body: bytes = cloudpickle.dumps(error)
+        pickle.loads(body)  # noqa: S301 - our own
+    except Exception:
+        return b""
+    return body

@@ -1,0 +1,172 @@
+"""What the ranks report, kept: metrics.jsonl, committed checkpoints, and the answers that ranks wait for.
+
+Runs in: coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from distrain import collectives, rounds, wire
+from distrain.output import ReportLines, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from distrain.config import CheckpointConfig
+    from distrain.storage import RunStore
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """The reports of one attempt after the other.
+
+    tell: sends a message to a rank. saved: hears the path of every checkpoint that was committed. failed: hears why the
+    run directory cannot be written any more; training on would lose what is reported.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        config: CheckpointConfig,
+        *,
+        tell: Callable[[wire.ToWorker], None],
+        saved: Callable[[str], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self.metrics: dict[str, Any] | None = None
+        """Rank 0's last report."""
+        self._store = store
+        self._config = config
+        self._tell = tell
+        self._saved = saved
+        self._failed = failed
+        self._lines = ReportLines()
+        self.begin(-1, 0)
+
+    def begin(self, attempt: int, world_size: int) -> None:
+        """A new attempt; nobody will hear of the last one's open rounds."""
+        self._attempt = attempt
+        self._world_size = world_size
+        self._rounds = rounds.Rounds(world_size, self._config)
+        self._collectives = collectives.Collectives(world_size)
+
+    def handle(self, message: wire.FromWorker) -> None:
+        """What a rank of this attempt said; messages that are not about reports are passed over."""
+        now = time.monotonic()
+        match message:
+            case wire.Reported():
+                self._on_reported(message, now)
+            case wire.Delivered():
+                parts = (message.rank, message.ordinal, message.files, message.skipped)
+                self._decide(self._rounds.delivered(*parts, now, message.failed))
+            case wire.Joined():
+                self._answer(
+                    self._collectives.joined(message.rank, message.index, message.operation, message.body, now)
+                )
+            case wire.Running():
+                self._rounds.running(message.rank, now)
+            case wire.Outcome(ok=True):
+                self._decide(self._rounds.finished(message.rank, now))
+                self._answer(self._collectives.finished(message.rank))
+
+    def deadline(self) -> float | None:
+        """When :meth:`tick` should be called if nothing else happens."""
+        moments = (self._rounds.deadline(), self._collectives.deadline(), self._lines.deadline())
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        self._decide(self._rounds.tick(now))
+        for late in self._collectives.tick(now):
+            warn(late.text)
+        if (due := self._lines.deadline()) is not None and now >= due:
+            self._lines.flush(now)
+
+    def end(self) -> None:
+        """The attempt is over: no rank will report again."""
+        now = time.monotonic()
+        self._decide(self._rounds.close(now))
+        self._lines.flush(now)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the kernel."""
+        with self._storage_failures("metrics"):
+            self._store.flush()
+
+    def close(self) -> None:
+        self._lines.flush(time.monotonic())
+        self.flush()
+
+    # -- reports and checkpoints ----------------------------------------------------------------------------------
+
+    def _on_reported(self, message: wire.Reported, now: float) -> None:
+        metrics: dict[str, Any] = json.loads(message.body)
+        line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
+        with self._storage_failures("metrics"):
+            self._store.append_metrics(line, metrics)
+        if message.rank == 0:
+            self.metrics = metrics
+            self._lines.report(message.index, metrics, now)
+        files = [path for path, _ in message.files]
+        self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now))
+
+    def _decide(self, decisions: Sequence[rounds.Decision]) -> None:
+        attempt = self._attempt
+        for decision in decisions:
+            match decision:
+                case rounds.GrantFiles(rank, ordinal, files):
+                    with self._storage_failures(f"checkpoint {ordinal}"):
+                        folder = str(self._store.staging_directory(attempt, ordinal, rank))
+                        self._tell(
+                            wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
+                        )
+                case rounds.Refuse(rank, ordinal, why):
+                    self._tell(
+                        wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why)
+                    )
+                case rounds.Commit():
+                    self._commit(decision)
+                case rounds.Say(text):
+                    warn(text)
+
+    def _commit(self, commit: rounds.Commit) -> None:
+        """Make it a checkpoint, tell everybody, and only then delete what is superfluous now."""
+        with self._storage_failures(f"checkpoint {commit.ordinal}"):
+            path = str(self._store.commit(self._attempt, commit).path)
+            self._saved(path)
+            for rank in range(self._world_size):
+                self._tell(wire.Committed(attempt=self._attempt, rank=rank, ordinal=commit.ordinal, path=path))
+            self._delete_surplus()
+
+    def _delete_surplus(self) -> None:
+        kept = [committed.metrics for committed in self._store.committed]
+        try:
+            self._store.delete(rounds.surplus(kept, self._config))
+        except OSError as error:
+            warn(f"a superfluous checkpoint could not be deleted: {error}")
+
+    @contextlib.contextmanager
+    def _storage_failures(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._failed(f"cannot write {what} in {self._store.paths.root}: {error}")
+
+    # -- collectives ----------------------------------------------------------------------------------------------
+
+    def _answer(self, answers: Sequence[collectives.Answer]) -> None:
+        for answer in answers:
+            self._tell(
+                wire.Met(
+                    attempt=self._attempt,
+                    rank=answer.rank,
+                    index=answer.index,
+                    body=answer.data,
+                    refused=answer.refused,
+                )
+            )

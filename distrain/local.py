@@ -1,0 +1,345 @@
+"""Training without workers (``num_workers=0``): train_func runs in the user's process, where a debugger works.
+
+Runs in: coordinator. Reports, checkpoints, retries and results are those of any run. Under torchrun, whose processes
+are the ranks then, rank 0 keeps the run directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain import wire
+from distrain.checkpoint import Checkpoint
+from distrain.context import TrainContext
+from distrain.errors import LaunchError, StorageError
+from distrain.events import RunEnd
+from distrain.execution import Executed, Terminated, execute, terminate
+from distrain.failures import failure_of
+from distrain.job import Work
+from distrain.ledger import Ledger
+from distrain.output import warn
+from distrain.plan import make_plan, rank_environment, rendezvous_address, visible_devices
+from distrain.ports import reserve_port
+from distrain.result import Result, make_result
+from distrain.session import Session
+from distrain.states import RunState
+from distrain.storage import CommittedCheckpoint, RunPaths, RunStore
+from distrain.survey import survey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from distrain.backend import BackendConfig
+    from distrain.config import CheckpointConfig
+    from distrain.events import RunRequest
+
+__all__ = ["LocalRun", "check_launcher", "follow", "outer_rank"]
+
+_LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+# -- who started this process ----------------------------------------------------------------------------------------
+
+
+def outer_rank() -> int | None:
+    """This process's rank if torchrun, or a launcher that sets the same variables, has started it; None otherwise."""
+    started = all(name in os.environ for name in _LAUNCHER_SETS) and Session.current is None
+    return int(os.environ["RANK"]) if started else None
+
+
+def check_launcher(num_workers: int) -> None:
+    """Raises LaunchError where it is not clear which processes are to train."""
+    if num_workers == 0 and Session.current is not None:
+        raise LaunchError(
+            "fit() with num_workers=0 was called in a distrain worker, where it is not clear which ranks should train; "
+            "call the function itself, or start the script with python or torchrun"
+        )
+    if num_workers and "TORCHELASTIC_RUN_ID" in os.environ and outer_rank() is not None:
+        size = os.environ["WORLD_SIZE"]
+        if size != "1":
+            raise LaunchError(
+                f"fit() was called under torchrun, in each of its {size} processes, and would start {num_workers} "
+                "worker(s) in each. Start the script with `python`, or let torchrun's processes be the workers: "
+                "ScalingConfig(num_workers=0)"
+            )
+
+
+# -- rank 0 ----------------------------------------------------------------------------------------------------------
+
+
+class LocalRun:
+    """One run in this process. After :meth:`run`, ``end`` tells how it ended."""
+
+    def __init__(
+        self,
+        request: RunRequest,
+        work: Work,
+        store: RunStore,
+        checkpoint_config: CheckpointConfig,
+        *,
+        on_attempt: Callable[[int], None],
+    ) -> None:
+        self.end = RunEnd(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
+        self._request = request
+        self._work = work
+        self._store = store
+        self._on_attempt = on_attempt
+        self._checkpoint = request.checkpoint
+        self._storage_problem: str | None = None
+        self._desk = _Desk() if outer_rank() is None else _OuterDesk(work.backend)
+        self._ledger = Ledger(
+            store, checkpoint_config, tell=self._desk.answer, saved=self._saved, failed=self._storage_failed
+        )
+        self._desk.hear = self._ledger.handle
+
+    def run(self) -> None:
+        """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
+        ResourcesError."""
+        try:
+            failures_used = 0
+            budget = self._request.max_failures if outer_rank() is None else 0
+            while not self._attempt(self.end.attempt + 1).is_terminal:
+                failures_used += 1
+                if 0 <= budget < failures_used:
+                    self.end = replace(self.end, state=RunState.FAILED)
+                    return
+                warn(f"{self.end.failures[0].summary}; retry {failures_used} in this process")
+        finally:
+            self._ledger.close()
+
+    def _attempt(self, attempt: int) -> RunState:
+        self._on_attempt(attempt)
+        self._ledger.begin(attempt, world_size=1)
+        with _rank(self._request, attempt) as context:
+            session = Session(self._desk, context, Checkpoint(self._checkpoint) if self._checkpoint else None)
+            executed = _train(session, self._shared(session), self._desk)
+        outcome, error = executed.outcome, executed.error
+        self._ledger.handle(outcome)
+        self._ledger.end()
+        failure = failure_of(0, "this process", 1, outcome=outcome, exited=None)
+        self.end = RunEnd(
+            state=self._state(outcome, error),
+            attempt=attempt,
+            metrics=self._ledger.metrics,
+            value=outcome.body if outcome.ok else None,
+            failures=[failure] if failure and not self._storage_problem else [],
+            errors={} if error is None else {0: error},
+            stop_reason=_stop_reason(error),
+            problem=self._storage_problem,
+            storage_failed=self._storage_problem is not None,
+        )
+        return self.end.state
+
+    def _shared(self, session: Session) -> Work:
+        if outer_rank() is None:
+            return self._work
+        return _Shared(backend=self._work.backend, work=self._work, session=session, store=self._store)
+
+    def _state(self, outcome: wire.Outcome, error: BaseException | None) -> RunState:
+        if outcome.ok:
+            return RunState.FINISHED
+        if _stop_reason(error):
+            return RunState.ABORTED
+        return RunState.FAILED if self._storage_problem else RunState.STOPPING
+
+    def _saved(self, path: str) -> None:
+        self._checkpoint = path
+
+    def _storage_failed(self, why: str) -> None:
+        """Ends train_func, which waits in report()."""
+        self._storage_problem = self._storage_problem or why
+        raise StorageError(why)
+
+
+class _Desk:
+    """A worker's line to the ledger of the same process: what it sends is heard, and answered, at once."""
+
+    at_end = False
+
+    def __init__(self) -> None:
+        self.hear: Callable[[wire.FromWorker], None] = lambda message: None
+        self._decoder = wire.Decoder()
+        self._answers: deque[wire.Frame] = deque()
+
+    def send(self, message: wire.FromWorker) -> None:
+        self.hear(message)
+
+    def answer(self, message: wire.ToWorker) -> None:
+        self._answers += self._decoder.feed(wire.encode(message))
+
+    def receive(self) -> list[wire.Frame]:
+        frames = list(self._answers)
+        self._answers.clear()
+        return frames
+
+    wait = receive
+
+
+def _train(session: Session, work: Work, desk: _Desk) -> Executed:
+    with _current(session), _sigterm():
+        executed = execute(lambda: work, session, desk)
+        with contextlib.suppress(Exception):
+            work.backend.teardown(session.context)
+    return executed
+
+
+def _stop_reason(error: BaseException | None) -> str | None:
+    if isinstance(error, KeyboardInterrupt):
+        return "SIGINT"
+    return "SIGTERM" if isinstance(error, Terminated) else None
+
+
+@contextlib.contextmanager
+def _current(session: Session) -> Iterator[None]:
+    Session.current = session
+    try:
+        yield
+    finally:
+        Session.current = None
+
+
+@contextlib.contextmanager
+def _sigterm() -> Iterator[None]:
+    """SIGTERM unwinds train_func, as in a worker, unless the user has a handler."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+# -- this process as a rank ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _rank(request: RunRequest, attempt: int) -> Iterator[TrainContext]:
+    """The environment of a rank, for as long as it trains."""
+    outer = outer_rank() is not None
+    scaling = replace(request.scaling, num_workers=int(os.environ["LOCAL_WORLD_SIZE"]) if outer else 1)
+    plan = make_plan([survey(with_gpus=scaling.use_gpu)], scaling)
+    rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if outer else 0]
+    with contextlib.ExitStack() as stack:
+        variables = {**visible_devices(rank), **request.environment}
+        if not outer:
+            address, network = rendezvous_address(plan)
+            keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.ports(plan))]
+            ports = [keeper.getsockname()[1] for keeper in keepers]
+            variables |= {name: value for name, value in network.items() if name not in os.environ}
+            variables |= rank_environment(
+                plan,
+                rank,
+                address=address,
+                port=ports[0],
+                run_id=request.run_id,
+                attempt=attempt - request.first_attempt,
+                max_restarts=max(request.max_failures, 0),
+            )
+            variables |= request.backend.environment(plan, rank, address, ports[1:])
+        stack.enter_context(_environment(variables))
+        yield TrainContext(
+            world_rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            local_rank=rank.local_rank,
+            local_world_size=rank.local_world_size,
+            node_rank=int(os.environ.get("GROUP_RANK", "0")),
+            run_name=request.run_name,
+            storage_path=request.storage_path,
+            attempt=attempt,
+            devices=rank.devices,
+            shares_gpu=plan.shares_gpu,
+            run_id=request.run_id,
+            metadata=request.metadata,
+            resources=request.scaling.worker_resources,
+        )
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# -- ranks that torchrun started -------------------------------------------------------------------------------------
+
+
+class _OuterDesk(_Desk):
+    """Collectives go over the backend, as there is no coordinator. ``ledger``: of rank 0; the others' metrics are
+    remembered, and their checkpoints dropped."""
+
+    def __init__(self, backend: BackendConfig) -> None:
+        super().__init__()
+        self.metrics: dict[str, Any] | None = None
+        self.hear = self._pass_over
+        self._backend = backend
+
+    def send(self, message: wire.FromWorker) -> None:
+        if not isinstance(message, wire.Joined):
+            self.hear(message)
+            return
+        operation, data = self._backend.broadcast((message.operation, message.body))
+        refused = None
+        if operation != message.operation:
+            refused = f"rank {message.rank} called {message.operation}, but rank 0 {operation}, as call {message.index}"
+        self.answer(
+            wire.Met(attempt=message.attempt, rank=message.rank, index=message.index, body=data, refused=refused)
+        )
+
+    def _pass_over(self, message: wire.FromWorker) -> None:
+        match message:
+            case wire.Reported(attempt=attempt, rank=rank, ordinal=ordinal, body=body):
+                self.metrics = json.loads(body)
+                if ordinal is not None:
+                    self.answer(wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shared(Work):
+    """The work of one of torchrun's processes. Rank 0 (``store``) tells the others where the run is kept, and at the
+    end which checkpoints it has, which they put into ``kept``. All return what rank 0 does."""
+
+    work: Work
+    session: Session
+    store: RunStore | None = None
+    kept: list[CommittedCheckpoint] = field(default_factory=list)
+
+    def run(self) -> Any:
+        session = self.session
+        here = (session.context.run_name, session.context.storage_path, session.checkpoint and session.checkpoint.path)
+        name, storage_path, checkpoint = self.backend.broadcast(here)
+        session.context = replace(session.context, run_name=name, storage_path=storage_path)
+        session.checkpoint = Checkpoint(checkpoint) if checkpoint else None
+        value = self.work.run()
+        self.kept[:], value = self.backend.broadcast((self.store and self.store.committed, value))
+        return value
+
+
+def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig) -> Result:
+    """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises what train_func raises."""
+    desk = _OuterDesk(work.backend)
+    with _rank(request, request.first_attempt) as context:
+        session = Session(desk, context, None)
+        shared = _Shared(backend=work.backend, work=work, session=session)
+        executed = _train(session, shared, desk)
+    if executed.error is not None:
+        raise executed.error
+    paths = RunPaths(Path(session.context.get_trial_dir()))
+    return make_result(paths, shared.kept, checkpoint_config, metrics=desk.metrics, return_value=executed.value)
