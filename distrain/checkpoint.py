@@ -11,11 +11,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from distrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Checkpoint"]
 
@@ -39,7 +42,7 @@ class Checkpoint:
     # -- directories ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+    def from_directory(cls, path: str | os.PathLike[str]) -> Self:
         """Refer to ``path``; nothing is copied or checked before the checkpoint is reported or read."""
         return cls(path)
 
@@ -123,6 +126,53 @@ class Checkpoint:
         checkpoint._metadata = self._metadata
         return checkpoint
 
+    # -- Ray AIR's other forms ------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_checkpoint(cls, other: Checkpoint) -> Self:
+        """The same checkpoint as this class, which may know how to read it: ``TorchCheckpoint.from_checkpoint(c)``."""
+        checkpoint = cls.__new__(cls)
+        checkpoint.__dict__.update(other.__dict__)
+        return checkpoint
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """What :meth:`to_bytes` made. Unpickles: only for bytes that you trust. Files go into a temporary directory."""
+        content: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - documented
+        if "dict" in content:
+            checkpoint = cls.from_checkpoint(cls.from_dict(content["dict"]))
+            checkpoint._metadata = content["metadata"]
+            return checkpoint
+        folder = Path(tempfile.mkdtemp(prefix="distrain-checkpoint-"))
+        for path, body in content["files"].items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(body)
+        return cls.from_checkpoint(cls(folder))
+
+    def to_bytes(self) -> bytes:
+        """All of it in memory. Raises CheckpointError if the checkpoint's directory does not exist."""
+        content: dict[str, Any] = {"dict": self._data, "metadata": self._metadata}
+        if self._data is None:
+            folder = self._existing()
+            files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST_FILE]
+            content = {"files": {str(path.relative_to(folder)): path.read_bytes() for path in files}}
+        data: bytes = cloudpickle.dumps(content)
+        return data
+
+    @classmethod
+    def from_uri(cls, uri: str) -> Self:
+        """Refer to a directory by its ``file://`` URL."""
+        return cls.from_checkpoint(cls(_local_path(uri)))
+
+    def to_uri(self, uri: str) -> str:
+        """Copy the files to a ``file://`` URL and return it."""
+        self.to_directory(_local_path(uri))
+        return uri
+
+    def get_preprocessor(self) -> None:
+        """Always None: preprocessors were Ray AIR's, and train_func prepares its data itself."""
+
     # -- metadata -------------------------------------------------------------------------------------------------
 
     def get_metadata(self) -> dict[str, Any]:
@@ -160,6 +210,13 @@ class Checkpoint:
         return (
             f"Checkpoint(path={self.path!r})" if self._data is None else f"Checkpoint.from_dict({sorted(self._data)})"
         )
+
+
+def _local_path(uri: str) -> str:
+    scheme, separator, path = uri.partition("://")
+    if separator and scheme != "file":
+        raise CheckpointError(f"{uri}: only file:// URLs and paths can be read and written so far")
+    return path if separator else uri
 
 
 def _ignore_manifest(folder: str, names: list[str]) -> list[str]:

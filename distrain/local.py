@@ -94,7 +94,8 @@ class LocalRun:
         self._on_attempt = on_attempt
         self._checkpoint = request.checkpoint
         self._storage_problem: str | None = None
-        self._desk = _Desk() if outer_rank() is None else _OuterDesk(work.backend)
+        self._outer = outer_rank() is not None
+        self._desk = _OuterDesk(work.backend) if self._outer else _Desk()
         self._ledger = Ledger(
             store, checkpoint_config, tell=self._desk.answer, saved=self._saved, failed=self._storage_failed
         )
@@ -105,7 +106,7 @@ class LocalRun:
         ResourcesError."""
         try:
             failures_used = 0
-            budget = self._request.max_failures if outer_rank() is None else 0
+            budget = 0 if self._outer else self._request.max_failures
             while not self._attempt(self.end.attempt + 1).is_terminal:
                 failures_used += 1
                 if 0 <= budget < failures_used:
@@ -118,7 +119,7 @@ class LocalRun:
     def _attempt(self, attempt: int) -> RunState:
         self._on_attempt(attempt)
         self._ledger.begin(attempt, world_size=1)
-        with _rank(self._request, attempt) as context:
+        with _rank(self._request, attempt, outer=self._outer) as context:
             session = Session(self._desk, context, Checkpoint(self._checkpoint) if self._checkpoint else None)
             executed = _train(session, self._shared(session), self._desk)
         outcome, error = executed.outcome, executed.error
@@ -139,7 +140,7 @@ class LocalRun:
         return self.end.state
 
     def _shared(self, session: Session) -> Work:
-        if outer_rank() is None:
+        if not self._outer:
             return self._work
         return _Shared(backend=self._work.backend, work=self._work, session=session, store=self._store)
 
@@ -223,9 +224,8 @@ def _sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rank(request: RunRequest, attempt: int) -> Iterator[TrainContext]:
-    """The environment of a rank, for as long as it trains."""
-    outer = outer_rank() is not None
+def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainContext]:
+    """The environment of a rank, for as long as it trains; ``outer``: torchrun has made it already."""
     scaling = replace(request.scaling, num_workers=int(os.environ["LOCAL_WORLD_SIZE"]) if outer else 1)
     plan = make_plan([survey(with_gpus=scaling.use_gpu)], scaling)
     rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if outer else 0]
@@ -335,7 +335,7 @@ class _Shared(Work):
 def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig) -> Result:
     """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises what train_func raises."""
     desk = _OuterDesk(work.backend)
-    with _rank(request, request.first_attempt) as context:
+    with _rank(request, request.first_attempt, outer=True) as context:
         session = Session(desk, context, None)
         shared = _Shared(backend=work.backend, work=work, session=session)
         executed = _train(session, shared, desk)

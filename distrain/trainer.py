@@ -113,6 +113,7 @@ def run_work(
     local.check_launcher(scaling.num_workers)
     asked = _Asked(
         work=work,
+        job=job.make_job(work) if scaling.num_workers else job.Job(blob=b""),
         scaling=scaling,
         run=run,
         resume_from=resume_from,
@@ -121,6 +122,8 @@ def run_work(
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
     )
     with log_level(run.log_level):
+        if asked.job.warning is not None:
+            warn(asked.job.warning)
         if scaling.num_workers == 0 and local.outer_rank():
             return local.follow(asked.request(uuid.uuid4().hex), work, run.checkpoint_config)
         store = open_run(run.storage_path, run.name)
@@ -140,6 +143,7 @@ class _Asked:
     """All that the user has asked for."""
 
     work: job.Work
+    job: job.Job
     scaling: ScalingConfig
     run: RunConfig
     resume_from: Checkpoint | None
@@ -151,14 +155,11 @@ class _Asked:
         self, run_id: str, root: Path | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
     ) -> RunRequest:
         """The same for the machine; ``root`` is the run directory, if it is known in this process."""
-        prepared = job.make_job(self.work) if self.scaling.num_workers else job.Job(blob=b"")
-        if prepared.warning is not None:
-            warn(prepared.warning)
         return RunRequest(
             run_id=run_id,
             run_name=root.name if root else "",
             storage_path=str(root.parent) if root else "",
-            job=prepared,
+            job=self.job,
             backend=self.work.backend,
             scaling=self.scaling,
             leases={transport.name: transport.lease_s for transport in self.transports},

@@ -189,3 +189,54 @@ def test_a_checkpoint_is_no_path_and_says_what_to_use(folder: Path) -> None:
 def test_repr_tells_the_path_or_the_keys(folder: Path) -> None:
     assert repr(Checkpoint(folder)) == f"Checkpoint(path={str(folder)!r})"
     assert repr(Checkpoint.from_dict({"b": 1, "a": 2})) == "Checkpoint.from_dict(['a', 'b'])"
+
+
+# -- Ray AIR's other forms -------------------------------------------------------------------------------------------
+
+
+def test_a_dict_goes_through_bytes() -> None:
+    checkpoint = Checkpoint.from_dict({"epoch": 3})
+    checkpoint.set_metadata({"n": 1})
+    again = Checkpoint.from_bytes(checkpoint.to_bytes())
+    assert again.to_dict() == {"epoch": 3}
+    assert again.get_metadata() == {"n": 1}
+
+
+def test_a_directory_goes_through_bytes(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "model.pt").write_bytes(b"\0weights")
+    (tmp_path / ".manifest.json").write_text("{}")
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.set_metadata({"n": 1})
+    again = Checkpoint.from_bytes(checkpoint.to_bytes())
+    with again.as_directory() as folder:
+        assert again.path != checkpoint.path
+        found = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+        assert found == [".metadata.json", "part/model.pt"]
+        assert Path(folder, "part/model.pt").read_bytes() == b"\0weights"
+    assert again.get_metadata() == {"n": 1}
+
+
+def test_a_file_url_is_a_path(tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    assert Checkpoint.from_dict({"epoch": 3}).to_uri(f"file://{target}") == f"file://{target}"
+    assert Checkpoint.from_uri(f"file://{target}").to_dict() == {"epoch": 3}
+
+
+def test_other_urls_say_so() -> None:
+    with pytest.raises(CheckpointError, match="s3://bucket/checkpoint: only file:// URLs"):
+        Checkpoint.from_uri("s3://bucket/checkpoint")
+
+
+def test_a_subclass_takes_over_what_a_checkpoint_holds(tmp_path: Path) -> None:
+    class MyCheckpoint(Checkpoint):
+        pass
+
+    assert isinstance(MyCheckpoint.from_directory(tmp_path), MyCheckpoint)
+    checkpoint = MyCheckpoint.from_checkpoint(Checkpoint.from_dict({"epoch": 3}))
+    assert isinstance(checkpoint, MyCheckpoint)
+    assert checkpoint.to_dict() == {"epoch": 3}
+
+
+def test_there_is_no_preprocessor() -> None:
+    assert Checkpoint.from_dict({}).get_preprocessor() is None  # type: ignore[func-returns-value]
