@@ -57,6 +57,8 @@ class Collectives:
 
     def joined(self, rank: int, index: int, operation: str, data: bytes, now: float) -> list[Answer]:
         """The rank waits in its ``index``-th collective."""
+        if index in self._refused:
+            return [Answer(rank, index, refused=self._refused[index])]
         self._waiting[rank] = _Call(index, operation, data, now)
         return self._settle()
 
@@ -89,14 +91,22 @@ class Collectives:
     def _settle(self) -> list[Answer]:
         if not self._waiting:
             return []
-        index = max(call.index for call in self._waiting.values())
-        if index not in self._refused and (why := self._impossible(index)):
+        ahead = max(call.index for call in self._waiting.values())
+        index = min(call.index for call in self._waiting.values())
+        why = self._given_up(index, ahead) if index < ahead else self._impossible(index)
+        if why is not None:
             self._refused[index] = why
-        if index in self._refused:
-            return self._answer(refused=self._refused[index])
+            return self._answer(index, refused=why)
         if len(self._waiting) < self._world_size:
             return []
-        return self._answer(data=self._waiting[0].data)
+        return self._answer(index, data=self._waiting[0].data)
+
+    def _given_up(self, index: int, ahead: int) -> str:
+        """Why ranks that wait in ``index`` wait in vain: an exception took others out of that call."""
+        gone = [rank for rank, call in self._waiting.items() if call.index == ahead]
+        here = [rank for rank, call in self._waiting.items() if call.index == index]
+        operation = self._waiting[here[0]].operation
+        return f"rank(s) {rank_list(gone)} gave up waiting in {operation}, call number {index}, and went on without it"
 
     def _impossible(self, index: int) -> str | None:
         """Why the ranks that wait cannot meet any more."""
@@ -113,7 +123,9 @@ class Collectives:
             )
         return None
 
-    def _answer(self, data: bytes = b"", refused: str | None = None) -> list[Answer]:
-        answers = [Answer(rank, call.index, data, refused) for rank, call in sorted(self._waiting.items())]
-        self._waiting.clear()
-        return answers
+    def _answer(self, index: int, data: bytes = b"", refused: str | None = None) -> list[Answer]:
+        """Let everybody in ``index`` go; who is ahead goes on waiting."""
+        ranks = sorted(rank for rank, call in self._waiting.items() if call.index == index)
+        for rank in ranks:
+            del self._waiting[rank]
+        return [Answer(rank, index, data, refused) for rank in ranks]

@@ -121,7 +121,7 @@ def failure_screen(
     *,
     stopped: Sequence[int],
     last_lines: Mapping[int, Sequence[str]],
-    logs: str,
+    logs: str | None,
     run: str,
 ) -> str:
     """One screen of plain text: the culprit with its traceback (or its last output, if it has none), equal failures
@@ -143,7 +143,9 @@ def failure_screen(
             lines += ["  its last output:", *(f"    {line}" for line in last_lines[first.rank])]
     if stopped:
         lines.append(f"{_title(stopped)}: stopped by distrain")
-    return "\n".join([*lines, f"logs: {logs}", f"run:  {run}"])
+    if logs is not None:
+        lines.append(f"logs: {logs}")
+    return "\n".join([*lines, f"run:  {run}"])
 
 
 def _grouped(failures: Sequence[RankFailure]) -> list[list[RankFailure]]:

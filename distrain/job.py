@@ -5,6 +5,7 @@ Runs in: coordinator, worker.
 
 from __future__ import annotations
 
+import copy
 import dis
 import importlib
 import importlib.util
@@ -18,7 +19,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,10 @@ class Work:
         """Run in the main thread of the worker; the return value of train_func, None for scripts."""
         raise NotImplementedError
 
+    def fresh(self) -> Work:
+        """The same to be run once more in this process, whatever train_func did to its config."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionWork(Work):
@@ -64,6 +69,9 @@ class FunctionWork(Work):
     def run(self) -> Any:
         return call_with_config(self.function, self.config)
 
+    def fresh(self) -> FunctionWork:
+        return replace(self, config=_copied(self.config))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetWork(Work):
@@ -74,6 +82,9 @@ class TargetWork(Work):
 
     def run(self) -> Any:
         return call_with_config(self._load(), self.config)
+
+    def fresh(self) -> TargetWork:
+        return replace(self, config=_copied(self.config))
 
     def _load(self) -> Callable[..., Any]:
         place, _, name = self.target.rpartition(":")
@@ -103,6 +114,13 @@ class ScriptWork(Work):
             assert self.path is not None
             sys.path[0:0] = [str(Path(self.path).resolve().parent)]
             main_module.run_script(self.path)
+
+
+def _copied(config: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return copy.deepcopy(config)
+    except Exception:  # what cannot be copied is shared
+        return dict(config)
 
 
 def _import_file(path: Path) -> types.ModuleType:

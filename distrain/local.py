@@ -99,7 +99,7 @@ class LocalRun:
         self._ledger = Ledger(
             store, checkpoint_config, tell=self._desk.answer, saved=self._saved, failed=self._storage_failed
         )
-        self._desk.hear = self._ledger.handle
+        self._desk.hear = self._keep
 
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
@@ -140,16 +140,21 @@ class LocalRun:
         return self.end.state
 
     def _shared(self, session: Session) -> Work:
+        work = self._work.fresh()
         if not self._outer:
-            return self._work
-        return _Shared(backend=self._work.backend, work=self._work, session=session, store=self._store)
+            return work
+        return _Shared(backend=work.backend, work=work, session=session, store=self._store)
 
     def _state(self, outcome: wire.Outcome, error: BaseException | None) -> RunState:
+        if self._storage_problem:  # also if train_func caught the exception and went on
+            return RunState.FAILED
         if outcome.ok:
             return RunState.FINISHED
-        if _stop_reason(error):
-            return RunState.ABORTED
-        return RunState.FAILED if self._storage_problem else RunState.STOPPING
+        return RunState.ABORTED if _stop_reason(error) else RunState.STOPPING
+
+    def _keep(self, message: wire.FromWorker) -> None:
+        self._ledger.handle(message)
+        self._ledger.flush()
 
     def _saved(self, path: str) -> None:
         self._checkpoint = path
@@ -226,8 +231,8 @@ def _sigterm() -> Iterator[None]:
 @contextlib.contextmanager
 def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainContext]:
     """The environment of a rank, for as long as it trains; ``outer``: torchrun has made it already."""
-    scaling = replace(request.scaling, num_workers=int(os.environ["LOCAL_WORLD_SIZE"]) if outer else 1)
-    plan = make_plan([survey(with_gpus=scaling.use_gpu)], scaling)
+    workers = int(os.environ["LOCAL_WORLD_SIZE"]) if outer else 1
+    plan = make_plan([survey(with_gpus=request.scaling.use_gpu)], request.scaling, num_workers=workers)
     rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if outer else 0]
     with contextlib.ExitStack() as stack:
         variables = {**visible_devices(rank), **request.environment}
@@ -337,7 +342,7 @@ def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig)
     desk = _OuterDesk(work.backend)
     with _rank(request, request.first_attempt, outer=True) as context:
         session = Session(desk, context, None)
-        shared = _Shared(backend=work.backend, work=work, session=session)
+        shared = _Shared(backend=work.backend, work=work.fresh(), session=session)
         executed = _train(session, shared, desk)
     if executed.error is not None:
         raise executed.error

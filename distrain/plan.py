@@ -67,12 +67,12 @@ class WorldPlan:
         return tuple(rank for rank in self.ranks if rank.host == host)
 
 
-def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig) -> WorldPlan:
-    """Place the ranks on the hosts, the first host first, evenly where nothing else is said.
+def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers: int | None = None) -> WorldPlan:
+    """Place the ranks (``num_workers``, or as many as ``scaling`` says) on the hosts, in order and evenly.
 
     Raises ResourcesError if they need more GPUs, or more of what ``resources_per_worker`` names, than a host has.
     """
-    shares = _even_shares(scaling.num_workers, len(hosts))
+    shares = _even_shares(scaling.num_workers if num_workers is None else num_workers, len(hosts))
     ranks: list[RankPlan] = []
     boards: list[tuple[str, str]] = []
     for node_rank, (host, share) in enumerate(zip(hosts, shares, strict=True)):

@@ -35,6 +35,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.errors import StorageError
+from distrain.output import warn
 from distrain.rounds import Commit, CommittedFile
 
 if TYPE_CHECKING:
@@ -285,7 +286,13 @@ class RunStore:
         if not self.metadata:
             return files
         path = folder / METADATA_FILE
-        own = json.loads(path.read_text()) if path.exists() else {}
+        try:
+            own = json.loads(path.read_text()) if path.exists() else {}
+        except ValueError:
+            own = None
+        if not isinstance(own, dict):
+            warn(f"{METADATA_FILE} of a checkpoint holds no JSON object; the run's metadata is not added to it")
+            return files
         data = json.dumps({**self.metadata, **own}).encode()
         _write_and_sync(path, data)
         added = CommittedFile(METADATA_FILE, 0, len(data), zlib.crc32(data))

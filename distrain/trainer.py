@@ -324,9 +324,13 @@ class _Run:
 
     def _worker_group_error(self, end: RunEnd, result: Result) -> WorkerGroupError:
         found = failures.culprit_first(end.failures)
-        logs = self._store.paths.log(end.attempt, 0, self._log_dir).parent
+        logs = str(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
         screen = failures.failure_screen(
-            found, stopped=end.stopped_ranks, last_lines=end.last_lines, logs=str(logs), run=result.path
+            found,
+            stopped=end.stopped_ranks,
+            last_lines=end.last_lines,
+            logs=logs if self._asked.scaling.num_workers else None,
+            run=result.path,
         )
         return WorkerGroupError(
             screen,
