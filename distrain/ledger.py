@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from distrain import collectives, rounds, wire
+from distrain.checkpoint import DICT_FILE
 from distrain.output import ReportLines, warn
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Ledger:
         """A new attempt; nobody will hear of the last one's open rounds."""
         self._attempt = attempt
         self._world_size = world_size
-        self._rounds = rounds.Rounds(world_size, self._config)
+        self._rounds = rounds.Rounds(world_size, self._config, incomparable={DICT_FILE})
         self._collectives = collectives.Collectives(world_size)
 
     def handle(self, message: wire.FromWorker) -> None:

@@ -9,7 +9,7 @@ their ordinals agree. Of files with the same name the lowest rank's is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -101,9 +101,10 @@ class _RankRecord:
 
 
 class Rounds:
-    """Joins the checkpoints of one attempt."""
+    """Joins the checkpoints of one attempt. ``incomparable``: files whose bytes differ although they say the same."""
 
-    def __init__(self, world_size: int, config: CheckpointConfig) -> None:
+    def __init__(self, world_size: int, config: CheckpointConfig, *, incomparable: Collection[str] = ()) -> None:
+        self._incomparable = frozenset(incomparable)
         self._ranks = {rank: _RankRecord() for rank in range(world_size)}
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, dict[int, _Part]] = {}
@@ -304,7 +305,7 @@ class Rounds:
                 kept.setdefault(path, (size, crc32))
         for rank in sorted(parts):
             for path, size, crc32 in (*parts[rank].skipped, *(parts[rank].delivered or ())):
-                if path in kept and kept[path] != (size, crc32):
+                if path not in self._incomparable and kept.get(path, (size, crc32)) != (size, crc32):
                     return self._once(
                         "different",
                         f"ranks brought different contents for the checkpoint file {path!r}; the lowest rank's is "

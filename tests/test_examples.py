@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import pytest
 
 from distrain import Result
 
-QUICKSTART = Path(__file__).resolve().parent.parent / "examples" / "quickstart.py"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+QUICKSTART = EXAMPLES / "quickstart.py"
 
 
 def quickstart(storage: Path, epochs: int) -> subprocess.Popen[str]:
@@ -70,3 +73,117 @@ def test_the_quickstart_learns_also_when_it_is_stopped_in_between(storage: Path)
     with quickstart(storage, epochs=1) as another:
         check_a_finished_run(another, storage / "digits-2", epochs=1, accuracy=0.3)
     assert len(reported(storage / "digits")) == 4
+
+
+# -- the others ------------------------------------------------------------------------------------------------------
+
+
+def output_of(name: str, home: Path, *options: str) -> str:
+    """Run an example as somebody would who has just cloned the repository, from a directory of theirs, offline."""
+    nowhere = "http://127.0.0.1:9"
+    environment = {**os.environ, "HOME": str(home), "http_proxy": nowhere, "https_proxy": nowhere}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *options],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(home) == ["distrain_results"]  # nothing is left where it was started
+    return done.stdout
+
+
+def number(label: str, output: str) -> float:
+    found = re.search(rf"^{re.escape(label)}:? (-?[\d.]+)", output, re.MULTILINE)
+    assert found is not None, output
+    return float(found[1])
+
+
+def only_run(home: Path) -> Result:
+    (run,) = (home / "distrain_results").iterdir()
+    return Result.from_path(run)
+
+
+def test_every_example_is_run_here() -> None:
+    here = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert f'"{path.stem}"' in here or path == QUICKSTART, f"nothing runs examples/{path.name}"
+
+
+def test_first_steps(tmp_path: Path) -> None:
+    output = output_of("first_steps", tmp_path)
+    assert number("accuracy of one process", output) > 0.9
+    assert number("accuracy of 4 workers", output) > 0.9
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    output = output_of("checkpoints", tmp_path)
+    assert number("after epoch 19: loss", output) > number("a second run went on after it to epoch 39: loss", output)
+    weights = re.findall(r"^weights in the (?:dict|directory): \[(.*)\]$", output, re.MULTILINE)
+    assert len(weights) == 2
+    assert weights[0] == weights[1]
+    assert [round(float(weight)) for weight in weights[0].split(",")] == [1, -2, 3, -4]
+
+
+def test_amp(tmp_path: Path) -> None:
+    output = output_of("amp", tmp_path)
+    assert "weights: torch.float32\n" in output
+    assert "products: torch.bfloat16\n" in output
+    assert number("accuracy", output) > 0.85
+
+
+def test_reproducibility(tmp_path: Path) -> None:
+    output = output_of("reproducibility", tmp_path)
+    runs = re.findall(r"^(?:first|second) run: +(\[.*\])$", output, re.MULTILINE)
+    assert len(json.loads(runs[0])) == 3
+    assert json.loads(runs[0]) == json.loads(runs[1])
+    assert "the same, to the last bit\n" in output
+
+
+def test_torchmetrics(tmp_path: Path) -> None:
+    output = output_of("torchmetrics_example", tmp_path)
+    assert number("valid_r2", output) > 0.95
+    assert number("valid_loss", output) < 0.2
+    reports = [json.loads(line) for line in (Path(only_run(tmp_path).path) / "metrics.jsonl").read_text().splitlines()]
+    last = [report["metrics"] for report in reports if report["metrics"]["epoch"] == 4]
+    assert len(last) == 2
+    assert last[0] == last[1]  # what both workers report is of both
+
+
+def test_transformer(tmp_path: Path) -> None:
+    output = output_of("transformer", tmp_path, "--epochs", "2")
+    assert number("loss of the model", output) < 0.65 * number("loss of guessing", output)
+
+
+def test_compile(tmp_path: Path) -> None:
+    """With torch's default backend where C++ can be compiled."""
+    has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    has_compiler = shutil.which(os.environ.get("CXX", "g++")) is not None
+    backend = "inductor" if has_compiler and has_headers else "aot_eager"
+    output = output_of("compile", tmp_path, "--backend", backend)
+    assert "the model runs compiled: True\n" in output
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_lightning(tmp_path: Path) -> None:
+    output = output_of("lightning_example", tmp_path)
+    result = only_run(tmp_path)
+    assert result.metrics is not None
+    assert result.metrics["accuracy"] > 0.85
+    assert number("accuracy of the loaded checkpoint", output) == pytest.approx(result.metrics["accuracy"], abs=0.001)
+
+
+def test_transformers(tmp_path: Path) -> None:
+    output = output_of("transformers_example", tmp_path)
+    losses = re.findall(r"^after step (\d+): training loss ([\d.]+), test loss ([\d.]+)$", output, re.MULTILINE)
+    assert [int(step) for step, _, _ in losses] == [60, 120]
+    assert float(losses[1][2]) < float(losses[0][2]) < 3
+    assert "The value of " in output
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    output = output_of("accelerate_example", tmp_path)
+    assert number("accuracy after epoch 7", output) > number("accuracy after epoch 3", output) > 0.7

@@ -1,21 +1,44 @@
-"""prepare_model, prepare_data_loader, get_device; and data loaders and models of classes from the user's script."""
+"""prepare_data_loader: each rank's share of the data, on its device; and loaders and models of classes of a script."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
+import math
+import random
 import sys
+from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import numpy
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import distrain
-from distrain.torch import TorchTrainer, get_device, get_devices, prepare_data_loader, prepare_model
+from distrain.context import TrainContext
+from distrain.session import Session
+from distrain.torch import TorchTrainer, get_device, prepare_data_loader, prepare_model
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     UserScript = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -34,184 +57,526 @@ def run_on_ranks(train: Callable[..., Any], storage: Path, *, workers: int = 2) 
     return [last[rank] for rank in sorted(last)]
 
 
-# -- prepare_model ---------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def acting_as(rank: int, size: int) -> Iterator[None]:
+    """This process, as far as the public functions can tell, is that rank of so many."""
+    context = TrainContext(
+        world_rank=rank, world_size=size, local_rank=rank, local_world_size=size, node_rank=0, run_name="run",
+        storage_path="nowhere", attempt=0, devices=(),
+    )  # fmt: skip
+    before = Session.current
+    Session.current = Session(None, context, None)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        Session.current = before
 
 
-def prepared_models() -> None:
-    """Report what became of models."""
-    import torch
-    from torch import nn
-
-    frozen = nn.Linear(2, 2).requires_grad_(False)
-    model = nn.Linear(2, 2)
-    prepared = prepare_model(model)
-    options = prepare_model(nn.Linear(2, 2), parallel_strategy_kwargs={"find_unused_parameters": True})
-    distrain.report(
-        {
-            "default": type(prepared).__name__,
-            "same weights": getattr(prepared, "module", prepared) is model,
-            "strategy None": type(prepare_model(nn.Linear(2, 2), parallel_strategy=None)).__name__,
-            "frozen": type(prepare_model(frozen)).__name__,
-            "find_unused_parameters": getattr(options, "find_unused_parameters", None),
-            "moved to": str(next(prepare_model(nn.Linear(2, 2), torch.device("meta"), None).parameters()).device),
-            "left": str(next(prepare_model(nn.Linear(2, 2, device="meta"), False, None).parameters()).device),
-            "devices": [str(get_device()), *map(str, get_devices())],
-        }
-    )
-    with pytest.raises(ValueError, match="parallel_strategy"):
-        prepare_model(nn.Linear(2, 2), parallel_strategy="horovod")
+def on_every_rank(size: int, make: Callable[[], DataLoader[Any]], **options: Any) -> list[DataLoader[Any]]:
+    """The loader of each rank. Each is made in a random state of its own, as in workers that were not seeded."""
+    loaders = []
+    for rank in range(size):
+        torch.manual_seed(100 + rank)
+        random.seed(100 + rank)
+        numpy.random.seed(100 + rank)
+        with acting_as(rank, size):
+            loaders.append(prepare_data_loader(make(), **options))
+    return loaders
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_prepare_model_wraps_what_has_gradients_to_share(storage: Path, workers: int) -> None:
-    expected = {
-        "default": "DistributedDataParallel" if workers > 1 else "Linear",
-        "same weights": True,
-        "strategy None": "Linear",
-        "frozen": "Linear",
-        "find_unused_parameters": True if workers > 1 else None,
-        "moved to": "meta",
-        "left": "meta",
-        "devices": ["cpu", "cpu"],
+def passes(loaders: list[DataLoader[Any]]) -> list[list[Any]]:
+    """What each rank gets in a pass, in a random state of its own."""
+    taken = []
+    for rank, loader in enumerate(loaders):
+        torch.manual_seed(200 + rank)
+        random.seed(200 + rank)
+        numpy.random.seed(200 + rank)
+        taken.append(list(loader))
+    return taken
+
+
+def plainly(batches: Any) -> list[Any]:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
+def flat(batches: Any) -> list[Any]:
+    return [item for batch in batches for item in batch.tolist()]
+
+
+def interleaved(shares: list[list[Any]]) -> list[Any]:
+    """The order that the ranks have shared out."""
+    assert len({len(share) for share in shares}) == 1, "ranks must get equally many"
+    return [item for together in zip(*shares, strict=True) for item in together]
+
+
+# -- shuffled or in order ----------------------------------------------------------------------------------------------
+
+lengths = st.integers(0, 40)
+sizes = st.integers(1, 6)
+batch_sizes = st.none() | st.integers(1, 7)
+
+
+@settings(deadline=None)
+@given(lengths, sizes, batch_sizes, st.booleans(), st.booleans(), st.integers(0, 3))
+def test_shares_are_those_of_a_distributed_sampler(
+    length: int, size: int, batch_size: int | None, drop_last: bool, shuffle: bool, epoch: int
+) -> None:
+    shuffle = shuffle and length > 0  # torch refuses to shuffle nothing
+    drop_last = drop_last and batch_size is not None
+    data = list(range(length))
+
+    def make(**options: Any) -> DataLoader[Any]:
+        return DataLoader(data, batch_size, drop_last=drop_last, collate_fn=lambda items: items, **options)
+
+    loaders = on_every_rank(size, lambda: make(shuffle=shuffle))
+    expected = [DistributedSampler(data, size, rank, shuffle=shuffle) for rank in range(size)]
+    for loader, sampler in zip(loaders, expected, strict=True):
+        loader.sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)
+    taken = passes(loaders)
+    if size > 1:
+        assert taken == [list(make(sampler=sampler)) for sampler in expected]
+    assert [len(loader) for loader in loaders] == [len(items) for items in taken]
+    if not drop_last:
+        shares = taken if batch_size is None else [[item for batch in batches for item in batch] for batches in taken]
+        order = interleaved(shares)
+        assert sorted(order[:length]) == data
+        assert len(order) == math.ceil(length / size) * size
+        assert set(order) <= set(data)
+
+
+def test_one_worker_keeps_the_order_that_torch_draws() -> None:
+    data = range(20)
+    loaders = {
+        "shuffled": lambda: DataLoader(data, batch_size=3, shuffle=True),
+        "unbatched": lambda: DataLoader(data, batch_size=None, shuffle=True),
+        "weighted": lambda: DataLoader(data, sampler=WeightedRandomSampler([1.0] * 20, 8), batch_size=3),
+        "batches": lambda: DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 3, True)),
+        "generator": lambda: DataLoader(data, shuffle=True, generator=torch.Generator().manual_seed(3)),
+        "a list": lambda: DataLoader(data, sampler=[3, 1, 2]),
+        "batches of its own": lambda: DataLoader(data, batch_sampler=Buckets(20, 4)),
     }
-    assert run_on_ranks(prepared_models, storage, workers=workers) == [expected] * workers
+    for name, make in loaders.items():
+        random.seed(1)
+        torch.manual_seed(1)
+        own = make()
+        expected = [plainly(own) for _ in range(2)]
+        random.seed(1)
+        torch.manual_seed(1)
+        with acting_as(0, 1):
+            prepared = prepare_data_loader(make())
+        taken = []
+        for epoch in range(2):
+            prepared.sampler.set_epoch(epoch)
+            taken.append(plainly(prepared))
+        assert taken == expected, name
+        assert len(prepared) == len(own)
+    assert prepared.batch_sampler.size == 4  # the sampler's own attributes are there
 
 
-def test_outside_of_a_worker_it_says_where_it_belongs() -> None:
-    with pytest.raises(RuntimeError, match="only works inside a worker"):
-        get_device()
+def test_a_forgotten_set_epoch_still_changes_the_order() -> None:
+    loaders = on_every_rank(2, lambda: DataLoader(range(30), batch_size=4, shuffle=True))
+    first, second = ([flat(share) for share in passes(loaders)] for _ in range(2))
+    assert first != second
+    assert [Counter(interleaved(orders)) for orders in (first, second)] == [Counter(range(30))] * 2
+    for loader in loaders:
+        loader.sampler.set_epoch(0)
+    assert [flat(share) for share in passes(loaders)] == first
 
 
-# -- prepare_data_loader ---------------------------------------------------------------------------------------------
+def test_a_look_at_the_first_batch_does_not_change_the_order() -> None:
+    one, other = on_every_rank(2, lambda: DataLoader(range(30), batch_size=4, shuffle=True))
+    next(iter(one))
+    assert [loader.sampler.epoch for loader in (one, other)] == [0, 0]
 
 
-def test_ranks_share_the_data_between_them(storage: Path) -> None:
-    def train() -> None:
-        from torch.utils.data import DataLoader, DistributedSampler
-
-        in_order = prepare_data_loader(DataLoader(range(12), batch_size=2))
-        shuffled = prepare_data_loader(DataLoader(range(12), batch_size=2, shuffle=True))
-        assert isinstance(in_order.sampler, DistributedSampler)
-        assert isinstance(shuffled.sampler, DistributedSampler)
-        epochs = []
-        for epoch in (0, 1):
-            shuffled.sampler.set_epoch(epoch)
-            epochs.append([batch.tolist() for batch in shuffled])
-        distrain.report(
-            {
-                "in order": [batch.tolist() for batch in in_order],
-                "shuffles": [in_order.sampler.shuffle, shuffled.sampler.shuffle],
-                "epochs": epochs,
-            }
-        )
-
-    ranks = run_on_ranks(train, storage)
-    assert [rank["in order"] for rank in ranks] == [[[0, 2], [4, 6], [8, 10]], [[1, 3], [5, 7], [9, 11]]]
-    assert [rank["shuffles"] for rank in ranks] == [[False, True]] * 2
-    orders = [[item for rank in ranks for batch in rank["epochs"][epoch] for item in batch] for epoch in (0, 1)]
-    assert [sorted(order) for order in orders] == [list(range(12))] * 2
-    assert orders[0] != orders[1]
+# -- samplers of the user's --------------------------------------------------------------------------------------------
 
 
-def test_a_loader_that_shares_already_or_cannot_share_is_left_alone(storage: Path) -> None:
-    def train() -> None:
-        from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+class Shuffled(Sampler[int]):
+    """Draws from somewhere else than torch."""
 
-        class Stream(IterableDataset):  # type: ignore[type-arg]
-            def __iter__(self) -> Any:
-                return iter(range(4))
+    def __init__(self, length: int, source: str) -> None:
+        self.order = list(range(length))
+        self.source = source
+        self.python = random.Random()
+        self.state = numpy.random.RandomState()
+        self.generator = numpy.random.default_rng()
 
-        mine = DistributedSampler(range(8), shuffle=True, seed=5)
-        loaders = {
-            "own sampler": DataLoader(range(8), sampler=mine),
-            "own batch sampler": DataLoader(range(8), batch_sampler=BatchSampler(mine, 2, False)),
-            "stream": DataLoader(Stream(), batch_size=2),
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[int]:
+        shufflers: dict[str, Callable[[list[int]], None]] = {
+            "random": random.shuffle,
+            "numpy": numpy.random.shuffle,
+            "own random": self.python.shuffle,
+            "own numpy": self.state.shuffle,
+            "own generator": self.generator.shuffle,
         }
-        kept = {name: prepare_data_loader(loader) is loader for name, loader in loaders.items()}
+        order = list(self.order)
+        shufflers[self.source](order)
+        return iter(order)
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of neighbours, in random order."""
+
+    def __init__(self, length: int, size: int) -> None:
+        self.batches = [list(range(length))[start : start + size] for start in range(0, length, size)]
+        self.size = size
+        self.epochs: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(random.sample(self.batches, len(self.batches)))
+
+
+class EpochBuckets(Buckets):
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def unlike_generator() -> torch.Generator:
+    """Seeded as each rank is."""
+    return torch.Generator().manual_seed(torch.initial_seed())
+
+
+PERMUTING: dict[str, Callable[[int], Any]] = {
+    "subset": lambda length: SubsetRandomSampler(range(length)),
+    "subset, generator": lambda length: SubsetRandomSampler(range(length), generator=unlike_generator()),
+    "weighted": lambda length: WeightedRandomSampler([1.0] * length, length, replacement=False),
+    "list": lambda length: list(range(length))[::-1],
+    **{
+        source: lambda length, source=source: Shuffled(length, source)  # type: ignore[misc]
+        for source in ("random", "numpy", "own random", "own numpy", "own generator")
+    },
+}
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(PERMUTING)), st.integers(1, 20), st.integers(2, 5), st.integers(0, 2))
+def test_ranks_share_an_order_of_the_users(kind: str, length: int, size: int, epoch: int) -> None:
+    loaders = on_every_rank(size, lambda: DataLoader(range(length), batch_size=None, sampler=PERMUTING[kind](length)))
+    for loader in loaders:
+        loader.sampler.set_epoch(epoch)
+    order = interleaved(passes(loaders))
+    assert sorted(order[:length]) == list(range(length))
+    assert order == (order[:length] * size)[: len(order)]  # what is too few comes again from the beginning
+    assert [len(loader) for loader in loaders] == [math.ceil(length / size)] * size
+
+
+@pytest.mark.parametrize("kind", sorted(set(PERMUTING) - {"list"}))
+def test_every_epoch_has_an_order_of_its_own(kind: str) -> None:
+    loaders = on_every_rank(2, lambda: DataLoader(range(40), batch_size=None, sampler=PERMUTING[kind](40)))
+    orders = [interleaved(passes(loaders)) for _ in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+    for loader in loaders:
+        loader.sampler.set_epoch(1)
+    assert interleaved(passes(loaders)) == orders[1]
+
+
+def test_drawing_with_replacement_is_shared_out_too() -> None:
+    data = range(10)
+    for make, count in (
+        (lambda: RandomSampler(data, replacement=True, num_samples=7), 8),
+        (lambda: RandomSampler(data, num_samples=4), 4),
+        (lambda: WeightedRandomSampler([0.0] * 9 + [1.0], 6), 6),
+    ):
+        shares = passes(on_every_rank(2, lambda make=make: DataLoader(data, batch_size=None, sampler=make())))  # type: ignore[misc]
+        assert len(interleaved(shares)) == count
+    assert set(interleaved(shares)) == {9}
+
+
+def test_drawing_an_order_leaves_the_random_state_alone() -> None:
+    sampler = Shuffled(10, "own generator")
+    sampler.other = torch.Generator()  # type: ignore[attr-defined]
+
+    def numbers() -> list[Any]:
+        own = [copy.deepcopy(sampler.python).random(), copy.deepcopy(sampler.state).rand()]
+        own += [copy.deepcopy(sampler.generator).random(), sampler.other.get_state().tolist()]  # type: ignore[attr-defined]
+        return [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist(), *own]
+
+    with acting_as(1, 2):
+        loader = prepare_data_loader(DataLoader(range(10), sampler=sampler))
+    before = numbers()
+    assert len(list(loader.sampler)) == 5
+    assert numbers() == before
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(2, 5), st.integers(1, 5))
+def test_ranks_get_whole_batches_of_a_batch_sampler(length: int, size: int, batch_size: int) -> None:
+    samplers: list[EpochBuckets] = []
+
+    def make() -> DataLoader[Any]:
+        samplers.append(EpochBuckets(length, batch_size))
+        return DataLoader(range(length), batch_sampler=samplers[-1], collate_fn=tuple)
+
+    loaders = on_every_rank(size, make)
+    for loader in loaders:
+        loader.sampler.set_epoch(5)
+    order = interleaved(passes(loaders))
+    batches = [tuple(batch) for batch in samplers[0].batches]
+    assert sorted(order[: len(batches)]) == sorted(batches)
+    assert set(order) == set(batches)
+    assert [len(loader) for loader in loaders] == [math.ceil(len(batches) / size)] * size
+    assert [sampler.epochs[0] for sampler in samplers] == [5] * size
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_plain_batch_sampler_has_its_sampler_shared_out(shuffle: bool) -> None:
+    data = range(22)
+    kind = RandomSampler if shuffle else SequentialSampler
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(data, batch_sampler=BatchSampler(kind(data), 3, drop_last=True), collate_fn=list)
+
+    loaders = on_every_rank(2, make)
+    expected = []
+    for rank, loader in enumerate(loaders):
+        loader.sampler.set_epoch(3)
+        sampler = DistributedSampler(data, 2, rank, shuffle=shuffle)
+        sampler.set_epoch(3)
+        expected.append(list(DataLoader(data, batch_size=3, sampler=sampler, drop_last=True, collate_fn=list)))
+        assert isinstance(loader.sampler, DistributedSampler)
+        assert (loader.batch_sampler.batch_size, loader.batch_sampler.drop_last) == (3, True)
+    assert passes(loaders) == expected
+
+
+def test_an_order_without_a_length_cannot_be_shared_out() -> None:
+    def endless() -> Iterator[int]:
+        yield 0
+
+    class Endless(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return endless()
+
+    for sampler in (endless(), Endless()):
+        with acting_as(0, 2), pytest.raises(ValueError, match=r"no len\(\).*add_dist_sampler=False"):
+            prepare_data_loader(DataLoader(range(4), sampler=sampler))
+    with acting_as(0, 2), pytest.raises(TypeError, match="takes a torch DataLoader, got list"):
+        prepare_data_loader([1, 2])  # type: ignore[arg-type]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+class KnowsRanks(Sampler[int]):
+    """As in timm or detectron2: shares without being a DistributedSampler."""
+
+    num_replicas = 2
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 3])
+
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_loader_that_shares_already_or_cannot_share_is_left_alone(size: int) -> None:
+    mine = DistributedSampler(range(8), 2, 0, shuffle=True, seed=5)
+    loaders = [
+        DataLoader(range(8), sampler=mine),
+        DataLoader(range(8), batch_sampler=BatchSampler(mine, 2, False)),
+        DataLoader(range(8), sampler=KnowsRanks()),
+        DataLoader(range(8), batch_sampler=BatchSampler(KnowsRanks(), 2, False)),
+        DataLoader(Stream(), batch_size=2),
+    ]
+    with acting_as(0, size):
+        assert [prepare_data_loader(loader) is loader for loader in loaders] == [True] * len(loaders)
         plain = DataLoader(range(8), shuffle=True)
-        kept["not wanted"] = prepare_data_loader(plain, add_dist_sampler=False) is plain
-        distrain.report(kept)
-
-    names = ("own sampler", "own batch sampler", "stream", "not wanted")
-    assert run_on_ranks(train, storage) == [dict.fromkeys(names, True)] * 2
-
-
-def test_a_single_worker_keeps_its_loader(storage: Path) -> None:
-    def train() -> None:
-        from torch.utils.data import DataLoader, WeightedRandomSampler
-
-        loaders = [
-            DataLoader(range(8), shuffle=True),
-            DataLoader(range(8), sampler=WeightedRandomSampler([1.0] * 8, 8)),
-        ]
-        distrain.report({"kept": all(prepare_data_loader(loader) is loader for loader in loaders)})
-
-    assert run_on_ranks(train, storage, workers=1) == [{"kept": True}]
+        assert prepare_data_loader(plain, add_dist_sampler=False) is plain
+        once = prepare_data_loader(plain)
+        twice = prepare_data_loader(once)
+    assert len(twice) == len(once) == 8 // size
+    assert len(plain) == 8
+    assert len(list(twice)) == 8 // size
 
 
-def test_a_sampler_whose_meaning_would_be_lost_is_an_error(storage: Path) -> None:
-    def train() -> None:
-        from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+# -- the loader's other sides ------------------------------------------------------------------------------------------
 
-        data = range(8)
-        own = {
-            "weighted": DataLoader(data, sampler=WeightedRandomSampler([1.0] * 8, 8)),
-            "batches": DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, False)),
-            "with replacement": DataLoader(data, sampler=RandomSampler(data, replacement=True, num_samples=3)),
-            "a few": DataLoader(data, sampler=RandomSampler(data, num_samples=3)),
-        }
-        texts = {}
-        for name, loader in own.items():
-            try:
-                prepare_data_loader(loader)
-                texts[name] = "accepted"
-            except ValueError as error:
-                texts[name] = str(error)
-        with pytest.raises(TypeError, match="takes a torch DataLoader, got list"):
-            prepare_data_loader([1, 2])  # type: ignore[arg-type]
-        distrain.report(texts)
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "batch_size": st.integers(1, 5),
+        "collate_fn": st.just(tuple),
+        "pin_memory": st.booleans(),
+        "drop_last": st.booleans(),
+        "worker_init_fn": st.just(print),
+        "generator": st.builds(torch.Generator),
+        "shuffle": st.booleans(),
+    },
+)
+worker_options = st.fixed_dictionaries(
+    {"num_workers": st.integers(1, 2)},
+    optional={
+        "timeout": st.integers(1, 9),
+        "multiprocessing_context": st.sampled_from(["fork", "spawn"]),
+        "prefetch_factor": st.integers(1, 4),
+        "persistent_workers": st.booleans(),
+        "in_order": st.booleans(),
+    },
+)
 
-    for rank in run_on_ranks(train, storage):
-        assert {name: "add_dist_sampler=False" in text for name, text in rank.items()} == dict.fromkeys(rank, True)
-        assert "WeightedRandomSampler" in rank["weighted"]
+
+@settings(deadline=None)
+@given(options, worker_options | st.just({}), st.integers(1, 3))
+def test_every_other_option_of_a_loader_is_kept(some: dict[str, Any], of_workers: dict[str, Any], size: int) -> None:
+    before = DataLoader(range(10), **{**some, **of_workers})
+    with acting_as(size - 1, size):
+        after = prepare_data_loader(before)
+    assert type(after) is DataLoader
+    assert after is not before
+    lost = [name for name in vars(before) if getattr(after, name) is not getattr(before, name)]
+    assert sorted(lost) == ["batch_sampler", "sampler"]
+    assert before.sampler is not after.sampler
+    for name in ("batch_size", "drop_last"):
+        assert getattr(after.batch_sampler, name) == getattr(before.batch_sampler, name)
 
 
-def test_every_other_option_of_a_loader_is_kept(storage: Path) -> None:
+def test_loader_workers_that_persist_hear_of_the_epoch(storage: Path) -> None:
     def train() -> None:
         import warnings
 
-        import torch
-        from torch.utils.data import DataLoader
-
         warnings.simplefilter("error")
-        options: dict[str, Any] = {
-            "batch_size": 3,
-            "num_workers": 1,
-            "collate_fn": tuple,
-            "drop_last": True,
-            "timeout": 30,
-            "worker_init_fn": lambda index: None,
-            "generator": torch.Generator(),
-            "prefetch_factor": 5,
-            "persistent_workers": True,
-            "multiprocessing_context": "fork",
-            "in_order": False,
-        }
-        before = DataLoader(range(10), shuffle=True, **options)
-        after = prepare_data_loader(before)
-        assert after is not before
-        distrain.report(
-            {
-                "lost": [name for name in options if getattr(after, name) != getattr(before, name)],
-                "batches": [list(batch) for batch in after],
-                "unbatched": sorted(prepare_data_loader(DataLoader(range(4), batch_size=None))),
-            }
-        )
+        before = DataLoader(range(10), batch_size=3, shuffle=True, num_workers=1, persistent_workers=True)
+        next(iter(before))  # its workers run
+        loader = prepare_data_loader(before)
+        epochs = []
+        for epoch in (0, 1, 0):
+            loader.sampler.set_epoch(epoch)
+            epochs.append([item for batch in loader for item in batch.tolist()])
+        distrain.report({"epochs": epochs})
 
-    for rank, metrics in enumerate(run_on_ranks(train, storage)):
-        assert metrics["lost"] == []
-        assert [len(batch) for batch in metrics["batches"]] == [3]
-        assert metrics["unbatched"] == [rank, rank + 2]
+    ranks = [rank["epochs"] for rank in run_on_ranks(train, storage)]
+    for epoch in range(3):
+        assert sorted(interleaved([rank[epoch] for rank in ranks])) == list(range(10))
+    for rank in ranks:
+        assert rank[0] == rank[2] != rank[1]
+
+
+class Tagged(DataLoader[Any]):
+    """A loader of the user's, whose constructor is its own."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__(range(6), batch_size=2)
+        self.tag = tag
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return ((self.tag, batch) for batch in super().__iter__())
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_a_loader_of_the_users_class_stays_one(monkeypatch: pytest.MonkeyPatch, move: bool) -> None:
+    monkeypatch.setattr("distrain.torch.data.get_device", lambda: torch.device("meta"))
+    loader = on_every_rank(2, lambda: Tagged("mine"), move_to_device=move)[1]
+    assert isinstance(loader, Tagged)
+    assert type(loader).__name__ == "Tagged"
+    batches = list(loader)
+    assert [tag for tag, _ in batches] == ["mine"] * len(loader)
+    assert {str(batch.device) for _, batch in batches} == {"meta" if move else "cpu"}
+
+
+# -- to the device -----------------------------------------------------------------------------------------------------
+
+pair = namedtuple("pair", "left right")
+
+
+class Encoding(UserDict[str, Any]):
+    """As in transformers: a mapping that moves itself."""
+
+    def __init__(self, data: dict[str, Any], tag: str) -> None:
+        super().__init__(data)
+        self.tag = tag
+
+    def to(self, device: torch.device) -> Encoding:
+        return Encoding({key: value.to(device) for key, value in self.items()}, self.tag)
+
+
+class Graph:
+    """As in PyG: an object that moves itself."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(self.x.to(device))
+
+
+@dataclass(frozen=True)
+class Sample:
+    x: torch.Tensor
+    name: str = "sample"
+    total: Any = field(init=False, default=None)
+
+
+class Items(list[Any]):
+    pass
+
+
+class Named(dict[str, Any]):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+def nested_batch() -> dict[str, Any]:
+    lists = defaultdict(list, {"a": [torch.ones(1)]})
+    named = Named("own constructor")
+    named["x"] = torch.ones(1)
+    return {
+        "tensor": torch.ones(2),
+        "list": [torch.zeros(1), ("text", pair(torch.ones(1), 3))],
+        "ordered": OrderedDict(x=torch.ones(1)),
+        "default": lists,
+        "named": named,
+        "items": Items([torch.ones(1)]),
+        "encoding": Encoding({"x": torch.ones(1)}, "tag"),
+        "graph": Graph(torch.ones(1)),
+        "sample": Sample(torch.ones(1)),
+        "rest": ["text", 1, 2.0, None, b"bytes"],
+        "class": Sample,
+    }
+
+
+def check_moved(batch: dict[str, Any], device: str) -> None:
+    nested, (text, moved_pair) = batch["list"]
+    assert (text, moved_pair.right, type(moved_pair)) == ("text", 3, pair)
+    tensors = [batch["tensor"], nested, moved_pair.left, batch["ordered"]["x"], batch["default"]["a"][0]]
+    tensors += [batch["named"]["x"], batch["items"][0], batch["encoding"]["x"], batch["graph"].x, batch["sample"].x]
+    assert {str(tensor.device) for tensor in tensors} == {device}
+    kinds = [type(batch[name]) for name in ("ordered", "default", "named", "items", "encoding", "graph", "sample")]
+    assert kinds == [OrderedDict, defaultdict, Named, Items, Encoding, Graph, Sample]
+    assert (batch["encoding"].tag, batch["sample"].name, batch["named"].name) == ("tag", "sample", "own constructor")
+    assert batch["rest"] == ["text", 1, 2.0, None, b"bytes"]
+    assert batch["class"] is Sample
+
+
+def test_batches_are_moved_whatever_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distrain.torch.data.get_device", lambda: torch.device("meta"))
+    given_batch = nested_batch()
+    with acting_as(0, 1):
+        loader = prepare_data_loader(DataLoader([given_batch] * 2, collate_fn=lambda items: items[0]))
+        again = prepare_data_loader(loader)
+        kept = prepare_data_loader(DataLoader([given_batch], collate_fn=lambda items: items[0]), move_to_device=False)
+    assert len(loader) == 2
+    for batch in [*loader, *again]:
+        check_moved(batch, "meta")
+    check_moved(next(iter(kept)), "cpu")
+    check_moved(given_batch, "cpu")  # nothing was changed in place
+
+
+def test_a_batch_that_is_none_does_not_end_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distrain.torch.data.get_device", lambda: torch.device("meta"))
+    with acting_as(0, 1):
+        loader = prepare_data_loader(DataLoader([0, 1, 2], collate_fn=lambda items: items[0] or None))
+    assert list(loader) == [None, 1, 2]
 
 
 # -- classes of the user's script ------------------------------------------------------------------------------------
@@ -366,24 +731,35 @@ def test_a_worker_per_gpu_talks_nccl(storage: Path, gpus: int) -> None:
 
 
 @pytest.mark.gpu
-def test_batches_are_moved_to_the_gpu_whatever_holds_them(storage: Path, gpus: int) -> None:
-    def train() -> list[str]:
-        from collections import namedtuple
+@pytest.mark.parametrize("auto_transfer", [True, False])
+def test_batches_are_moved_to_the_gpu(storage: Path, gpus: int, auto_transfer: bool) -> None:
+    def train() -> None:
+        data = [nested_batch()] * 3
+        loader = prepare_data_loader(DataLoader(data, collate_fn=lambda items: items[0]), auto_transfer=auto_transfer)
+        for batch in loader:
+            check_moved(batch, str(get_device()))
+        nones = DataLoader([0, 1, 2], collate_fn=lambda items: items[0] or None)
+        assert list(prepare_data_loader(nones, auto_transfer=auto_transfer)) == [None, 1, 2]
 
-        import torch
-        from torch.utils.data import DataLoader
+    fit_on_gpus(train, storage, 1)
 
-        pair = namedtuple("pair", "left right")
-        item = {"x": torch.ones(2), "nested": [torch.zeros(1), ("text", pair(torch.ones(1), 3))]}
-        loader = prepare_data_loader(DataLoader([item] * 4, batch_size=2, collate_fn=lambda items: items[0]))
-        assert len(loader) == 2
-        kept = prepare_data_loader(DataLoader([item] * 4, collate_fn=lambda items: items[0]), move_to_device=False)
-        (first, *_), (untouched, *_) = loader, kept
-        nested, (text, moved_pair) = first["nested"]
-        assert (text, moved_pair.right, type(moved_pair)) == ("text", 3, pair)
-        return [str(tensor.device) for tensor in (first["x"], nested, moved_pair.left, untouched["x"])]
 
-    assert fit_on_gpus(train, storage, 1).return_value == ["cuda:0", "cuda:0", "cuda:0", "cpu"]
+@pytest.mark.gpu
+def test_batches_copied_ahead_arrive_whole(storage: Path, gpus: int) -> None:
+    """The memory of a batch must not be given to the next one while kernels still read it."""
+
+    def train() -> list[Any]:
+        data = [torch.full((1 << 20,), float(index)) for index in range(60)]
+        loader = prepare_data_loader(DataLoader(data, batch_size=2, pin_memory=True))
+        weights = torch.rand(2048, 2048, device=get_device())
+        sums = []
+        for batch in loader:
+            for _ in range(20):
+                weights = weights @ weights / 2048  # the stream is busy
+            sums.append(batch.mean(dim=1))
+        return torch.cat(sums).tolist()
+
+    assert fit_on_gpus(train, storage, 1).return_value == [float(index) for index in range(60)]
 
 
 @pytest.mark.gpu
