@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
 from distrain.context import TrainContext
 from distrain.errors import LaunchError, StorageError
@@ -37,7 +38,6 @@ from distrain.survey import survey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from distrain.backend import BackendConfig
     from distrain.config import CheckpointConfig
     from distrain.events import RunRequest
 
@@ -55,12 +55,17 @@ def outer_rank() -> int | None:
     return int(os.environ["RANK"]) if started else None
 
 
-def check_launcher(num_workers: int) -> None:
-    """Raises LaunchError where it is not clear which processes are to train."""
+def check_launcher(num_workers: int, backend: BackendConfig) -> None:
+    """Raises LaunchError where it is not clear which processes are to train, or where they cannot do it together."""
     if num_workers == 0 and Session.current is not None:
         raise LaunchError(
             "fit() with num_workers=0 was called in a distrain worker, where it is not clear which ranks should train; "
             "call the function itself, or start the script with python or torchrun"
+        )
+    can_talk = type(backend).broadcast is not BackendConfig.broadcast
+    if num_workers == 0 and outer_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not can_talk:
+        raise LaunchError(
+            "under torchrun, num_workers=0 needs a trainer whose ranks can talk to each other, such as TorchTrainer"
         )
     if num_workers and "TORCHELASTIC_RUN_ID" in os.environ and outer_rank() is not None:
         size = os.environ["WORLD_SIZE"]

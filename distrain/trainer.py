@@ -110,7 +110,7 @@ def run_work(
     sys_path: Sequence[str] | None = None,
 ) -> Result:
     """What fit() and the command line have in common; see :meth:`DataParallelTrainer.fit`."""
-    local.check_launcher(scaling.num_workers)
+    local.check_launcher(scaling.num_workers, work.backend)
     asked = _Asked(
         work=work,
         job=job.make_job(work) if scaling.num_workers else job.Job(blob=b""),

@@ -5,6 +5,7 @@ The methods import torch when they run, in the worker; the coordinator only read
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchConfig"]
 
 _INIT_METHODS = ("env",)
+_groups = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +62,16 @@ class TorchConfig(BackendConfig):
 
         if context.devices:
             torch.cuda.set_device(context.devices[0])
+        timeout = timedelta(seconds=self.timeout_s)
+        store, rank, world_size = next(distributed.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+        # torchrun's store outlives a fit(): the next group of the same process must not meet the addresses of the last.
+        prefix = f"distrain/{next(_groups)}"
         distributed.init_process_group(
             backend=self._backend(context),
-            init_method="env://",
-            timeout=timedelta(seconds=self.timeout_s),
+            store=distributed.PrefixStore(prefix, store),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
         )
 
     def _backend(self, context: TrainContext) -> str:
