@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CheckpointError,
         CollectiveError,
         DistrainError,
+        HangError,
         JobError,
         LaunchError,
         PreemptionError,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         WorkerGroupError,
     )
     from distrain.result import Result
-    from distrain.session import get_checkpoint, get_context, report
+    from distrain.session import get_checkpoint, get_context, report, should_stop
     from distrain.trainer import DataParallelTrainer
     from distrain.version import __version__
 
@@ -38,6 +39,7 @@ _HOMES = {
         "CheckpointError",
         "CollectiveError",
         "DistrainError",
+        "HangError",
         "JobError",
         "LaunchError",
         "PreemptionError",
@@ -48,7 +50,7 @@ _HOMES = {
     ),
     "result": ("Result",),
     "context": ("TrainContext",),
-    "session": ("get_checkpoint", "get_context", "report"),
+    "session": ("get_checkpoint", "get_context", "report", "should_stop"),
     "trainer": ("DataParallelTrainer",),
     "version": ("__version__",),
 }
@@ -65,6 +67,7 @@ __all__ = [
     "DataParallelTrainer",
     "DistrainError",
     "FailureConfig",
+    "HangError",
     "JobError",
     "LaunchError",
     "LoggingConfig",
@@ -81,6 +84,7 @@ __all__ = [
     "get_checkpoint",
     "get_context",
     "report",
+    "should_stop",
 ]
 
 

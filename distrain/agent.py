@@ -33,6 +33,8 @@ __all__ = ["Agent", "main"]
 PING_INTERVAL_S = 5.0
 STACKS_TIMEOUT_S = 0.05
 STACKS_QUIET_S = 0.003
+STACKS_PATIENCE_S = 1.0
+"""How long a worker may take to answer when nobody is in a hurry."""
 FORKSERVER_PATIENCE_S = 1.0
 """After a SIGKILL to all workers: if they are still there by then, the forkserver does not answer and goes too."""
 _MOST_QUEUED = 4 << 20
@@ -189,6 +191,9 @@ class Agent:
                     self._up.queue(wire.HostFailed(text=text))
             case wire.Stop():
                 self._stop(message)
+            case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
+                self._ask_for_stacks()
+                self._loop.call_in("stacks", STACKS_PATIENCE_S, self._send_stacks)
             case wire.Close():
                 self._loop.stop()
 
@@ -344,6 +349,7 @@ class Agent:
             signal=-code if code < 0 else None,
             by_us=packet["by_us"],
             max_rss_bytes=packet["max_rss_bytes"],
+            oom_limit_bytes=packet["oom_limit_bytes"],
         )
 
     def _drain(self, worker: _Worker) -> None:
@@ -410,10 +416,22 @@ class Agent:
             self._forkserver.send({"kind": "signal", "ranks": ranks, "number": number, "groups": groups})
 
     def _take_stacks(self) -> None:
+        self._loop.cancel("stacks")
+        self._ask_for_stacks()
+        self._loop.call_in("kill", STACKS_TIMEOUT_S, self._kill_workers)
+
+    def _ask_for_stacks(self) -> None:
         for worker in self._workers.values():
             worker.stacks = b""
         self._signal(process.STACKS_SIGNAL, self._living(), groups=False)
-        self._loop.call_in("kill", STACKS_TIMEOUT_S, self._kill_workers)
+
+    def _send_stacks(self) -> None:
+        living = self._living()
+        for worker in living:
+            if worker.stacks:
+                self._up.queue(wire.Stacks(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
+        silent = [worker.rank for worker in living if not worker.stacks]
+        self._up.queue(wire.StacksTaken(attempt=self._attempt, silent=silent))
 
     def _stacks_reader(self, worker: _Worker) -> Callable[[], None]:
         def read() -> None:
@@ -424,15 +442,17 @@ class Agent:
             worker.stacks += data
             if not data:
                 self._loop.forget(worker.stacks_fd)
-            elif self._stopping and self._culprit_known and all(other.stacks for other in self._living()):
+            elif not all(other.stacks for other in self._living()):
+                return
+            elif not self._stopping:
+                self._loop.call_in("stacks", STACKS_QUIET_S, self._send_stacks)
+            elif self._culprit_known:
                 self._loop.call_in("kill", STACKS_QUIET_S, self._kill_workers)
 
         return read
 
     def _kill_workers(self) -> None:
-        for worker in self._living():
-            if worker.stacks:
-                self._up.queue(wire.Stacks(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
+        self._send_stacks()
         self._signal(signal.SIGKILL, self._living(), groups=True)
         self._loop.call_in("kill", FORKSERVER_PATIENCE_S, self._kill_forkserver)
 

@@ -99,13 +99,29 @@ class FailureConfig:
     """What to do when a rank fails.
 
     max_failures: how many failures of the worker group may be answered by a restart from the last committed
-        checkpoint, counted over the whole run; 0 never restarts, -1 always does.
+        checkpoint, counted over the whole run; 0 never restarts, -1 always does. There is no restart if no rank ever
+        got into train_func.
+    retry_same_failure: whether to restart once more after the same rank has raised the same exception (numbers aside)
+        twice in a row, after as many reports and without a checkpoint in between: a bug, most likely.
+    backoff_s: seconds to wait before a restart, doubled each time there was no new checkpoint, up to 5 minutes.
+    hang_report_s: seconds without a sign of progress (no report, no output, of any rank) after which the stacks of all
+        ranks are shown, once; None never shows them.
+    hang_timeout_s: the same, after which the attempt counts as failed; None, the default, waits for ever.
     """
 
     max_failures: int = 0
+    retry_same_failure: bool = False
+    backoff_s: float = 0.0
+    hang_report_s: float | None = 600.0
+    hang_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         _check_int("FailureConfig.max_failures", self.max_failures, minimum=-1)
+        _check_type("FailureConfig.retry_same_failure", self.retry_same_failure, bool, "True or False")
+        _check_seconds("FailureConfig.backoff_s", self.backoff_s)
+        for name in ("hang_report_s", "hang_timeout_s"):
+            if getattr(self, name) is not None:
+                _check_seconds(f"FailureConfig.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +175,8 @@ class RunConfig:
     name: a file name; default: time and a random suffix, unique.
     storage_path: local or shared directory, ``~`` and relative paths allowed; default ``~/distrain_results``.
     log_dir: directory for the logs, in a directory named like the run; default ``logs`` in the run directory.
-    stop_grace_s: seconds between asking workers to stop (SIGTERM) and SIGKILL, when the user stops the run.
+    stop_grace_s: seconds that workers have to stop when the user stops the run: those that call should_stop() are asked
+        first, and get SIGTERM afterwards; the others get SIGTERM at once. In the end comes SIGKILL.
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
     logging_config: how much distrain says. verbose: Ray Tune's number for it; 0 means log level WARNING.
     """
@@ -169,7 +186,7 @@ class RunConfig:
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_dir: str | os.PathLike[str] | None = None
-    stop_grace_s: float = 2.0
+    stop_grace_s: float = 10.0
     worker_runtime_env: dict[str, Any] | None = None
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     verbose: int | None = None

@@ -23,6 +23,7 @@ from distrain.loop import Loop
 from distrain.machine import RunMachine
 from distrain.output import RankOutput, warn
 from distrain.states import RunState
+from distrain.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +75,13 @@ class Coordinator:
             failed=self._storage_failed,
         )
         self._outputs: dict[int, RankOutput] = {}
+        self._watch = Watch(
+            self._loop,
+            store.paths,
+            request.failure_config,
+            ask=self._ask_for_stacks,
+            hung=self._happened,
+        )
 
     @property
     def end(self) -> events.RunEnd:
@@ -89,6 +97,10 @@ class Coordinator:
             last_lines={rank: list(output.last_lines) for rank, output in self._outputs.items()},
             stop_reason=machine.stop_reason,
             problem=machine.problem,
+            hung=machine.hung,
+            no_retry=machine.retries.refusal,
+            finished=sorted(outcomes),
+            where=self._watch.where,
             storage_failed=machine.storage_failed,
             resources_missing=machine.resources_missing,
         )
@@ -96,7 +108,7 @@ class Coordinator:
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         try:
-            with self._signals():
+            with self._watch, self._signals():
                 self._run()
         finally:
             self._loop.close()
@@ -168,16 +180,23 @@ class Coordinator:
                 host.greeted = True
                 self._happened(events.HostSaid(host.name, message))
             case wire.Output():
+                self._watch.progress()
                 self._outputs[message.rank].feed(message.stream, message.body)
             case wire.Stacks():
                 self._keep_stacks(message)
+            case wire.StacksTaken():
+                self._watch.taken(host.name, message.silent, sorted(self.machine.outcomes))
             case wire.Reported() | wire.Delivered() | wire.Joined():
+                self._watch.progress()
                 self._ledger.handle(message)
             case wire.Running():
+                self._watch.progress()
                 self._ledger.handle(message)
                 self._happened(events.HostSaid(host.name, message))
             case wire.Outcome():
                 self._on_outcome(host, message)
+            case wire.Exited():
+                self._happened(events.HostSaid(host.name, message, self._ledger.reports.get(message.rank, 0)))
             case _:
                 self._happened(events.HostSaid(host.name, message))
 
@@ -204,15 +223,25 @@ class Coordinator:
         if outcome.traceback:
             self._outputs[outcome.rank].note(outcome.traceback)
         self._ledger.handle(outcome)
-        self._happened(events.HostSaid(host.name, outcome))
+        self._happened(events.HostSaid(host.name, outcome, self._ledger.reports.get(outcome.rank, 0)))
 
     def _keep_stacks(self, message: wire.Stacks) -> None:
-        path = self._store.paths.stacks(message.attempt, message.rank)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(message.body)
+            self._watch.came(message.rank, message.body)
         except OSError as error:
             warn(f"the stacks of rank {message.rank} could not be kept: {error}")
+
+    def _ask_for_stacks(self) -> list[str]:
+        plan = self.machine.plan
+        if plan is None or not self._is_training:
+            return []
+        for name in plan.hosts:
+            self._hosts[name].send(wire.TakeStacks(attempt=self._attempt))
+        return list(plan.hosts)
+
+    @property
+    def _is_training(self) -> bool:
+        return self.machine.state in (RunState.STARTING, RunState.RUNNING)
 
     def _storage_failed(self, why: str) -> None:
         """What cannot be kept ends the run: training on would lose it. The machine hears of it once."""
@@ -243,6 +272,7 @@ class Coordinator:
                     except OSError as error:
                         self._storage_failed(f"cannot write the run manifest in {self._store.paths.root}: {error}")
                     self._ledger.begin(attempt, plan.world_size)
+                    self._watch.begin(attempt)
                     width = len(str(plan.world_size - 1))
                     self._outputs = {
                         rank.rank: RankOutput(
@@ -259,6 +289,7 @@ class Coordinator:
         for name, moment, callback in (
             ("machine", self.machine.deadline(), lambda: self._happened(events.Tick())),
             ("ledger", self._ledger.deadline(), self._ledger.tick),
+            ("watch", self._watch.deadline() if self._is_training else None, self._watch.tick),
         ):
             if moment is None:
                 self._loop.cancel(name)

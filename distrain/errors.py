@@ -12,6 +12,7 @@
     ├── CollectiveError        ranks cannot meet in barrier() or broadcast_from_rank_zero()
     └── TrainingFailedError    fit() ended without a finished training; ``.result`` is what there is
         ├── WorkerGroupError   at least one rank failed; ``.worker_failures`` tells of each
+        │   └── HangError      no rank made progress for ``FailureConfig.hang_timeout_s``
         ├── LaunchError        a host or its agent could not be started, or was lost
         └── PreemptionError    somebody asked the run to stop (SIGTERM)
 
@@ -23,12 +24,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from distrain.failures import RankFailure
 
 __all__ = [
     "CheckpointError",
     "CollectiveError",
     "DistrainError",
+    "HangError",
     "InvalidTransition",
     "JobError",
     "LaunchError",
@@ -90,8 +94,8 @@ class TrainingFailedError(DistrainError):
 class WorkerGroupError(TrainingFailedError):
     """At least one rank failed.
 
-    ``worker_failures`` maps each failed rank to its original exception (or to a stand-in that says how the process
-    died); ``culprit`` is the rank that failed first. The culprit's exception is also the ``__cause__``.
+    worker_failures: each failed rank's original exception, or a stand-in that says how the process died. culprit: the
+        rank to blame, whose exception is also the ``__cause__``. failures: the facts of each, culprit first.
     """
 
     def __init__(
@@ -101,12 +105,18 @@ class WorkerGroupError(TrainingFailedError):
         worker_failures: Mapping[int, BaseException],
         culprit: int,
         exit_code: int = 1,
+        failures: Sequence[RankFailure] = (),
         result: Any = None,
     ) -> None:
         super().__init__(message, result=result)
+        self.failures = tuple(failures)
         self.worker_failures = dict(worker_failures)
         self.culprit = culprit
         self.exit_code = exit_code
+
+
+class HangError(WorkerGroupError):
+    """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``; the text says where they were."""
 
 
 class LaunchError(TrainingFailedError):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.backend import BackendConfig
-    from distrain.config import ScalingConfig
+    from distrain.config import FailureConfig, ScalingConfig
     from distrain.failures import RankFailure
     from distrain.job import Job
     from distrain.plan import WorldPlan
@@ -24,6 +24,7 @@ __all__ = [
     "Event",
     "HostLost",
     "HostSaid",
+    "Hung",
     "RunEnd",
     "RunRequest",
     "Say",
@@ -49,7 +50,7 @@ class RunRequest:
     backend: BackendConfig
     scaling: ScalingConfig
     leases: Mapping[str, float]
-    max_failures: int
+    failure_config: FailureConfig
     stop_grace_s: float
     directory: str
     sys_path: list[str]
@@ -63,10 +64,11 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class HostSaid:
-    """A message from an agent, or from a worker through it."""
+    """A message from an agent, or from a worker through it. ``reports``: how many the worker had made."""
 
     host: str
     message: wire.Message
+    reports: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,19 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class Hung:
+    """No rank has made progress for longer than the user allows; ``where`` they are, in lines."""
+
+    after_s: float
+    where: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = HostSaid | HostLost | StopAsked | StorageFailed | CheckpointSaved | Tick
+Event = HostSaid | HostLost | StopAsked | StorageFailed | CheckpointSaved | Hung | Tick
 
 
 # -- what comes out --------------------------------------------------------------------------------------------------
@@ -151,6 +161,7 @@ class RunEnd:
 
     value: rank 0's pickled return value, if the run has finished. failures: of the latest attempt; errors: the
     exceptions themselves, where they are at hand. problem: why it could not be done, if no rank is to blame.
+    hung, no_retry: see the machine. finished: ranks that have done their work; where: the stopped ones were.
     """
 
     state: RunState
@@ -163,5 +174,9 @@ class RunEnd:
     last_lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
     stop_reason: str | None = None
     problem: str | None = None
+    hung: Hung | None = None
+    no_retry: str | None = None
+    finished: Sequence[int] = ()
+    where: Sequence[str] = ()
     storage_failed: bool = False
     resources_missing: bool = False

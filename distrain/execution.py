@@ -52,11 +52,11 @@ def execute(load: Callable[[], Work], session: Session, line: Line) -> Executed:
         body = _pickled_value(value) if context.world_rank == 0 else b""
     except BaseException as error:
         if isinstance(error, SystemExit) and _exit_code(error) == 0 and stage == "run":
-            return Executed(outcome=_outcome(context, stage=stage), work=work)
+            return Executed(outcome=_outcome(session, stage=stage), work=work)
         if isinstance(error, SystemExit) and isinstance(error.code, str):
             print(error.code, file=sys.stderr)  # as the interpreter does
         return Executed(outcome=_failure(context, stage, error), work=work, error=error)
-    return Executed(outcome=_outcome(context, stage=stage, body=body), work=work, value=value)
+    return Executed(outcome=_outcome(session, stage=stage, body=body), work=work, value=value)
 
 
 class Terminated(SystemExit):
@@ -78,16 +78,17 @@ def _pickled_value(value: object) -> bytes:
     return body
 
 
-def _outcome(context: TrainContext, *, stage: str, body: bytes = b"") -> wire.Outcome:
+def _outcome(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome:
     return wire.Outcome(
-        attempt=context.attempt,
-        rank=context.world_rank,
+        attempt=session.context.attempt,
+        rank=session.context.world_rank,
         ok=True,
         stage=stage,
         error=None,
         traceback="",
         exit_code=0,
         body=body or cloudpickle.dumps(None),
+        stopped=session.stopped,
     )
 
 

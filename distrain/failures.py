@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
     from distrain import wire
 
-__all__ = ["RankFailure", "culprit_first", "failure_of", "failure_screen", "rank_list", "signal_in_words"]
+__all__ = ["RankFailure", "culprit_first", "failure_of", "failure_screen", "masked", "rank_list", "signal_in_words"]
 
 # What survivors of a dead peer raise, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15).
 _CONSEQUENCE = re.compile(
-    r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|"
+    r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|wait timeout after|"
+    r"collective operation timeout|socket timeout|store.{0,40}timed out|"
     r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|socket closed",
     re.IGNORECASE,
 )
@@ -34,8 +35,12 @@ _SIGNAL_HINTS: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """How one rank failed. ``order`` counts arrivals at the coordinator; ``consequence``: a peer was gone before;
-    ``lost``: nobody could see how it ended."""
+    """How one rank failed.
+
+    kind: ``exception``, ``exit`` (without one), ``signal``, ``memory`` (killed by the kernel for want of it), ``hang``,
+    or ``lost`` (nobody could see how it ended). order: counts arrivals at the coordinator. consequence: a peer was gone
+    before. max_rss_bytes: peak memory of the process, 0 if unknown. payload: the pickled exception, if there is one.
+    """
 
     rank: int
     host: str
@@ -44,8 +49,24 @@ class RankFailure:
     traceback: str
     exit_code: int
     consequence: bool
-    lost: bool = False
+    kind: str = "exception"
+    signal: int | None = None
+    max_rss_bytes: int = 0
     payload: bytes = b""
+
+    @property
+    def role(self) -> str:
+        """``culprit``, or ``victim`` of a peer's failure."""
+        return "victim" if self.consequence else "culprit"
+
+    @property
+    def lost(self) -> bool:
+        return self.kind == "lost"
+
+    def as_json(self) -> dict[str, object]:
+        """All but the pickled exception."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("payload", "consequence")}
+        return {**shown, "role": self.role}
 
 
 def failure_of(
@@ -62,6 +83,8 @@ def failure_of(
         if outcome.ok:
             return None  # whatever the process did afterwards: gloo aborts at interpreter exit, for one
         summary = outcome.error or "unknown error"
+        if exited is not None and exited.oom_limit_bytes is not None:  # a DataLoader worker, as a rule
+            summary = f"{summary} (meanwhile, the kernel killed a process for lack of memory: {_limit(exited)})"
         if outcome.stage != "run":
             summary = f"{summary} (before train_func, while {_STAGES.get(outcome.stage, outcome.stage)})"
         return RankFailure(
@@ -72,6 +95,7 @@ def failure_of(
             traceback=outcome.traceback,
             exit_code=outcome.exit_code,
             consequence=bool(_CONSEQUENCE.search(outcome.error or "")),
+            max_rss_bytes=exited.max_rss_bytes if exited is not None else 0,
             payload=outcome.body,
         )
     if exited is None or exited.by_us:
@@ -82,7 +106,9 @@ def failure_of(
         order=order,
         summary=_death(exited, entered=entered),
         traceback="",
-        lost=exited.lost is not None,
+        kind=_kind(exited),
+        signal=exited.signal,
+        max_rss_bytes=exited.max_rss_bytes,
         exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
         consequence=False,
     )
@@ -91,16 +117,32 @@ def failure_of(
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
 
 
+def _kind(exited: wire.Exited) -> str:
+    if exited.lost is not None:
+        return "lost"
+    if exited.oom_limit_bytes is not None and exited.signal == signal.SIGKILL:
+        return "memory"
+    return "signal" if exited.signal is not None else "exit"
+
+
 def _death(exited: wire.Exited, *, entered: bool) -> str:
     memory = f" (peak memory {exited.max_rss_bytes / 2**20:.0f} MiB)" if exited.max_rss_bytes else ""
     when = "in the middle of the training" if entered else "before it got into train_func"
     if exited.lost is not None:
         return f"was lost: {exited.lost}"
+    if _kind(exited) == "memory":
+        return f"was killed by the kernel for lack of memory {when}{memory}: {_limit(exited)}"
     if exited.signal is not None:
         hint = _SIGNAL_HINTS.get(exited.signal)
         killed = f"was killed by {signal_in_words(exited.signal)} {when}, not sent by distrain{memory}"
         return f"{killed}: {hint}" if hint else killed
     return f"exited with code {exited.exit_code} {when}{memory}, without an exception: os._exit()?"
+
+
+def _limit(exited: wire.Exited) -> str:
+    if exited.oom_limit_bytes:
+        return f"the cgroup allows {exited.oom_limit_bytes / 2**20:.0f} MiB for all processes in it"
+    return "the memory of another cgroup, or of the whole host, was used up"
 
 
 _KNOWN_SIGNALS = {int(number) for number in signal.Signals}
@@ -121,11 +163,14 @@ def failure_screen(
     *,
     stopped: Sequence[int],
     last_lines: Mapping[int, Sequence[str]],
-    logs: str | None,
-    run: str,
+    finished: Sequence[int] = (),
+    where: Sequence[str] = (),
 ) -> str:
     """One screen of plain text: the culprit with its traceback (or its last output, if it has none), equal failures
-    grouped, then the others."""
+    grouped, then the others.
+
+    finished: ranks that had done their work. where: the places at which the stopped ranks were.
+    """
     groups = _grouped(culprit_first(failures))
     lines: list[str] = []
     for number, group in enumerate(groups):
@@ -141,23 +186,28 @@ def failure_screen(
             lines += [f"  {line}" for line in _cut(first.traceback.rstrip()).splitlines()]
         elif last_lines.get(first.rank):
             lines += ["  its last output:", *(f"    {line}" for line in last_lines[first.rank])]
+    if finished and all(failure.consequence for failure in failures):
+        lines.append(
+            f"{_title(finished)}: had finished train_func before. Every rank must take part in every collective: do "
+            "all have the same number of batches?"
+        )
     if stopped:
         lines.append(f"{_title(stopped)}: stopped by distrain")
-    if logs is not None:
-        lines.append(f"logs: {logs}")
-    return "\n".join([*lines, f"run:  {run}"])
+        lines += [f"    {line}" for line in where]
+    return "\n".join(lines)
 
 
 def _grouped(failures: Sequence[RankFailure]) -> list[list[RankFailure]]:
     """Same text up to numbers and addresses: same group; the first failure of a group decides its place."""
     groups: dict[tuple[str, str], list[RankFailure]] = {}
     for failure in failures:
-        key = (_masked(failure.summary), _masked(failure.traceback))
+        key = (masked(failure.summary), masked(failure.traceback))
         groups.setdefault(key, []).append(failure)
     return list(groups.values())
 
 
-def _masked(text: str) -> str:
+def masked(text: str) -> str:
+    """Without the numbers and addresses in which the same failure may differ."""
     return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from distrain import process
+from distrain.cgroup import OomWatch
 from distrain.loop import Loop
 from distrain.worker import WORKER_PIPES, WorkerFds, run_worker
 
@@ -52,6 +53,7 @@ class ForkServer:
         self._workers: dict[int, int] = {}
         self._signalled: dict[int, set[int]] = {}
         self._forks = settings["start_method"] == "forkserver"
+        self._oom = OomWatch()
 
     def run(self) -> None:
         """Serve until the agent is gone, then leave nothing behind."""
@@ -171,12 +173,14 @@ class ForkServer:
             _, status, usage = os.wait4(pid, 0)
             if rank is not None:
                 sent = self._signalled.pop(pid, set())
+                by_us = os.WIFSIGNALED(status) and os.WTERMSIG(status) in sent
                 self._say(
                     kind="exited",
                     rank=rank,
                     status=status,
                     max_rss_bytes=usage.ru_maxrss * _RSS_UNIT,
-                    by_us=os.WIFSIGNALED(status) and os.WTERMSIG(status) in sent,
+                    by_us=by_us,
+                    oom_limit_bytes=self._oom.new_kill() if status and not by_us else None,
                 )
 
     def _leave(self) -> None:

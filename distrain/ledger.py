@@ -55,6 +55,8 @@ class Ledger:
         self._world_size = world_size
         self._rounds = rounds.Rounds(world_size, self._config, incomparable={DICT_FILE})
         self._collectives = collectives.Collectives(world_size)
+        self.reports: dict[int, int] = {}
+        """How many each rank has made in this attempt."""
 
     def handle(self, message: wire.FromWorker) -> None:
         """What a rank of this attempt said; messages that are not about reports are passed over."""
@@ -107,6 +109,7 @@ class Ledger:
 
     def _on_reported(self, message: wire.Reported, now: float) -> None:
         metrics: dict[str, Any] = json.loads(message.body)
+        self.reports[message.rank] = message.index
         line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
         with self._storage_failures("metrics"):
             self._store.append_metrics(line, metrics)

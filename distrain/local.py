@@ -37,6 +37,7 @@ from distrain.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from types import FrameType
 
     from distrain.config import CheckpointConfig
     from distrain.events import RunRequest
@@ -111,7 +112,7 @@ class LocalRun:
         ResourcesError."""
         try:
             failures_used = 0
-            budget = 0 if self._outer else self._request.max_failures
+            budget = 0 if self._outer else self._request.failure_config.max_failures
             while not self._attempt(self.end.attempt + 1).is_terminal:
                 failures_used += 1
                 if 0 <= budget < failures_used:
@@ -138,7 +139,7 @@ class LocalRun:
             value=outcome.body if outcome.ok else None,
             failures=[failure] if failure and not self._storage_problem else [],
             errors={} if error is None else {0: error},
-            stop_reason=_stop_reason(error),
+            stop_reason=_stop_reason(error) or (self._desk.stop_asked if outcome.stopped else None),
             problem=self._storage_problem,
             storage_failed=self._storage_problem is not None,
         )
@@ -154,12 +155,18 @@ class LocalRun:
         if self._storage_problem:  # also if train_func caught the exception and went on
             return RunState.FAILED
         if outcome.ok:
-            return RunState.FINISHED
+            return RunState.ABORTED if outcome.stopped else RunState.FINISHED
         return RunState.ABORTED if _stop_reason(error) else RunState.STOPPING
 
     def _keep(self, message: wire.FromWorker) -> None:
-        self._ledger.handle(message)
-        self._ledger.flush()
+        match message:
+            case wire.Listens():
+                self._desk.listens = True
+            case wire.Vote(attempt=attempt, rank=rank, call=call):
+                self._desk.answer(wire.StopAt(attempt=attempt, rank=rank, call=call))
+            case _:
+                self._ledger.handle(message)
+                self._ledger.flush()
 
     def _saved(self, path: str) -> None:
         self._checkpoint = path
@@ -176,6 +183,9 @@ class _Desk:
     at_end = False
 
     def __init__(self) -> None:
+        self.listens = False
+        """Whether train_func calls should_stop()."""
+        self.stop_asked: str | None = None
         self.hear: Callable[[wire.FromWorker], None] = lambda message: None
         self._decoder = wire.Decoder()
         self._answers: deque[wire.Frame] = deque()
@@ -195,7 +205,7 @@ class _Desk:
 
 
 def _train(session: Session, work: Work, desk: _Desk) -> Executed:
-    with _current(session), _sigterm():
+    with _current(session), _stop_signals(session, desk):
         executed = execute(lambda: work, session, desk)
         with contextlib.suppress(Exception):
             work.backend.teardown(session.context)
@@ -218,16 +228,28 @@ def _current(session: Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sigterm() -> Iterator[None]:
-    """SIGTERM unwinds train_func, as in a worker, unless the user has a handler."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if ours:
-        signal.signal(signal.SIGTERM, terminate)
+def _stop_signals(session: Session, desk: _Desk) -> Iterator[None]:
+    """SIGTERM and Ctrl-C, where the user has no handlers of their own: should_stop() becomes true if train_func calls
+    it; otherwise, and the second time, they unwind train_func."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if desk.listens and desk.stop_asked is None:
+            desk.stop_asked = signal.Signals(number).name
+            context = session.context
+            desk.answer(wire.AskStop(attempt=context.attempt, rank=context.world_rank))
+        else:
+            (signal.default_int_handler if number == signal.SIGINT else terminate)(number, frame)
+
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    is_main = threading.current_thread() is threading.main_thread()
+    ours = {n: handler for n, handler in usual.items() if is_main and signal.getsignal(n) is handler}
+    for number in ours:
+        signal.signal(number, on_signal)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 # -- this process as a rank ------------------------------------------------------------------------------------------
@@ -253,7 +275,7 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainCo
                 port=ports[0],
                 run_id=request.run_id,
                 attempt=attempt - request.first_attempt,
-                max_restarts=max(request.max_failures, 0),
+                max_restarts=max(request.failure_config.max_failures, 0),
             )
             variables |= request.backend.environment(plan, rank, address, ports[1:])
         stack.enter_context(_environment(variables))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.errors import InvalidTransition, ResourcesError
@@ -19,6 +20,7 @@ from distrain.events import (
     Event,
     HostLost,
     HostSaid,
+    Hung,
     RunRequest,
     Say,
     StopAsked,
@@ -37,7 +39,12 @@ from distrain.plan import (
     rendezvous_address,
     visible_devices,
 )
+from distrain.retries import Retries
 from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
+from distrain.stopping import StopVotes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["RunMachine"]
 
@@ -46,6 +53,8 @@ STOP_TIMEOUT_S = 10.0
 """Beyond the grace: after this an agent that cannot empty its host is given up, by name."""
 EXIT_TIMEOUT_S = 30.0
 """For exit handlers, after the work was done and reported; whoever needs longer is killed without being a failure."""
+TERM_GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL for ranks that were asked to stop, and did not."""
 _STORY_LENGTH = 200
 
 
@@ -56,6 +65,7 @@ _STORY_LENGTH = 200
 class _Rank:
     plan: RankPlan
     state: RankState = RankState.PLANNED
+    reports: int = 0
     outcome: wire.Outcome | None = None
     exited: wire.Exited | None = None
     failed_order: int | None = None
@@ -69,7 +79,6 @@ class RunMachine:
         self.request = request
         self.state = RunState.CONNECTING
         self.attempt = request.first_attempt - 1
-        self.failures_used = 0
         self.checkpoint = request.checkpoint
         self.stop_reason: str | None = None
         self.problem: str | None = None
@@ -84,6 +93,10 @@ class RunMachine:
         self._order = 0
         self._retry_forbidden = False
         self._deadline: float | None = None
+        self.hung: Hung | None = None
+        """What the latest attempt was stopped for, if it hung."""
+        self.retries = Retries(request.failure_config, request.checkpoint)
+        self._votes = StopVotes()
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -131,8 +144,13 @@ class RunMachine:
         if self.state.is_terminal:
             return []
         match event:
-            case HostSaid(host, message):
+            case HostSaid(host, message, reports):
+                if isinstance(message, (wire.Outcome, wire.Exited)) and message.attempt == self.attempt:
+                    self._ranks[message.rank].reports = reports
                 return self._on_message(host, message, now)
+            case Hung():
+                self.hung = event
+                return self._stop(0.0, now)
             case HostLost(host, why):
                 return self._on_host_lost(host, why, now)
             case StopAsked(why):
@@ -198,6 +216,7 @@ class RunMachine:
         self.attempt += 1
         self._gone = set()
         self._ranks = {rank.rank: _Rank(plan=rank) for rank in self.plan.ranks}
+        self.hung, self._votes = None, StopVotes()
         self._deadline = now + CONNECT_TIMEOUT_S
         ports = 1 + self.request.backend.ports(self.plan)
         return [
@@ -215,11 +234,10 @@ class RunMachine:
         return [*self._say_restart(), *started]
 
     def _say_restart(self) -> list[Action]:
-        if not self.failures_used:
+        if not self.retries.used:
             return []
-        budget = "no limit" if self.request.max_failures < 0 else f"of {self.request.max_failures}"
         resume = f"from {self.checkpoint}" if self.checkpoint else "from the beginning, as there is no checkpoint"
-        return [Say(f"restart {self.failures_used} ({budget}) {resume}")]
+        return [Say(f"restart {self.retries.used} ({self.retries.budget}) {resume}")]
 
     def _start_message(self, host: str, ports: list[int]) -> wire.Start:
         assert self.plan is not None
@@ -236,7 +254,7 @@ class RunMachine:
             port=ports[0],
             run_id=request.run_id,
             attempt=self.attempt - request.first_attempt,
-            max_restarts=max(request.max_failures, 0),
+            max_restarts=max(request.failure_config.max_failures, 0),
         )
         return wire.WorkerSpec(
             attempt=self.attempt,
@@ -270,14 +288,17 @@ class RunMachine:
             case wire.Spawned():
                 if rank.state is RankState.PLANNED:
                     self._move_rank(rank, RankState.SPAWNED)
+            case wire.Listens() | wire.Vote():
+                return self._on_listener(message, now)
             case wire.Running():
-                rank.entered = True
+                rank.entered = self.retries.ever_entered = True
                 self._move_rank(rank, RankState.RUNNING)
                 return self._when_all_run()
             case wire.Outcome():
                 rank.outcome = message
                 self._move_rank(rank, RankState.DONE if message.ok else RankState.RAISED)
-                return self._when_all_done(now) if message.ok else self._rank_failed(rank, now)
+                agreed = self._agreed(self._votes.finished(message.rank))
+                return [*agreed, *(self._when_all_done(now) if message.ok else self._rank_failed(rank, now))]
             case wire.Exited():
                 rank.exited = message
                 self._move_rank(rank, RankState.EXITED)
@@ -326,7 +347,24 @@ class RunMachine:
             return self._stop(0.0, now)
         grace_s = self.request.stop_grace_s
         said = Say(f"{why}: stopping the workers, {grace_s:g} s at most; again to kill them at once")
+        if self._votes.listeners and grace_s:
+            self._deadline = now + grace_s
+            return [said, *self._tell_ranks(self._votes.ask(), wire.AskStop)]
         return [said, *self._stop(grace_s, now)]
+
+    def _on_listener(self, message: wire.Listens | wire.Vote, now: float) -> list[Action]:
+        """A rank calls should_stop(), or waits in it to hear where all stop."""
+        if isinstance(message, wire.Vote):
+            return self._agreed(self._votes.vote(message.rank, message.call))
+        return self._tell_ranks(self._votes.listen(message.rank), wire.AskStop)
+
+    def _agreed(self, call: int | None) -> list[Action]:
+        return [] if call is None else self._tell_ranks(self._votes.listeners, wire.StopAt, call=call)
+
+    def _tell_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
+        return [
+            Tell(self._ranks[rank].plan.host, kind(attempt=self.attempt, rank=rank, **fields)) for rank in sorted(ranks)
+        ]
 
     def _stop(self, grace_s: float, now: float, *, culprit_known: bool = True) -> list[Action]:
         assert self.plan is not None
@@ -350,23 +388,38 @@ class RunMachine:
         """Nothing of the attempt is left anywhere: finish, give up, or try again."""
         self._deadline = None
         ended: list[Action] = [AttemptEnded(self.attempt)]
-        if len(self.outcomes) == len(self._ranks):  # also when asked to stop in the last moment
-            self._end(RunState.FINISHED)
+        done = len(self.outcomes) == len(self._ranks)
+        if done and not any(outcome.stopped for outcome in self.outcomes.values()):
+            self._end(RunState.FINISHED)  # also when asked to stop in the last moment
         elif self.stop_reason is not None:
             self._end(RunState.ABORTED)
         elif self._may_retry():
-            self.failures_used += 1
-            culprit = culprit_first(self.failures)[0]
-            said = Say(f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}")
-            return [*ended, said, *self._reserve(now)]
+            return [*ended, Say(self._what_failed()), *self._retry(now)]
         else:
             self._end(RunState.FAILED)
         return ended
 
+    def _what_failed(self) -> str:
+        if not self.failures:
+            assert self.hung is not None
+            return f"no rank has made progress for {self.hung.after_s:g} s"
+        culprit = culprit_first(self.failures)[0]
+        return f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}"
+
     def _may_retry(self) -> bool:
         if self._lost or self.problem or self._retry_forbidden:
             return False
-        return self.request.max_failures < 0 or self.failures_used < self.request.max_failures
+        culprit = culprit_first(self.failures)[0] if self.failures else None
+        reports = self._ranks[culprit.rank].reports if culprit else 0
+        return self.retries.allow(culprit, reports=reports, checkpoint=self.checkpoint)
+
+    def _retry(self, now: float) -> list[Action]:
+        delay_s = self.retries.delay_s()
+        if not delay_s:
+            return self._reserve(now)
+        self._move(RunState.WAITING)
+        self._deadline = now + delay_s
+        return [Say(f"the next attempt starts in {delay_s:g} s")]
 
     def _on_host_failed(self, host: str, text: str, now: float) -> list[Action]:
         self.problem = self.problem or f"{host}: {text}"
@@ -405,6 +458,10 @@ class RunMachine:
             case RunState.CONNECTING:
                 silent = [name for name, facts in self._hosts.items() if facts is None]
                 return self._give_up(f"no answer within {CONNECT_TIMEOUT_S:g} s from {', '.join(silent)}", now)
+            case RunState.WAITING:
+                return self._reserve(now)
+            case RunState.STARTING | RunState.RUNNING:  # ranks were asked to stop, and the grace is over
+                return self._stop(TERM_GRACE_S, now)
             case RunState.RESERVING:
                 assert self.plan is not None
                 return self._give_up(

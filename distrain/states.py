@@ -15,6 +15,7 @@ class RunState(enum.Enum):
     STARTING = "starting"  # workers are being started, not all are in train_func
     RUNNING = "running"  # every rank has been in train_func
     RELEASING = "releasing"  # every rank has done its work; processes are leaving
+    WAITING = "waiting"  # before the next attempt
     STOPPING = "stopping"  # the attempt is over before its end; waiting for every host to be empty
     FINISHED = "finished"
     FAILED = "failed"
@@ -41,8 +42,11 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.RESERVING: frozenset({RunState.STARTING, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
     RunState.STARTING: frozenset({RunState.RUNNING, RunState.RELEASING, RunState.STOPPING, RunState.FAILED}),
     RunState.RUNNING: frozenset({RunState.RELEASING, RunState.STOPPING, RunState.FAILED}),
-    RunState.RELEASING: frozenset({RunState.FINISHED, RunState.STOPPING, RunState.FAILED}),
-    RunState.STOPPING: frozenset({RunState.RESERVING, RunState.FINISHED, RunState.FAILED, RunState.ABORTED}),
+    RunState.RELEASING: frozenset({RunState.FINISHED, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
+    RunState.WAITING: frozenset({RunState.RESERVING, RunState.FAILED, RunState.ABORTED}),
+    RunState.STOPPING: frozenset(
+        {RunState.RESERVING, RunState.WAITING, RunState.FINISHED, RunState.FAILED, RunState.ABORTED}
+    ),
     RunState.FINISHED: frozenset(),
     RunState.FAILED: frozenset(),
     RunState.ABORTED: frozenset(),

@@ -12,6 +12,7 @@
         return_value.pkl            what rank 0's train_func returned
         .staging/                   checkpoints being written; swept when the next run starts
         .lock                       held by the coordinator
+        .requests                   a named pipe, while it runs: where are the ranks?
 
 A checkpoint is written aside, flushed to disk with its manifest, then renamed: a directory named ``checkpoint_…`` is
 complete, always.
@@ -87,6 +88,13 @@ class RunPaths:
     @property
     def lock(self) -> Path:
         return self.root / ".lock"
+
+    @property
+    def requests(self) -> Path:
+        return self.root / ".requests"
+
+    def answer(self, token: str) -> Path:
+        return self.root / "stacks" / f"answer_{token}.txt"
 
     @property
     def staging(self) -> Path:

@@ -21,13 +21,14 @@ from distrain.config import RunConfig, ScalingConfig
 from distrain.coordinator import Coordinator
 from distrain.errors import (
     CheckpointError,
+    HangError,
     LaunchError,
     PreemptionError,
     ResourcesError,
     TrainingFailedError,
     WorkerGroupError,
 )
-from distrain.events import RunEnd, RunRequest
+from distrain.events import Hung, RunEnd, RunRequest
 from distrain.output import log_level, say, warn
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.states import RunState
@@ -163,7 +164,7 @@ class _Asked:
             backend=self.work.backend,
             scaling=self.scaling,
             leases={transport.name: transport.lease_s for transport in self.transports},
-            max_failures=self.run.failure_config.max_failures,
+            failure_config=self.run.failure_config,
             stop_grace_s=self.run.stop_grace_s,
             directory=os.getcwd(),
             sys_path=self.sys_path,
@@ -304,7 +305,9 @@ class _Run:
             path.unlink(missing_ok=True)
 
     def _keep_error(self, error: TrainingFailedError) -> None:
-        text = {"type": type(error).__name__, "message": str(error)}
+        text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+        if isinstance(error, WorkerGroupError):
+            text |= {"culprit": error.culprit, "failures": [failure.as_json() for failure in error.failures]}
         write_atomically(self._store.paths.error_text, json.dumps(text, indent=1).encode())
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
@@ -314,6 +317,8 @@ class _Run:
             return KeyboardInterrupt()
         if end.stop_reason is not None:
             return PreemptionError(f"the run was stopped by {end.stop_reason}; its directory is {result.path}")
+        if end.hung is not None and not end.failures:
+            return self._hang_error(end, end.hung, result)
         if end.failures and not (end.problem and all(failure.lost for failure in end.failures)):
             return self._worker_group_error(end, result)
         if end.storage_failed:
@@ -324,20 +329,32 @@ class _Run:
 
     def _worker_group_error(self, end: RunEnd, result: Result) -> WorkerGroupError:
         found = failures.culprit_first(end.failures)
-        logs = str(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
         screen = failures.failure_screen(
-            found,
-            stopped=end.stopped_ranks,
-            last_lines=end.last_lines,
-            logs=logs if self._asked.scaling.num_workers else None,
-            run=result.path,
+            found, stopped=end.stopped_ranks, finished=end.finished, where=end.where, last_lines=end.last_lines
         )
         return WorkerGroupError(
-            screen,
+            "\n".join([screen, *self._postscript(end, result)]),
             worker_failures={f.rank: end.errors.get(f.rank) or _original(f) for f in found},
             culprit=found[0].rank,
             exit_code=found[0].exit_code,
+            failures=found,
         )
+
+    def _hang_error(self, end: RunEnd, hung: Hung, result: Result) -> HangError:
+        lines = [f"no rank has reported or printed anything for {hung.after_s:g} s; they were:"]
+        lines += [f"    {line}" for line in hung.where]
+        return HangError(
+            "\n".join([*lines, *self._postscript(end, result)]),
+            worker_failures={rank: RuntimeError(f"rank {rank} made no progress") for rank in end.stopped_ranks},
+            culprit=min(end.stopped_ranks, default=0),
+        )
+
+    def _postscript(self, end: RunEnd, result: Result) -> list[str]:
+        """What every account of a failure ends with."""
+        lines = [end.no_retry] if end.no_retry else []
+        if self._asked.scaling.num_workers:
+            lines.append(f"logs: {self._store.paths.log(end.attempt, 0, self._log_dir).parent}")
+        return [*lines, f"run:  {result.path}"]
 
 
 def _return_value(blob: bytes) -> Any:

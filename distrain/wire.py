@@ -22,6 +22,7 @@ __all__ = [
     "MAGIC",
     "MESSAGES",
     "WIRE_VERSION",
+    "AskStop",
     "Close",
     "Committed",
     "Decoder",
@@ -34,6 +35,7 @@ __all__ = [
     "Hello",
     "HostFailed",
     "Joined",
+    "Listens",
     "Met",
     "Message",
     "Notice",
@@ -49,8 +51,12 @@ __all__ = [
     "Spawned",
     "Stacks",
     "Start",
+    "StacksTaken",
     "Stop",
+    "StopAt",
+    "TakeStacks",
     "ToWorker",
+    "Vote",
     "WorkerSpec",
     "encode",
 ]
@@ -153,6 +159,21 @@ class Stop(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeStacks(Message):
+    """Coordinator: where are the workers of this attempt? Answered by :class:`Stacks` and :class:`StacksTaken`."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksTaken(Message):
+    """Agent: all stacks that came within the time are sent; ``silent`` ranks did not answer."""
+
+    attempt: int
+    silent: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Close(Message):
     """Coordinator: the run is over; leave nothing behind and exit."""
 
@@ -173,7 +194,8 @@ class Spawned(Message):
 class Exited(Message):
     """Agent: how a worker's process ended: exactly one of ``exit_code``, ``signal`` and ``lost``.
 
-    ``by_us``: the signal was ours. ``max_rss_bytes``: peak memory of the process, 0 if unknown.
+    ``by_us``: the signal was ours. ``max_rss_bytes``: peak memory of the process, 0 if unknown. ``oom_limit_bytes``:
+    the kernel killed for lack of memory; the limit of the cgroup, or 0 if it was not one of ours.
     """
 
     attempt: int
@@ -183,6 +205,7 @@ class Exited(Message):
     lost: str | None = None
     by_us: bool = False
     max_rss_bytes: int = 0
+    oom_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +307,18 @@ class Met(ToWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskStop(ToWorker):
+    """Somebody wants the run to end: answer the next should_stop() with :class:`Vote`, and wait for :class:`StopAt`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAt(ToWorker):
+    """should_stop() is true from this call on, on every rank that calls it."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release(ToWorker):
     """Every rank has finished: a worker that stayed for the others may leave."""
 
@@ -326,11 +361,24 @@ class Joined(FromWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listens(FromWorker):
+    """The worker has called should_stop(), and will again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote(FromWorker):
+    """The worker waits in its ``call``-th should_stop()."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(FromWorker):
     """What train_func came to. ``body``: the pickled return value, or the pickled exception if ``error`` is set.
 
     ``error`` is one line, ``traceback`` the whole text; ``stage`` says where it happened: import, setup or run.
-    ``exit_code`` is what a script asked for (SystemExit), 1 for any other exception.
+    ``exit_code`` is what a script asked for (SystemExit), 1 for any other exception. ``stopped``: should_stop() was
+    true, so it may not have done all of its work.
     """
 
     ok: bool
@@ -339,6 +387,7 @@ class Outcome(FromWorker):
     traceback: str
     exit_code: int
     body: bytes
+    stopped: bool = False
 
 
 # -- codec -----------------------------------------------------------------------------------------------------------

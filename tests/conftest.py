@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from distrain import process
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOTHING_LEFT_WITHIN_S = 5.0
+
+settings.register_profile("distrain", deadline=None)  # a busy machine is no bug
+settings.load_profile("distrain")
 
 
 def run_members(run_id: str) -> list[psutil.Process]:

@@ -23,19 +23,21 @@ ROOT = Path(distrain.__file__).parent
 
 FLOORS = [
     "version", "errors", "config", "states",
-    "wire", "hosts", "plan", "failures", "rounds", "collectives", "backend", "main_module", "job", "events", "machine",
-    "loop", "channel", "process", "ports", "transport", "gpus", "survey", "output", "checkpoint", "storage", "result",
-    "metrics", "context", "session", "collective", "execution", "ledger",
+    "wire", "hosts", "plan", "failures", "rounds", "collectives", "stacks", "stopping", "retries",
+    "backend", "main_module", "job", "events", "machine",
+    "loop", "channel", "process", "ports", "transport", "cgroup", "gpus", "survey", "output", "checkpoint", "storage", "result",
+    "metrics", "context", "session", "collective", "execution", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "agent", "coordinator",
     "local", "trainer",
-    "torch.config", "torch.prepare", "torch.trainer",
+    "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
+    "torch.sampler", "torch.reproducibility", "torch.data",
     "lightning", "huggingface.transformers",
     "command", "launch",
 ]  # fmt: skip
 """A module may import what stands before it. The packages' ``__init__`` are lazy, and exempt."""
 
 PROGRAMS = {"agent", "forkserver", "worker", "coordinator"}
-THINKING = ["errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "collectives", "events", "machine"]
+THINKING = ["errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "collectives", "stacks", "stopping", "retries", "events", "machine"]
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
 
 

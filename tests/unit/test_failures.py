@@ -43,7 +43,7 @@ def failure(rank: int, order: int = 0, **fields: Any) -> RankFailure:
 
 def screen(*failures: RankFailure, stopped: list[int] | None = None) -> str:
     last_lines = {0: ["its", "last words"], 1: []}
-    return failure_screen(failures, stopped=stopped or [], last_lines=last_lines, logs="/run/logs", run="/run")
+    return failure_screen(failures, stopped=stopped or [], last_lines=last_lines)
 
 
 # -- what is a failure -----------------------------------------------------------------------------------------------
@@ -159,16 +159,12 @@ def test_one_failure_shows_rank_host_summary_and_traceback() -> None:
 
 def test_without_a_traceback_the_last_output_is_shown() -> None:
     text = screen(failure(0, traceback=""))
-    assert "its last output:\n    its\n    last words\n" in text
+    assert "its last output:\n    its\n    last words" in text
 
 
 def test_with_a_traceback_or_without_output_it_is_not() -> None:
     assert "last output" not in screen(failure(0))
     assert "last output" not in screen(failure(1, traceback=""))
-
-
-def test_the_screen_ends_with_the_places_to_look_at() -> None:
-    assert screen(failure(0)).splitlines()[-2:] == ["logs: /run/logs", "run:  /run"]
 
 
 def test_equal_failures_are_one_group() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from distrain import wire
 from distrain.backend import BackendConfig
-from distrain.config import ScalingConfig
+from distrain.config import FailureConfig, ScalingConfig
 from distrain.errors import InvalidTransition
 from distrain.job import Job
 from distrain.machine import (
@@ -38,7 +38,7 @@ CONSEQUENCE = "RuntimeError: Connection closed by peer"
 def request(hosts: list[str], workers: int, **options: Any) -> RunRequest:
     defaults: dict[str, Any] = {
         "run_id": "id", "run_name": "run", "storage_path": "/runs", "job": Job(blob=b"job", preload=("torch",)),
-        "backend": BackendConfig(), "scaling": ScalingConfig(num_workers=workers), "max_failures": 0,
+        "backend": BackendConfig(), "scaling": ScalingConfig(num_workers=workers), "failure_config": FailureConfig(),
         "leases": dict.fromkeys(hosts, 15.0), "stop_grace_s": GRACE_S, "directory": "/work", "sys_path": ["/work"],
         "argv": ["train.py"], "python_flags": [],
     }  # fmt: skip
@@ -275,7 +275,7 @@ def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_is_finished
 
 
 def test_messages_of_an_earlier_attempt_are_ignored() -> None:
-    play = Play(max_failures=1).run()
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(0)
     play.gone()
     play.begin_attempt()
@@ -292,7 +292,7 @@ def test_messages_of_an_earlier_attempt_are_ignored() -> None:
 
 
 def test_a_port_reserved_for_an_earlier_attempt_starts_nothing() -> None:
-    play = Play(max_failures=1).run()
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(0)
     play.gone()
     assert play.says("one", wire.Reserved(attempt=0, ports=[1])) == []
@@ -334,7 +334,7 @@ def test_a_failure_by_itself_needs_no_time() -> None:
 
 
 def test_the_rank_that_went_first_is_blamed_for_a_restart() -> None:
-    play = Play(max_failures=1).run()
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(0, CONSEQUENCE)
     play.raises(1)
     assert said(play.gone()).startswith("rank 1 failed on one: ValueError")
@@ -368,7 +368,7 @@ def test_a_rank_that_finished_is_neither_failed_nor_stopped() -> None:
 
 
 def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
-    play = Play(max_failures=1).run()
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(1)
     actions = play.gone()
     assert [type(action) for action in actions] == [AttemptEnded, Say, AttemptStarts, Tell]
@@ -379,7 +379,7 @@ def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
 
 
 def test_a_retry_can_finish_the_run() -> None:
-    play = Play(max_failures=1).run()
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(1)
     play.gone()
     play.begin_attempt()
@@ -390,7 +390,7 @@ def test_a_retry_can_finish_the_run() -> None:
 
 
 def test_a_retry_resumes_from_the_latest_checkpoint() -> None:
-    play = Play(max_failures=1).run()
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.happens(CheckpointSaved("/runs/run/checkpoint_000000"))
     play.raises(1)
     play.gone()
@@ -410,18 +410,18 @@ def test_a_continued_run_counts_its_attempts_on_and_its_restarts_anew() -> None:
 
 
 def test_an_exhausted_budget_fails_the_run() -> None:
-    play = Play(max_failures=2).run()
+    play = Play(failure_config=FailureConfig(max_failures=2, retry_same_failure=True)).run()
     for _ in range(2):
         play.raises(0)
         play.gone()
         play.begin_attempt()
     play.raises(0)
     play.gone()
-    assert (play.state, play.machine.failures_used) == (RunState.FAILED, 2)
+    assert (play.state, play.machine.retries.used) == (RunState.FAILED, 2)
 
 
 def test_minus_one_never_gives_up() -> None:
-    play = Play(max_failures=-1).run()
+    play = Play(failure_config=FailureConfig(max_failures=-1, retry_same_failure=True)).run()
     for _ in range(50):
         play.raises(0)
         play.gone()
@@ -449,7 +449,7 @@ def test_the_second_request_kills_at_once() -> None:
 
 
 def test_a_stopped_run_is_aborted_whatever_its_ranks_said_about_it() -> None:
-    play = Play(max_failures=5).run()
+    play = Play(failure_config=FailureConfig(max_failures=5)).run()
     play.happens(StopAsked("SIGTERM"))
     play.raises(0)
     play.exits(1, signal=9, by_us=True)
@@ -458,7 +458,7 @@ def test_a_stopped_run_is_aborted_whatever_its_ranks_said_about_it() -> None:
 
 
 def test_asking_to_stop_during_a_failure_prevents_the_retry() -> None:
-    play = Play(max_failures=5).run()
+    play = Play(failure_config=FailureConfig(max_failures=5)).run()
     play.raises(0)
     play.happens(StopAsked("SIGINT"))
     play.gone()
@@ -515,7 +515,7 @@ def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:
 
 @pytest.mark.parametrize("stages", [2, 3, 4], ids=["starting", "spawned", "running"])
 def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) -> None:
-    play = Play(hosts=2, workers=4, max_failures=5)
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=5))
     for stage in (play.connect, play.reserve, play.spawn, play.enter)[:stages]:
         stage()
     assert stops(play.happens(HostLost("two", "silent"))) == {"one": 0.0}
@@ -526,7 +526,7 @@ def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) ->
 
 
 def test_the_only_host_lost_while_running_fails_the_run_at_once() -> None:
-    play = Play(max_failures=5).run()
+    play = Play(failure_config=FailureConfig(max_failures=5)).run()
     assert play.happens(HostLost("one", "silent")) == [AttemptEnded(0)]
     assert play.state is RunState.FAILED
 
@@ -554,7 +554,7 @@ def test_losing_a_host_without_ranks_does_not_end_the_training() -> None:
 
 
 def test_a_host_that_cannot_go_on_stops_the_run() -> None:
-    play = Play(hosts=2, workers=4, max_failures=5).run()
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=5)).run()
     assert stops(play.says("two", wire.HostFailed(text="no forkserver"))) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no forkserver")
@@ -630,7 +630,7 @@ def test_an_illegal_move_of_the_run_tells_the_story() -> None:
 
 
 def test_the_story_does_not_grow_without_end() -> None:
-    play = Play(max_failures=-1).run()
+    play = Play(failure_config=FailureConfig(max_failures=-1, retry_same_failure=True)).run()
     for _ in range(100):
         play.raises(0)
         play.gone()

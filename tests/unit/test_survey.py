@@ -15,7 +15,7 @@ def test_cpus_are_at_least_one_and_at_most_the_affinity() -> None:
 
 @pytest.mark.parametrize(("quota", "cpus"), [(None, 3), (1.5, 1), (0.2, 1), (2.0, 2), (64.0, 3)])
 def test_a_quota_cuts_the_cpus(quota: float | None, cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "_cpu_quota", lambda: quota)
+    monkeypatch.setattr(survey, "cpu_quota", lambda: quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     assert survey.usable_cpus() == cpus
 

@@ -1,0 +1,88 @@
+"""Stacks of all ranks, as faulthandler wrote them -> who is where, in a few lines. Runs in: coordinator.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distrain.failures import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["grouped", "place"]
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
+_WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
+_BOTTOM = "run_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    file: str
+    line: int
+    function: str
+
+    @property
+    def folder(self) -> str:
+        return self.file.rpartition("/")[0]
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+
+def grouped(stacks: Mapping[int, str], *, silent: Iterable[int] = (), finished: Iterable[int] = ()) -> list[str]:
+    """One line for each place where ranks are, most ranks first; then who did not answer, and who has finished.
+
+    stacks: rank -> the text of faulthandler, of all threads. silent: ranks that did not answer.
+    """
+    places: dict[str, list[int]] = {}
+    for rank, text in sorted(stacks.items()):
+        places.setdefault(place(text), []).append(rank)
+    lines = [f"{_ranks(ranks)} {where}" for where, ranks in sorted(places.items(), key=lambda item: -len(item[1]))]
+    if silent := sorted(silent):
+        lines.append(f"{_ranks(silent)} did not answer: stopped (SIGSTOP), or waiting in the kernel")
+    if finished := sorted(finished):
+        lines.append(f"{_ranks(finished)} finished train_func")
+    return lines
+
+
+def place(text: str) -> str:
+    """Where the main thread of a worker is: ``in all_reduce at train.py:88``: the user's innermost line, and what it
+    has called, wrappers aside."""
+    frames = _main_thread(text)
+    if not frames:
+        return "is somewhere without a Python frame"
+    ours = next((frame.folder for frame in frames if frame.function == _BOTTOM), None)
+    called = ""
+    for frame in frames:
+        is_ours = ours is not None and (frame.folder == ours or frame.folder.startswith(f"{ours}/"))
+        if not is_ours and not _LIBRARY.search(frame.file):
+            return f"in {called} at {frame}" if called else f"in {frame.function} at {frame}"
+        if not _WRAPPERS.match(frame.function):
+            called = frame.function
+    return f"in {frames[0].function} at {frames[0]}"
+
+
+def _main_thread(text: str) -> list[_Frame]:
+    """The thread that ran us; the one that took the signal, if none did."""
+    threads = [_frames(part) for part in re.split(r"^(?=Thread |Current thread )", text, flags=re.MULTILINE) if part]
+    for frames in threads:
+        if any(frame.function == _BOTTOM for frame in frames):
+            return frames
+    return threads[-1] if threads else []
+
+
+def _frames(text: str) -> list[_Frame]:
+    """Innermost first."""
+    found = (_FRAME.match(line) for line in text.splitlines())
+    return [_Frame(match["file"], int(match["line"]), match["function"]) for match in found if match]
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({rank_list(ranks)})"

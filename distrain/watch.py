@@ -1,0 +1,195 @@
+"""Where the ranks are: on demand from another terminal, and by itself when nobody makes progress. Runs in: coordinator.
+
+A request is a line in a named pipe of the run directory, answered by a file in it: nothing listens on a network, and
+only who may write to the directory can ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from distrain.errors import StorageError
+from distrain.events import Hung
+from distrain.output import warn
+from distrain.stacks import grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from distrain.config import FailureConfig
+    from distrain.loop import Loop
+    from distrain.storage import RunPaths
+
+__all__ = ["Watch", "request_stacks"]
+
+ANSWER_S = 3.0
+"""For all hosts to send the stacks of their workers; after this, whatever came is shown."""
+REQUEST_TIMEOUT_S = 10.0
+_REQUEST_BYTES = 4096
+
+
+class Watch:
+    """Stacks of one attempt after the other.
+
+    ask: makes every host take stacks, and returns the hosts' names. hung: hears when there was no progress for
+    ``FailureConfig.hang_timeout_s``. Open it in a ``with`` statement.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        paths: RunPaths,
+        config: FailureConfig,
+        *,
+        ask: Callable[[], list[str]],
+        hung: Callable[[Hung], None],
+    ) -> None:
+        self._loop = loop
+        self._paths = paths
+        self._limits = {"report": config.hang_report_s, "timeout": config.hang_timeout_s}
+        self._ask = ask
+        self._hung = hung
+        self._pipe = -1
+        self.begin(-1)
+
+    def begin(self, attempt: int) -> None:
+        """A new attempt, of which nothing is known yet."""
+        self._attempt = attempt
+        self._texts: dict[int, str] = {}
+        self._silent: list[int] = []
+        self._finished: list[int] = []
+        self._waiting_for: set[str] = set()
+        self._then: list[Callable[[tuple[str, ...]], None]] = []
+        self.progress()
+
+    def progress(self) -> None:
+        """A rank has reported or printed something."""
+        self._progress_at = time.monotonic()
+        self._due = {purpose for purpose, limit_s in self._limits.items() if limit_s is not None}
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """The places of all ranks whose stacks are known, in lines; empty if nobody took any."""
+        return tuple(grouped(self._texts, silent=self._silent, finished=self._finished)) if self._texts else ()
+
+    # -- when nobody makes progress -------------------------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        """When :meth:`tick` should be called while ranks are at work."""
+        limits = (self._limits[purpose] for purpose in self._due)
+        return min((self._progress_at + limit_s for limit_s in limits if limit_s is not None), default=None)
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        for purpose in sorted(self._due):
+            limit_s = self._limits[purpose]
+            if limit_s is not None and now >= self._progress_at + limit_s:
+                self._due.discard(purpose)
+                self._take(self._report(limit_s) if purpose == "report" else self._time_out(limit_s))
+
+    def _report(self, limit_s: float) -> Callable[[tuple[str, ...]], None]:
+        def report(where: tuple[str, ...]) -> None:
+            folder = self._paths.stacks(self._attempt, 0).parent
+            warn(f"no rank has reported or printed anything for {limit_s:g} s; stacks are in {folder}")
+            for line in where:
+                warn(f"  {line}")
+
+        return report
+
+    def _time_out(self, limit_s: float) -> Callable[[tuple[str, ...]], None]:
+        return lambda where: self._hung(Hung(limit_s, where))
+
+    # -- taking stacks --------------------------------------------------------------------------------------------
+
+    def _take(self, then: Callable[[tuple[str, ...]], None]) -> None:
+        self._then.append(then)
+        if not self._waiting_for:
+            self._texts, self._silent = {}, []
+            self._waiting_for = set(self._ask())
+            self._loop.call_in("stacks", ANSWER_S if self._waiting_for else 0.0, self._complete)
+
+    def came(self, rank: int, body: bytes) -> None:
+        """The stacks of a rank, whether asked for or taken before it was killed. Raises OSError if they cannot be
+        kept."""
+        self._texts[rank] = body.decode(errors="replace")
+        path = self._paths.stacks(self._attempt, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+
+    def taken(self, host: str, silent: Sequence[int], finished: Sequence[int]) -> None:
+        """A host has sent all that it got."""
+        self._silent += silent
+        self._finished = list(finished)
+        self._waiting_for.discard(host)
+        if not self._waiting_for:
+            self._complete()
+
+    def _complete(self) -> None:
+        self._loop.cancel("stacks")
+        self._waiting_for = set()
+        waiting, self._then = self._then, []
+        for then in waiting:
+            then(self.where)
+
+    # -- on demand ------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Watch:
+        path = self._paths.requests
+        with contextlib.suppress(OSError):  # a file system without named pipes: then nobody can ask
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+            self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._loop.on_readable(self._pipe, self._on_request)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pipe >= 0:
+            self._loop.forget(self._pipe)
+            os.close(self._pipe)
+        with contextlib.suppress(OSError):
+            self._paths.requests.unlink(missing_ok=True)
+
+    def _on_request(self) -> None:
+        for token in os.read(self._pipe, _REQUEST_BYTES).decode(errors="replace").split():
+            if token.isalnum():
+                self._take(self._answer(token))
+
+    def _answer(self, token: str) -> Callable[[tuple[str, ...]], None]:
+        def answer(where: tuple[str, ...]) -> None:
+            path = self._paths.answer(token)
+            with contextlib.suppress(OSError):  # who asked will say that there was no answer
+                path.parent.mkdir(parents=True, exist_ok=True)
+                aside = path.with_suffix(".new")
+                aside.write_text("\n".join(where or ("no rank is at work now",)))
+                aside.rename(path)
+
+        return answer
+
+
+def request_stacks(paths: RunPaths) -> str:
+    """Ask a run where its ranks are; returns a few lines. Raises StorageError if no run answers in this directory."""
+    token = uuid.uuid4().hex
+    try:
+        pipe = os.open(paths.requests, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise StorageError(
+            f"no run is at work in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
+        ) from None
+    try:
+        os.write(pipe, f"{token}\n".encode())
+    finally:
+        os.close(pipe)
+    answer: Path = paths.answer(token)
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    while not answer.exists():
+        if time.monotonic() > deadline:
+            raise StorageError(f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s")
+        time.sleep(0.02)
+    text = answer.read_text()
+    answer.unlink()
+    return text
