@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distrain.backend import BackendConfig
+    from distrain.callbacks import RunContext, UserCallback
     from distrain.checkpoint import Checkpoint
     from distrain.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from distrain.context import TrainContext
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "backend": ("BackendConfig",),
+    "callbacks": ("RunContext", "UserCallback"),
     "checkpoint": ("Checkpoint",),
     "config": ("CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"),
     "errors": (
@@ -75,10 +77,12 @@ __all__ = [
     "ResourcesError",
     "Result",
     "RunConfig",
+    "RunContext",
     "ScalingConfig",
     "StorageError",
     "TrainContext",
     "TrainingFailedError",
+    "UserCallback",
     "WorkerGroupError",
     "__version__",
     "get_checkpoint",

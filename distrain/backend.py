@@ -52,7 +52,7 @@ class BackendConfig:
         be changed."""
         return data
 
-    def broadcast(self, value: Any) -> Any:
-        """In the worker, after :meth:`setup`, on every rank: rank 0's ``value``. Only needed where another launcher
-        started the ranks, so that there is no coordinator."""
-        return value
+    def gather(self, value: Any) -> list[Any]:
+        """In the worker, after :meth:`setup`: every rank's ``value``, by rank; a collective. Only needed where another
+        launcher started the ranks, so that there is no coordinator."""
+        return [value]

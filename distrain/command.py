@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import job
-from distrain.config import FailureConfig, RunConfig, ScalingConfig
+from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
+from distrain.storage import RunPaths
 from distrain.trainer import run_work
 from distrain.version import __version__
+from distrain.watch import request_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +52,8 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.stacks:
+        return _show_stacks(options.stacks)
     try:
         work = _work(options)
         scaling = ScalingConfig(
@@ -60,6 +64,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
             storage_path=options.storage_path,
             log_dir=options.log_dir,
             failure_config=FailureConfig(max_failures=options.max_failures),
+            logging_config=LoggingConfig(ranks=_ranks(options.console_ranks)),
         )
     except (ValueError, TypeError, OSError) as error:
         parser.error(str(error))
@@ -90,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="restart the workers up to N times after a failure, -1 always (0)",
     )
+    add("--console-ranks", metavar="0,2-5", help="whose output is shown here (everybody's); the logs have it all")
+    add("--stacks", metavar="RUN_DIR", help="where are the ranks of a run that is at work? runs nothing")
     add("--config", metavar="FILE.json", help="the function's config, a JSON object")
     add(
         "--set",
@@ -169,6 +176,19 @@ def _config(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def _ranks(text: str | None) -> list[int] | None:
+    """``0,2-5`` as a list."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
+            raise ValueError(f"--console-ranks {text!r}: must be ranks such as 0,2-5")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
 def _set(config: dict[str, Any], path: list[str], value: Any) -> None:
     for part in path[:-1]:
         config = config.setdefault(part, {})
@@ -207,6 +227,15 @@ def _run(work: job.Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[
         return 1
     except DistrainError as error:
         _show("cannot launch", str(error))
+        return 2
+    return 0
+
+
+def _show_stacks(folder: str) -> int:
+    try:
+        print(request_stacks(RunPaths(Path(folder))))
+    except DistrainError as error:
+        _show("no stacks", str(error))
         return 2
     return 0
 

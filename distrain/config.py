@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+from distrain.callbacks import UserCallback
 
 __all__ = ["CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"]
 
@@ -152,17 +155,24 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """How much distrain itself says on the console; what workers print is always shown.
+    """What is shown on the console.
 
-    log_level: a level of ``logging``: INFO tells how the run goes, WARNING only what should be read, ERROR nothing.
+    log_level: of distrain's own lines, a level of ``logging``: INFO tells how the run goes, WARNING only what should be
+        read, ERROR nothing.
+    ranks: whose output is shown; None, the default: everybody's. The log files have it all.
     """
 
     log_level: str = "INFO"
+    ranks: Collection[int] | None = None
 
     def __post_init__(self) -> None:
         _check_type("LoggingConfig.log_level", self.log_level, str, "a str")
         object.__setattr__(self, "log_level", self.log_level.upper())
         _check_choice("LoggingConfig.log_level", self.log_level, _LOG_LEVELS)
+        if self.ranks is not None:
+            _check_type("LoggingConfig.ranks", self.ranks, Collection, "a list of ranks or None")
+            for rank in self.ranks:
+                _check_int("LoggingConfig.ranks", rank, minimum=0)
 
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -178,7 +188,8 @@ class RunConfig:
     stop_grace_s: seconds that workers have to stop when the user stops the run: those that call should_stop() are asked
         first, and get SIGTERM afterwards; the others get SIGTERM at once. In the end comes SIGKILL.
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
-    logging_config: how much distrain says. verbose: Ray Tune's number for it; 0 means log level WARNING.
+    callbacks: objects of :class:`~distrain.UserCallback`, called in this process.
+    logging_config: what is shown. verbose: Ray Tune's number for it; 0 means log level WARNING.
     """
 
     name: str | None = None
@@ -190,6 +201,7 @@ class RunConfig:
     worker_runtime_env: dict[str, Any] | None = None
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     verbose: int | None = None
+    callbacks: Sequence[UserCallback] | None = ()
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -208,6 +220,11 @@ class RunConfig:
             self._check_path(name)
         _check_seconds("RunConfig.stop_grace_s", self.stop_grace_s)
         self._check_runtime_env()
+        if self.callbacks is None:
+            object.__setattr__(self, "callbacks", ())
+        _check_type("RunConfig.callbacks", self.callbacks, Sequence, "a list of distrain.UserCallback objects")
+        for callback in self.callbacks or ():
+            _check_type("RunConfig.callbacks", callback, UserCallback, "a list of distrain.UserCallback objects")
         if self.verbose is not None:
             _check_int("RunConfig.verbose", self.verbose, minimum=0)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from distrain import events, process, wire
 from distrain.channel import Channel
 from distrain.errors import WireError
+from distrain.job import original
 from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
@@ -26,9 +27,10 @@ from distrain.states import RunState
 from distrain.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
+    from distrain.callbacks import Callbacks
     from distrain.config import CheckpointConfig
     from distrain.events import RunRequest
     from distrain.storage import RunStore
@@ -56,6 +58,8 @@ class Coordinator:
         log_dir: Path | None = None,
         stale_run_id: str | None = None,
         on_attempt: Callable[[int], None] = lambda attempt: None,
+        callbacks: Callbacks | None = None,
+        console_ranks: Collection[int] | None = None,
     ) -> None:
         self.machine = RunMachine(request)
         self._request = request
@@ -73,7 +77,10 @@ class Coordinator:
             tell=self._tell_rank,
             saved=lambda path: self._happened(events.CheckpointSaved(path)),
             failed=self._storage_failed,
+            callbacks=callbacks,
         )
+        self._callbacks = callbacks
+        self._console_ranks = console_ranks
         self._outputs: dict[int, RankOutput] = {}
         self._watch = Watch(
             self._loop,
@@ -276,13 +283,18 @@ class Coordinator:
                     width = len(str(plan.world_size - 1))
                     self._outputs = {
                         rank.rank: RankOutput(
-                            rank.rank, self._store.paths.log(attempt, rank.rank, self._log_dir), width=width
+                            rank.rank,
+                            self._store.paths.log(attempt, rank.rank, self._log_dir),
+                            width=width,
+                            shown=self._console_ranks is None or rank.rank in self._console_ranks,
                         )
                         for rank in plan.ranks
                     }
                 case events.AttemptEnded():
                     self._ledger.end()
                     self._close_outputs()
+                    if self._callbacks and (failures := self.machine.failures):
+                        self._callbacks.after_exception({f.rank: original(f) for f in failures})
 
     def _arm_timers(self) -> None:
         """One timer for each who has a deadline."""

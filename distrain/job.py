@@ -29,8 +29,18 @@ from distrain.errors import JobError
 
 if TYPE_CHECKING:
     from distrain.backend import BackendConfig
+    from distrain.failures import RankFailure
 
-__all__ = ["FunctionWork", "Job", "ScriptWork", "TargetWork", "Work", "make_job", "third_party_modules"]
+__all__ = [
+    "FunctionWork",
+    "Job",
+    "ScriptWork",
+    "TargetWork",
+    "Work",
+    "make_job",
+    "original",
+    "third_party_modules",
+]
 
 LARGE_PAYLOAD_BYTES = 10_000_000
 _DEEPEST_SEARCH = 6
@@ -375,3 +385,14 @@ def loads(blob: bytes) -> Work:
 def unpickle_value(blob: bytes) -> Any:
     """A return value or an exception of a worker of our own, in the user's process. Raises what unpickling raises."""
     return pickle.loads(blob)  # noqa: S301 - see loads()
+
+
+def original(failure: RankFailure) -> BaseException:
+    """The exception that the rank raised; a stand-in if it raised none, or none that can be unpickled here."""
+    try:
+        error = unpickle_value(failure.payload) if failure.payload else None
+    except Exception:
+        error = None
+    if not isinstance(error, BaseException):
+        error = RuntimeError(f"rank {failure.rank} on {failure.host}: {failure.summary}")
+    return error

@@ -10,13 +10,14 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from distrain import collectives, rounds, wire
-from distrain.checkpoint import DICT_FILE
+from distrain import collectives, rounds, rows, wire
+from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.output import ReportLines, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from distrain.callbacks import Callbacks
     from distrain.config import CheckpointConfig
     from distrain.storage import RunStore
 
@@ -38,6 +39,7 @@ class Ledger:
         tell: Callable[[wire.ToWorker], None],
         saved: Callable[[str], None],
         failed: Callable[[str], None],
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.metrics: dict[str, Any] | None = None
         """Rank 0's last report."""
@@ -46,6 +48,7 @@ class Ledger:
         self._tell = tell
         self._saved = saved
         self._failed = failed
+        self._callbacks = callbacks
         self._lines = ReportLines()
         self.begin(-1, 0)
 
@@ -55,6 +58,7 @@ class Ledger:
         self._world_size = world_size
         self._rounds = rounds.Rounds(world_size, self._config, incomparable={DICT_FILE})
         self._collectives = collectives.Collectives(world_size)
+        self._rows = rows.Rows(world_size) if self._callbacks else None
         self.reports: dict[int, int] = {}
         """How many each rank has made in this attempt."""
 
@@ -76,6 +80,8 @@ class Ledger:
             case wire.Outcome(ok=True):
                 self._decide(self._rounds.finished(message.rank, now))
                 self._answer(self._collectives.finished(message.rank))
+                if self._rows:
+                    self._call_back(self._rows.finished(message.rank))
 
     def deadline(self) -> float | None:
         """When :meth:`tick` should be called if nothing else happens."""
@@ -95,6 +101,8 @@ class Ledger:
         now = time.monotonic()
         self._decide(self._rounds.close(now))
         self._lines.flush(now)
+        if self._rows:
+            self._call_back(self._rows.end())
 
     def flush(self) -> None:
         """Hand what is buffered to the kernel."""
@@ -117,6 +125,8 @@ class Ledger:
             self.metrics = metrics
             self._lines.report(message.index, metrics, now)
         files = [path for path, _ in message.files]
+        if self._rows:
+            self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal))
         self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now))
 
     def _decide(self, decisions: Sequence[rounds.Decision]) -> None:
@@ -145,6 +155,8 @@ class Ledger:
             self._saved(path)
             for rank in range(self._world_size):
                 self._tell(wire.Committed(attempt=self._attempt, rank=rank, ordinal=commit.ordinal, path=path))
+            if self._rows:
+                self._call_back(self._rows.settled(commit.ordinal, path))
             self._delete_surplus()
 
     def _delete_surplus(self) -> None:
@@ -160,6 +172,13 @@ class Ledger:
             yield
         except OSError as error:
             self._failed(f"cannot write {what} in {self._store.paths.root}: {error}")
+
+    # -- callbacks ------------------------------------------------------------------------------------------------
+
+    def _call_back(self, complete: Sequence[rows.Row]) -> None:
+        assert self._callbacks is not None
+        for row in complete:
+            self._callbacks.after_report(row.metrics, Checkpoint(row.checkpoint) if row.checkpoint else None)
 
     # -- collectives ----------------------------------------------------------------------------------------------
 

@@ -7,53 +7,46 @@ are the ranks then, rank 0 keeps the run directory.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
+import sys
 import threading
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
 from distrain.context import TrainContext
-from distrain.errors import LaunchError, StorageError
+from distrain.desk import Desk
+from distrain.errors import LaunchError, StorageError, WorkerGroupError
 from distrain.events import RunEnd
 from distrain.execution import Executed, Terminated, execute, terminate
 from distrain.failures import failure_of
-from distrain.job import Work
 from distrain.ledger import Ledger
+from distrain.outer import OuterDesk, OuterWork, outer_rank
 from distrain.output import warn
 from distrain.plan import make_plan, rank_environment, rendezvous_address, visible_devices
 from distrain.ports import reserve_port
 from distrain.result import Result, make_result
 from distrain.session import Session
 from distrain.states import RunState
-from distrain.storage import CommittedCheckpoint, RunPaths, RunStore
+from distrain.storage import RunPaths, RunStore
 from distrain.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
+    from distrain.callbacks import Callbacks
     from distrain.config import CheckpointConfig
     from distrain.events import RunRequest
+    from distrain.job import Work
 
 __all__ = ["LocalRun", "check_launcher", "follow", "outer_rank"]
 
-_LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
 # -- who started this process ----------------------------------------------------------------------------------------
-
-
-def outer_rank() -> int | None:
-    """This process's rank if torchrun, or a launcher that sets the same variables, has started it; None otherwise."""
-    started = all(name in os.environ for name in _LAUNCHER_SETS) and Session.current is None
-    return int(os.environ["RANK"]) if started else None
 
 
 def check_launcher(num_workers: int, backend: BackendConfig) -> None:
@@ -63,7 +56,7 @@ def check_launcher(num_workers: int, backend: BackendConfig) -> None:
             "fit() with num_workers=0 was called in a distrain worker, where it is not clear which ranks should train; "
             "call the function itself, or start the script with python or torchrun"
         )
-    can_talk = type(backend).broadcast is not BackendConfig.broadcast
+    can_talk = type(backend).gather is not BackendConfig.gather
     if num_workers == 0 and outer_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not can_talk:
         raise LaunchError(
             "under torchrun, num_workers=0 needs a trainer whose ranks can talk to each other, such as TorchTrainer"
@@ -92,6 +85,7 @@ class LocalRun:
         checkpoint_config: CheckpointConfig,
         *,
         on_attempt: Callable[[int], None],
+        callbacks: Callbacks,
     ) -> None:
         self.end = RunEnd(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
         self._request = request
@@ -101,10 +95,16 @@ class LocalRun:
         self._checkpoint = request.checkpoint
         self._storage_problem: str | None = None
         self._outer = outer_rank() is not None
-        self._desk = _OuterDesk(work.backend) if self._outer else _Desk()
+        self._desk = OuterDesk(work.backend) if self._outer else Desk()
         self._ledger = Ledger(
-            store, checkpoint_config, tell=self._desk.answer, saved=self._saved, failed=self._storage_failed
+            store,
+            checkpoint_config,
+            tell=self._desk.answer,
+            saved=self._saved,
+            failed=self._storage_failed,
+            callbacks=callbacks,
         )
+        self._callbacks = callbacks
         self._desk.hear = self._keep
 
     def run(self) -> None:
@@ -120,7 +120,15 @@ class LocalRun:
                     return
                 warn(f"{self.end.failures[0].summary}; retry {failures_used} in this process")
         finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
             self._ledger.close()
+        except StorageError:  # noted by _storage_failed()
+            self.end = replace(
+                self.end, state=RunState.FAILED, failures=(), problem=self._storage_problem, storage_failed=True
+            )
 
     def _attempt(self, attempt: int) -> RunState:
         self._on_attempt(attempt)
@@ -129,8 +137,11 @@ class LocalRun:
             session = Session(self._desk, context, Checkpoint(self._checkpoint) if self._checkpoint else None)
             executed = _train(session, self._shared(session), self._desk)
         outcome, error = executed.outcome, executed.error
-        self._ledger.handle(outcome)
-        self._ledger.end()
+        with contextlib.suppress(StorageError):  # noted by _storage_failed()
+            self._ledger.handle(outcome)
+            self._ledger.end()
+        if error is not None:
+            self._callbacks.after_exception({0: error})
         failure = failure_of(0, "this process", 1, outcome=outcome, exited=None)
         self.end = RunEnd(
             state=self._state(outcome, error),
@@ -149,7 +160,8 @@ class LocalRun:
         work = self._work.fresh()
         if not self._outer:
             return work
-        return _Shared(backend=work.backend, work=work, session=session, store=self._store)
+        assert isinstance(self._desk, OuterDesk)
+        return OuterWork(backend=work.backend, work=work, session=session, desk=self._desk, store=self._store)
 
     def _state(self, outcome: wire.Outcome, error: BaseException | None) -> RunState:
         if self._storage_problem:  # also if train_func caught the exception and went on
@@ -177,38 +189,12 @@ class LocalRun:
         raise StorageError(why)
 
 
-class _Desk:
-    """A worker's line to the ledger of the same process: what it sends is heard, and answered, at once."""
-
-    at_end = False
-
-    def __init__(self) -> None:
-        self.listens = False
-        """Whether train_func calls should_stop()."""
-        self.stop_asked: str | None = None
-        self.hear: Callable[[wire.FromWorker], None] = lambda message: None
-        self._decoder = wire.Decoder()
-        self._answers: deque[wire.Frame] = deque()
-
-    def send(self, message: wire.FromWorker) -> None:
-        self.hear(message)
-
-    def answer(self, message: wire.ToWorker) -> None:
-        self._answers += self._decoder.feed(wire.encode(message))
-
-    def receive(self) -> list[wire.Frame]:
-        frames = list(self._answers)
-        self._answers.clear()
-        return frames
-
-    wait = receive
-
-
-def _train(session: Session, work: Work, desk: _Desk) -> Executed:
+def _train(session: Session, work: Work, desk: Desk) -> Executed:
     with _current(session), _stop_signals(session, desk):
         executed = execute(lambda: work, session, desk)
-        with contextlib.suppress(Exception):
-            work.backend.teardown(session.context)
+        if executed.outcome.stage == "run":  # what was not set up is not ours to take down
+            with contextlib.suppress(Exception):
+                work.backend.teardown(session.context)
     return executed
 
 
@@ -228,7 +214,7 @@ def _current(session: Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stop_signals(session: Session, desk: _Desk) -> Iterator[None]:
+def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
     """SIGTERM and Ctrl-C, where the user has no handlers of their own: should_stop() becomes true if train_func calls
     it; otherwise, and the second time, they unwind train_func."""
 
@@ -279,6 +265,7 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainCo
             )
             variables |= request.backend.environment(plan, rank, address, ports[1:])
         stack.enter_context(_environment(variables))
+        stack.enter_context(_module_path(request.sys_path))
         yield TrainContext(
             world_rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
@@ -297,6 +284,17 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainCo
 
 
 @contextlib.contextmanager
+def _module_path(path: list[str]) -> Iterator[None]:
+    """Where train_func's modules are found, as in a worker."""
+    before = sys.path[:]
+    sys.path[:] = path
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -310,68 +308,21 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# -- ranks that torchrun started -------------------------------------------------------------------------------------
-
-
-class _OuterDesk(_Desk):
-    """Collectives go over the backend, as there is no coordinator. ``ledger``: of rank 0; the others' metrics are
-    remembered, and their checkpoints dropped."""
-
-    def __init__(self, backend: BackendConfig) -> None:
-        super().__init__()
-        self.metrics: dict[str, Any] | None = None
-        self.hear = self._pass_over
-        self._backend = backend
-
-    def send(self, message: wire.FromWorker) -> None:
-        if not isinstance(message, wire.Joined):
-            self.hear(message)
-            return
-        operation, data = self._backend.broadcast((message.operation, message.body))
-        refused = None
-        if operation != message.operation:
-            refused = f"rank {message.rank} called {message.operation}, but rank 0 {operation}, as call {message.index}"
-        self.answer(
-            wire.Met(attempt=message.attempt, rank=message.rank, index=message.index, body=data, refused=refused)
-        )
-
-    def _pass_over(self, message: wire.FromWorker) -> None:
-        match message:
-            case wire.Reported(attempt=attempt, rank=rank, ordinal=ordinal, body=body):
-                self.metrics = json.loads(body)
-                if ordinal is not None:
-                    self.answer(wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shared(Work):
-    """The work of one of torchrun's processes. Rank 0 (``store``) tells the others where the run is kept, and at the
-    end which checkpoints it has, which they put into ``kept``. All return what rank 0 does."""
-
-    work: Work
-    session: Session
-    store: RunStore | None = None
-    kept: list[CommittedCheckpoint] = field(default_factory=list)
-
-    def run(self) -> Any:
-        session = self.session
-        here = (session.context.run_name, session.context.storage_path, session.checkpoint and session.checkpoint.path)
-        name, storage_path, checkpoint = self.backend.broadcast(here)
-        session.context = replace(session.context, run_name=name, storage_path=storage_path)
-        session.checkpoint = Checkpoint(checkpoint) if checkpoint else None
-        value = self.work.run()
-        self.kept[:], value = self.backend.broadcast((self.store and self.store.committed, value))
-        return value
+# -- the other ranks of torchrun -------------------------------------------------------------------------------------
 
 
 def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig) -> Result:
-    """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises what train_func raises."""
-    desk = _OuterDesk(work.backend)
+    """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises WorkerGroupError from what
+    train_func raises."""
+    desk = OuterDesk(work.backend)
     with _rank(request, request.first_attempt, outer=True) as context:
         session = Session(desk, context, None)
-        shared = _Shared(backend=work.backend, work=work.fresh(), session=session)
+        shared = OuterWork(backend=work.backend, work=work.fresh(), session=session, desk=desk)
         executed = _train(session, shared, desk)
     if executed.error is not None:
-        raise executed.error
+        rank, text = context.world_rank, executed.outcome.error
+        raise WorkerGroupError(
+            f"rank {rank}, started by torchrun: {text}", worker_failures={rank: executed.error}, culprit=rank
+        ) from executed.error
     paths = RunPaths(Path(session.context.get_trial_dir()))
     return make_result(paths, shared.kept, checkpoint_config, metrics=desk.metrics, return_value=executed.value)

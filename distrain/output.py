@@ -90,9 +90,11 @@ def _last_state(line: bytes) -> str:
 
 
 class RankOutput:
-    """Output of one rank of one attempt. ``last_lines`` are what a failure screen may quote."""
+    """Output of one rank of one attempt, ``shown`` on the console or only kept in the file. ``last_lines`` are what a
+    failure screen may quote."""
 
-    def __init__(self, rank: int, file: Path, *, width: int = 1) -> None:
+    def __init__(self, rank: int, file: Path, *, width: int = 1, shown: bool = True) -> None:
+        self._shown = shown
         self._prefix = f"[rank {rank:>{width}}] "
         self._path = file
         self._file: IO[bytes] | None = None
@@ -129,6 +131,7 @@ class RankOutput:
     def _show(self, stream: int, lines: list[str]) -> None:
         if lines:
             self.last_lines.extend(lines)
+        if lines and self._shown:
             console = sys.stdout if stream == 1 else sys.stderr
             _print(console, "".join(f"{self._prefix}{line}\n" for line in lines))
 

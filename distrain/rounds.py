@@ -24,7 +24,7 @@ FIRST_PATIENCE_S = 1.0
 """How long a rank's first checkpoint waits for lower ranks that may bring the same files."""
 PATIENCE_S = 10.0
 """The same, for files that a lower rank brought the last time too."""
-SILENCE_S = 2.0
+SILENCE_S = 10.0
 """Seconds in train_func after which a rank that has not reported yet counts as silent, rather than as slow."""
 
 

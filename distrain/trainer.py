@@ -16,6 +16,7 @@ from typing import Any
 
 from distrain import failures, job, local
 from distrain.backend import BackendConfig
+from distrain.callbacks import Callbacks, RunContext
 from distrain.checkpoint import Checkpoint
 from distrain.config import RunConfig, ScalingConfig
 from distrain.coordinator import Coordinator
@@ -241,7 +242,9 @@ class _Run:
 
         checkpoints = self._config.checkpoint_config
         if not self._asked.scaling.num_workers:
-            return local.LocalRun(request, self._asked.work, self._store, checkpoints, on_attempt=on_attempt)
+            return local.LocalRun(
+                request, self._asked.work, self._store, checkpoints, on_attempt=on_attempt, callbacks=self._callbacks()
+            )
         return Coordinator(
             request,
             self._store,
@@ -249,8 +252,20 @@ class _Run:
             checkpoints,
             log_dir=self._log_dir,
             on_attempt=on_attempt,
+            callbacks=self._callbacks(),
+            console_ranks=self._config.logging_config.ranks,
             stale_run_id=self._before.get("run_id") if self._before.get("status") == "running" else None,
         )
+
+    def _callbacks(self) -> Callbacks:
+        context = RunContext(
+            run_id=self._run_id,
+            run_config=self._config,
+            scaling_config=self._asked.scaling,
+            backend_config=self._asked.work.backend,
+            train_loop_config=getattr(self._asked.work, "config", {}),
+        )
+        return Callbacks(self._config.callbacks or (), context, complain=warn)
 
     def _write_manifest(self, status: str, *, attempts: int | None = None) -> None:
         now = time.time()
@@ -334,7 +349,7 @@ class _Run:
         )
         return WorkerGroupError(
             "\n".join([screen, *self._postscript(end, result)]),
-            worker_failures={f.rank: end.errors.get(f.rank) or _original(f) for f in found},
+            worker_failures={f.rank: end.errors.get(f.rank) or job.original(f) for f in found},
             culprit=found[0].rank,
             exit_code=found[0].exit_code,
             failures=found,
@@ -364,14 +379,3 @@ def _return_value(blob: bytes) -> Any:
     except Exception as error:
         warn(f"the return value cannot be unpickled in this process ({error!r}); it is kept in return_value.pkl")
         return None
-
-
-def _original(failure: failures.RankFailure) -> BaseException:
-    """The exception that the rank raised; a stand-in if it raised none, or none that can be unpickled here."""
-    try:
-        error = job.unpickle_value(failure.payload) if failure.payload else None
-    except Exception:
-        error = None
-    if not isinstance(error, BaseException):
-        error = RuntimeError(f"rank {failure.rank} on {failure.host}: {failure.summary}")
-    return error

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 ROOT = Path(distrain.__file__).parent
 
 FLOORS = [
-    "version", "errors", "config", "states",
-    "wire", "hosts", "plan", "failures", "rounds", "collectives", "stacks", "stopping", "retries",
+    "version", "errors", "callbacks", "config", "states",
+    "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "events", "machine",
     "loop", "channel", "process", "ports", "transport", "cgroup", "gpus", "survey", "output", "checkpoint", "storage", "result",
     "metrics", "context", "session", "collective", "execution", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "agent", "coordinator",
-    "local", "trainer",
+    "desk", "outer", "local", "trainer",
     "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
     "torch.sampler", "torch.reproducibility", "torch.data",
     "lightning", "huggingface.transformers",
@@ -37,7 +37,10 @@ FLOORS = [
 """A module may import what stands before it. The packages' ``__init__`` are lazy, and exempt."""
 
 PROGRAMS = {"agent", "forkserver", "worker", "coordinator"}
-THINKING = ["errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "collectives", "stacks", "stopping", "retries", "events", "machine"]
+THINKING = [
+    "errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks",
+    "stopping", "retries", "events", "machine",
+]  # fmt: skip
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
 
 

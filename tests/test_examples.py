@@ -20,6 +20,8 @@ from distrain import Result
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
 
+pytestmark = pytest.mark.timeout(240)
+
 
 def quickstart(storage: Path, epochs: int) -> subprocess.Popen[str]:
     options = ["--num-workers", "2", "--epochs", str(epochs), "--name", "digits", "--storage-path", str(storage)]
@@ -53,7 +55,6 @@ def check_a_finished_run(process: subprocess.Popen[str], run: Path, *, epochs: i
     assert float(loaded[1]) == pytest.approx(result.metrics["accuracy"], abs=0.01)
 
 
-@pytest.mark.timeout(240)
 def test_the_quickstart_learns_also_when_it_is_stopped_in_between(storage: Path) -> None:
     """The same name continues the stopped run; once that has finished, it starts another."""
     storage.mkdir()
@@ -88,10 +89,11 @@ def output_of(name: str, home: Path, *options: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
     )
     assert done.returncode == 0, done.stderr
-    assert os.listdir(home) == ["distrain_results"]  # nothing is left where it was started
+    left = [name for name in os.listdir(home) if not name.startswith(".")]  # caches of libraries
+    assert left == ["distrain_results"], "something is left where the example was started"
     return done.stdout
 
 

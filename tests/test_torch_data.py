@@ -288,6 +288,8 @@ def test_drawing_with_replacement_is_shared_out_too() -> None:
         shares = passes(on_every_rank(2, lambda make=make: DataLoader(data, batch_size=None, sampler=make())))  # type: ignore[misc]
         assert len(interleaved(shares)) == count
     assert set(interleaved(shares)) == {9}
+    again = on_every_rank(2, lambda: DataLoader(data, batch_size=None, sampler=RandomSampler(data, replacement=True)))
+    assert len(set(interleaved(passes(again)))) < 10
 
 
 def test_drawing_an_order_leaves_the_random_state_alone() -> None:
@@ -477,7 +479,7 @@ def test_a_loader_of_the_users_class_stays_one(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("distrain.torch.data.get_device", lambda: torch.device("meta"))
     loader = on_every_rank(2, lambda: Tagged("mine"), move_to_device=move)[1]
     assert isinstance(loader, Tagged)
-    assert type(loader).__name__ == "Tagged"
+    assert (type(loader).__module__, type(loader).__name__) == (Tagged.__module__, "Tagged")
     batches = list(loader)
     assert [tag for tag, _ in batches] == ["mine"] * len(loader)
     assert {str(batch.device) for _, batch in batches} == {"meta" if move else "cpu"}
@@ -513,11 +515,17 @@ class Graph:
 class Sample:
     x: torch.Tensor
     name: str = "sample"
-    total: Any = field(init=False, default=None)
+    total: Any = field(init=False)
+    unset: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", self.x.sum())
 
 
 class Items(list[Any]):
-    pass
+    def __init__(self, name: str, items: list[Any]) -> None:
+        super().__init__(items)
+        self.name = name
 
 
 class Named(dict[str, Any]):
@@ -536,7 +544,7 @@ def nested_batch() -> dict[str, Any]:
         "ordered": OrderedDict(x=torch.ones(1)),
         "default": lists,
         "named": named,
-        "items": Items([torch.ones(1)]),
+        "items": Items("own constructor", [torch.ones(1)]),
         "encoding": Encoding({"x": torch.ones(1)}, "tag"),
         "graph": Graph(torch.ones(1)),
         "sample": Sample(torch.ones(1)),
@@ -550,10 +558,12 @@ def check_moved(batch: dict[str, Any], device: str) -> None:
     assert (text, moved_pair.right, type(moved_pair)) == ("text", 3, pair)
     tensors = [batch["tensor"], nested, moved_pair.left, batch["ordered"]["x"], batch["default"]["a"][0]]
     tensors += [batch["named"]["x"], batch["items"][0], batch["encoding"]["x"], batch["graph"].x, batch["sample"].x]
+    tensors += [batch["sample"].total]
     assert {str(tensor.device) for tensor in tensors} == {device}
     kinds = [type(batch[name]) for name in ("ordered", "default", "named", "items", "encoding", "graph", "sample")]
     assert kinds == [OrderedDict, defaultdict, Named, Items, Encoding, Graph, Sample]
-    assert (batch["encoding"].tag, batch["sample"].name, batch["named"].name) == ("tag", "sample", "own constructor")
+    assert (batch["encoding"].tag, batch["sample"].name) == ("tag", "sample")
+    assert (batch["named"].name, batch["items"].name) == ("own constructor", "own constructor")
     assert batch["rest"] == ["text", 1, 2.0, None, b"bytes"]
     assert batch["class"] is Sample
 

@@ -55,11 +55,15 @@ class TorchConfig(BackendConfig):
         """Choose the device and join the process group; also for a single worker, so that scripts need no special
         case.
 
-        Raises ValueError for nccl among workers that share a GPU.
+        Raises ValueError for nccl among workers that share a GPU, RuntimeError if there is a process group already.
         """
         import torch
         from torch import distributed
 
+        if distributed.is_initialized():
+            raise RuntimeError(
+                "this process has a process group already: destroy it before fit(), or call the training function itself"
+            )
         if context.devices:
             torch.cuda.set_device(context.devices[0])
         timeout = timedelta(seconds=self.timeout_s)
@@ -88,12 +92,12 @@ class TorchConfig(BackendConfig):
             )
         return self.backend
 
-    def broadcast(self, value: Any) -> Any:
+    def gather(self, value: Any) -> list[Any]:
         from torch import distributed
 
-        box = [value]
-        distributed.broadcast_object_list(box)
-        return box[0]
+        values: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(values, value)
+        return values
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         from distrain.torch.checkpoint import portable

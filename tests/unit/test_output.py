@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.output import REPORT_INTERVAL_S, RankOutput, ReportLines
+from distrain.output import REPORT_INTERVAL_S, RankOutput, ReportLines, log_level, say, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,3 +242,59 @@ def test_nothing_is_shown_twice(capsys: Console) -> None:
     lines.report(1, {}, now=10.0)
     lines.flush(now=20.0)
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# -- levels ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("DEBUG", ["progress", "notice"]),
+        ("INFO", ["progress", "notice"]),
+        ("WARNING", ["notice"]),
+        ("ERROR", []),
+        ("CRITICAL", []),
+    ],
+)
+def test_a_level_hides_what_is_below_it(capsys: Console, level: str, shown: list[str]) -> None:
+    with log_level(level):
+        say("progress")
+        warn("notice")
+    assert capsys.readouterr() == ("", "".join(f"distrain: {text}\n" for text in shown))
+
+
+def test_a_level_lasts_as_long_as_its_run(capsys: Console) -> None:
+    with contextlib.suppress(ValueError), log_level("ERROR"):
+        with log_level("INFO"):
+            say("inner")
+        say("outer")
+        raise ValueError
+    say("after")
+    assert capsys.readouterr().err == "distrain: inner\ndistrain: after\n"
+
+
+def test_report_lines_are_progress_and_the_ranks_output_is_not_ours(capsys: Console, output: RankOutput) -> None:
+    with log_level("WARNING"):
+        ReportLines().report(1, {"loss": 1}, now=0.0)
+        output.feed(1, b"printed\n")
+    assert capsys.readouterr() == ("[rank 3] printed\n", "")
+
+
+def test_lines_are_records_of_logging(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of the user's own on the logger ``distrain`` gets them."""
+    logger = logging.getLogger("distrain")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, caplog.handler])
+    warn("50 % done, {really}")
+    assert ("distrain", logging.WARNING, "50 % done, {really}") in caplog.record_tuples
+
+
+def test_lines_of_ours_are_not_shown_twice_when_the_user_logs_too(capsys: Console) -> None:
+    root = logging.getLogger()
+    handler = logging.StreamHandler(sys.stderr)
+    root.addHandler(handler)
+    try:
+        warn("notice")
+    finally:
+        root.removeHandler(handler)
+    assert capsys.readouterr().err == "distrain: notice\n"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distrain.config import ScalingConfig
 from distrain.errors import ResourcesError
 from distrain.hosts import Gpu, HostFacts
-from distrain.plan import WorldPlan, make_plan, rank_environment, rendezvous_address
+from distrain.plan import WorldPlan, make_plan, rank_environment, rendezvous_address, visible_devices
 
 GIB = 1 << 30
 
@@ -168,6 +168,141 @@ def test_unknown_memory_refuses_nobody() -> None:
 def test_the_host_that_lacks_something_is_named() -> None:
     with pytest.raises(ResourcesError, match=r"^two has 0 GPUs"):
         make_plan([host("one", gpus=1), host("two", gpus=0)], ScalingConfig(num_workers=2, use_gpu=True))
+
+
+# -- MIG instances ---------------------------------------------------------------------------------------------------
+
+
+def split_host(*instances: int, whole: int = 0) -> HostFacts:
+    """A host with a board of so many MIG instances each, and whole GPUs before them."""
+    found = [gpu(f"GPU-{index}") for index in range(whole)]
+    for board, number in enumerate(instances, start=whole):
+        found += (gpu(f"MIG-{board}{index}", board=f"GPU-{board}") for index in range(number))
+    return HostFacts(name="one", cpus=4, memory_bytes=16 * GIB, gpus=tuple(found))
+
+
+def with_gpus(workers: int, each: float = 1) -> ScalingConfig:
+    return ScalingConfig(num_workers=workers, use_gpu=True, resources_per_worker={"GPU": each})
+
+
+def test_every_rank_is_shown_its_own_mig_instance_as_device_0() -> None:
+    plan = make_plan([split_host(2, 3)], with_gpus(4))
+    shown = [visible_devices(rank)["CUDA_VISIBLE_DEVICES"] for rank in plan.ranks]
+    assert shown == ["MIG-00", "MIG-01", "MIG-10", "MIG-11"]
+    assert [rank.devices for rank in plan.ranks] == [(0,)] * 4
+
+
+def test_whole_gpus_are_hidden_from_nobody() -> None:
+    plan = make_plan([host(gpus=2)], with_gpus(2))
+    assert [visible_devices(rank) for rank in plan.ranks] == [{}, {}]
+    assert visible_devices(make_plan([host()], ScalingConfig()).ranks[0]) == {}
+
+
+def test_whole_gpus_and_mig_instances_may_be_mixed() -> None:
+    plan = make_plan([split_host(2, whole=1)], with_gpus(3))
+    assert [visible_devices(rank) for rank in plan.ranks] == [
+        {},
+        {"CUDA_VISIBLE_DEVICES": "MIG-10"},
+        {"CUDA_VISIBLE_DEVICES": "MIG-11"},
+    ]
+    assert [rank.devices for rank in plan.ranks] == [(0,), (0,), (0,)]
+
+
+def test_workers_may_share_a_mig_instance() -> None:
+    plan = make_plan([split_host(2)], with_gpus(4, 0.5))
+    assert [rank.mig for rank in plan.ranks] == ["MIG-00", "MIG-00", "MIG-01", "MIG-01"]
+
+
+def test_more_than_one_mig_instance_for_a_worker_is_refused() -> None:
+    text = refusal(split_host(4), with_gpus(2, 2))
+    assert text.startswith("one: a process can use one MIG instance only")
+    assert "asks for 2 GPUs each" in text
+
+
+def test_a_mig_instance_is_a_gpu_of_which_there_may_be_too_few() -> None:
+    assert "has 3 GPUs, but 4 worker(s)" in refusal(split_host(3), with_gpus(4))
+
+
+@pytest.mark.parametrize(
+    ("facts", "workers", "each", "shares"),
+    [
+        (host(gpus=2), 2, 1, False),
+        (host(gpus=4), 2, 2, False),
+        (host(gpus=2), 2, 0.5, True),
+        (host(gpus=2), 2, 0.6, False),
+        (host(gpus=1), 1, 0.5, False),
+        (split_host(2), 2, 1, True),
+        (split_host(1, 1), 2, 1, False),
+        (split_host(2, 2), 3, 1, True),
+        (split_host(3), 1, 1, False),
+        (host(gpus=0), 2, 0, False),
+    ],
+)
+def test_whether_workers_share_a_gpu(facts: HostFacts, workers: int, each: float, shares: bool) -> None:
+    scaling = with_gpus(workers, each) if each else ScalingConfig(num_workers=workers)
+    assert make_plan([facts], scaling).shares_gpu is shares
+
+
+def test_gpus_of_different_hosts_are_different_ones() -> None:
+    """Even if they have the same UUID, as the hosts of this test have."""
+    assert not make_plan([host("one", gpus=1), host("two", gpus=1)], with_gpus(2)).shares_gpu
+
+
+# -- accelerator_type ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "matches"),
+    [
+        ("A100", "NVIDIA A100-SXM4-40GB", True),
+        ("A100", "NVIDIA A100 80GB PCIe", True),
+        ("A100-40G", "NVIDIA A100-SXM4-40GB", True),
+        ("A100-40G", "NVIDIA A100-SXM4-80GB", False),
+        ("A100-80G", "NVIDIA A100 80GB PCIe", True),
+        ("a100", "NVIDIA A100-PCIE-40GB", True),
+        ("A10", "NVIDIA A100-SXM4-40GB", False),
+        ("A10", "NVIDIA A10G", False),
+        ("A10G", "NVIDIA A10G", True),
+        ("H100", "NVIDIA H100 80GB HBM3", True),
+        ("H100", "NVIDIA H100 NVL", True),
+        ("H100", "NVIDIA H200", False),
+        ("H200", "NVIDIA GH200 480GB", False),
+        ("B200", "NVIDIA B200", True),
+        ("B200", "NVIDIA GB200", False),
+        ("L4", "NVIDIA L4", True),
+        ("L4", "NVIDIA L40S", False),
+        ("L40S", "NVIDIA L40S", True),
+        ("L40S", "NVIDIA L40", False),
+        ("T4", "Tesla T4", True),
+        ("T4", "NVIDIA T400 4GB", False),
+        ("V100", "Tesla V100-SXM2-16GB", True),
+        ("P100", "Tesla P100-PCIE-16GB", True),
+        ("K80", "Tesla K80", True),
+        ("RTX-PRO-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", True),
+        ("RTX-PRO-6000", "NVIDIA RTX 6000 Ada Generation", False),
+        ("GeForce-RTX-4090", "NVIDIA GeForce RTX 4090", True),
+    ],
+)
+def test_accelerator_types_are_products_as_ray_writes_them(wanted: str, name: str, matches: bool) -> None:
+    facts = HostFacts(name="one", cpus=1, memory_bytes=GIB, gpus=(gpu("GPU-0", name=name),))
+    scaling = ScalingConfig(use_gpu=True, accelerator_type=wanted)
+    if matches:
+        assert make_plan([facts], scaling).world_size == 1
+    else:
+        text = refusal(facts, scaling)
+        assert f"one has {name}, but accelerator_type is '{wanted}'" in text
+        assert "CUDA_VISIBLE_DEVICES" in text
+
+
+def test_one_gpu_of_another_type_is_named() -> None:
+    gpus = (gpu("GPU-0"), gpu("GPU-1", name="Tesla T4"), gpu("GPU-2", name="Tesla T4"))
+    facts = HostFacts(name="one", cpus=1, memory_bytes=GIB, gpus=gpus)
+    text = refusal(facts, ScalingConfig(use_gpu=True, accelerator_type="A100"))
+    assert text.startswith("one has Tesla T4, but")
+
+
+def test_no_gpu_at_all_is_told_as_such_whatever_its_type() -> None:
+    assert "has 0 GPUs" in refusal(host(gpus=0), ScalingConfig(use_gpu=True, accelerator_type="A100"))
 
 
 # -- environment -----------------------------------------------------------------------------------------------------

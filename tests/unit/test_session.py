@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 import math
 import os
+import pickle
+import re
 import tempfile
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -14,15 +17,15 @@ import numpy as np
 import pytest
 
 import distrain
-from distrain import wire
+from distrain import collective, session, wire
 from distrain.channel import Channel
 from distrain.checkpoint import Checkpoint
 from distrain.context import TrainContext
-from distrain.errors import CheckpointError
+from distrain.errors import CheckpointError, CollectiveError
 from distrain.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -212,6 +215,105 @@ def test_a_folder_around_the_run_is_refused(worker: Worker, tmp_path: Path) -> N
         distrain.report({}, Checkpoint(tmp_path / "runs"))
 
 
+# -- collectives -----------------------------------------------------------------------------------------------------
+
+
+def met(index: int, data: bytes = b"", refused: str | None = None) -> wire.Met:
+    return wire.Met(attempt=2, rank=1, index=index, body=data, refused=refused)
+
+
+def test_a_barrier_is_announced_and_awaited(worker: Worker) -> None:
+    worker.coordinator.send(met(1))
+    collective.barrier()
+    [joined] = worker.said()
+    assert (joined.rank, joined.attempt, joined.index, joined.operation) == (1, 2, 1, "barrier()")
+    assert joined.body == b""
+
+
+def test_collectives_are_counted_apart_from_reports(worker: Worker) -> None:
+    for index in (1, 2, 3):
+        distrain.report({})
+        worker.coordinator.send(met(index))
+        collective.barrier()
+    assert [message.index for message in worker.said() if isinstance(message, wire.Joined)] == [1, 2, 3]
+
+
+def test_ranks_other_than_0_send_no_data(worker: Worker) -> None:
+    worker.coordinator.send(met(1, pickle.dumps({"from": 0})))
+    assert collective.broadcast_from_rank_zero(object()) == {"from": 0}
+    [joined] = worker.said()
+    assert joined.body == b""
+
+
+def test_a_collective_that_cannot_be_raises_the_reason(worker: Worker) -> None:
+    worker.coordinator.send(met(1, refused="rank 3 has finished"))
+    with pytest.raises(CollectiveError, match="rank 3 has finished"):
+        collective.barrier()
+    worker.coordinator.send(met(2))
+    collective.barrier()
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(worker: Worker) -> None:
+    """The first call had been left by an exception."""
+    worker.session._collectives = 1
+    worker.coordinator.send(met(1, pickle.dumps("stale")))
+    worker.coordinator.send(met(2, pickle.dumps("fresh")))
+    assert collective.broadcast_from_rank_zero(None) == "fresh"
+
+
+class InterruptedLine:
+    """A line within whose send() a signal handler runs."""
+
+    at_end = False
+
+    def __init__(self) -> None:
+        self.handler: Any = lambda: None
+        self.heard: list[BaseException] = []
+        self.sent: list[wire.FromWorker] = []
+
+    def send(self, message: wire.FromWorker) -> None:
+        self.sent.append(message)
+        try:
+            self.handler()
+        except Exception as error:
+            self.heard.append(error)
+
+    def receive(self) -> Sequence[wire.Frame]:
+        return []
+
+    wait = receive
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (collective.barrier, "barrier()"),
+        (lambda: collective.broadcast_from_rank_zero(1), "broadcast_from_rank_zero()"),
+        (lambda: distrain.report({}), "report()"),
+    ],
+)
+def test_a_signal_handler_within_report_gets_an_error_instead_of_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, call: Any, name: str
+) -> None:
+    line = InterruptedLine()
+    line.handler = call
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, None))
+    distrain.report({"loss": 1})
+    [error] = line.heard
+    assert type(error) is RuntimeError
+    assert str(error).startswith(f"{name} was called while report(), barrier() or broadcast_from_rank_zero() runs")
+    assert [type(message) for message in line.sent] == [wire.Reported]
+
+
+def test_get_checkpoint_within_report_returns_what_is_known(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, seen = InterruptedLine(), []
+    line.handler = lambda: seen.append(distrain.get_checkpoint())
+    known = Checkpoint("/known")
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, known))
+    distrain.report({})
+    assert (seen, line.heard) == ([known], [])
+
+
 # -- outside ---------------------------------------------------------------------------------------------------------
 
 
@@ -228,3 +330,71 @@ def test_the_context_says_who_this_is() -> None:
     assert (context.get_world_rank(), context.get_world_size()) == (1, 4)
     assert (context.get_local_rank(), context.get_local_world_size(), context.get_node_rank()) == (1, 2, 0)
     assert context.get_experiment_name() == "run"
+
+
+# -- names of Ray AIR ------------------------------------------------------------------------------------------------
+
+CONTEXT = TrainContext(
+    world_rank=3, world_size=8, local_rank=1, local_world_size=2, node_rank=1, run_name="run", storage_path="/runs",
+    attempt=0, devices=(), run_id="f00", metadata={"a": {"b": 1}}, resources={"GPU": 0.5},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("world_rank", 3),
+        ("world_size", 8),
+        ("local_rank", 1),
+        ("local_world_size", 2),
+        ("node_rank", 1),
+        ("experiment_name", "run"),
+        ("trial_name", "run"),
+        ("trial_id", "f00"),
+        ("trial_dir", "/runs/run"),
+        ("trial_resources", {"GPU": 0.5}),
+    ],
+)
+def test_the_context_and_the_functions_of_air_agree(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, name: str, value: Any
+) -> None:
+    monkeypatch.setattr(Session, "current", Session(worker.channel, CONTEXT, None))
+    assert getattr(session, f"get_{name}")() == getattr(CONTEXT, f"get_{name}")() == value
+
+
+def test_every_getter_of_the_session_is_one_of_the_context() -> None:
+    getters = {name for name in session.__all__ if name.startswith("get_")} - {"get_checkpoint", "get_context"}
+    assert getters == {name for name in vars(TrainContext) if name.startswith("get_")} - {
+        "get_metadata",
+        "get_storage",
+    }
+
+
+@pytest.mark.parametrize("name", ["get_world_rank", "get_trial_resources"])
+def test_outside_of_a_worker_they_raise_too(name: str) -> None:
+    with pytest.raises(RuntimeError, match="only works inside a worker"):
+        getattr(session, name)()
+
+
+def test_what_a_getter_returns_may_be_changed() -> None:
+    CONTEXT.get_metadata()["new"] = 1
+    CONTEXT.get_trial_resources()["CPU"] = 1
+    assert CONTEXT.get_metadata() == {"a": {"b": 1}}
+    assert CONTEXT.get_trial_resources() == {"GPU": 0.5}
+
+
+def test_the_storage_says_where_things_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage = dataclasses.replace(CONTEXT, storage_path=str(tmp_path)).get_storage()
+    assert storage.experiment_fs_path == f"{tmp_path}/run"
+    assert storage.experiment_dir_name == "run"
+    assert storage.build_checkpoint_path_from_name("checkpoint_000001") == f"{tmp_path}/run/checkpoint_000001"
+    assert storage.local_working_directory == str(tmp_path)
+    storage.storage_filesystem.makedirs(storage.experiment_fs_path)
+    assert (tmp_path / "run").is_dir()
+
+
+def test_names_of_checkpoints_differ() -> None:
+    storage = CONTEXT.get_storage()
+    names = {storage.make_default_checkpoint_dir_name() for _ in range(3)}
+    assert all(re.fullmatch(r"checkpoint_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d\.\d{6}", name) for name in names)

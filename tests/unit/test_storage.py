@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distrain import storage
-from distrain.checkpoint import MANIFEST_FILE
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import StorageError
 from distrain.rounds import Commit, CommittedFile
 from distrain.storage import CommittedCheckpoint, RunPaths, RunStore, choose_run, copy_file, crc32_of, list_files
@@ -163,6 +163,52 @@ def test_a_store_that_could_not_be_opened_holds_no_lock(root: Path) -> None:
         RunStore(root)
     (root / "checkpoint_000000").rmdir()
     RunStore(root).close()
+
+
+# -- metadata --------------------------------------------------------------------------------------------------------
+
+
+def manifest_entry(saved: CommittedCheckpoint, name: str = METADATA_FILE) -> tuple[int, str] | None:
+    entry = json.loads((saved.path / MANIFEST_FILE).read_text())["files"].get(name)
+    return entry and (entry["size"], entry["crc32"])
+
+
+def test_every_checkpoint_gets_the_metadata_of_the_run(store: RunStore) -> None:
+    store.metadata = {"model": "small", "nested": {"a": [1, None]}}
+    for ordinal in (1, 2):
+        saved = commit(store, ordinal)
+        data = (saved.path / METADATA_FILE).read_bytes()
+        assert Checkpoint(saved.path).get_metadata() == store.metadata
+        assert manifest_entry(saved) == (len(data), f"{zlib.crc32(data):08x}")
+        assert manifest_entry(saved, "model.pt") is not None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_its_own_metadata_comes_first(store: RunStore, rank: int) -> None:
+    store.metadata = {"model": "small", "epoch": 0}
+    saved = commit(store, parts={0: {"a": b"1"}, rank: {METADATA_FILE: b'{"epoch": 3, "own": true}'}})
+    data = (saved.path / METADATA_FILE).read_bytes()
+    assert Checkpoint(saved.path).get_metadata() == {"model": "small", "epoch": 3, "own": True}
+    assert manifest_entry(saved) == (len(data), f"{zlib.crc32(data):08x}")
+
+
+def test_without_metadata_of_the_run_a_checkpoint_keeps_its_own(store: RunStore) -> None:
+    own = b'{"own":  true}'
+    saved = commit(store, parts={0: {METADATA_FILE: own}})
+    assert (saved.path / METADATA_FILE).read_bytes() == own
+    assert manifest_entry(saved) == (len(own), f"{zlib.crc32(own):08x}")
+    assert not (commit(store, 2).path / METADATA_FILE).exists()
+
+
+@pytest.mark.parametrize("own", [b"[1]", b"no json", b"\xff\xfe", b""])
+def test_own_metadata_that_is_no_json_object_is_left_alone(
+    store: RunStore, own: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.metadata = {"model": "small"}
+    saved = commit(store, parts={0: {METADATA_FILE: own}})
+    assert (saved.path / METADATA_FILE).read_bytes() == own
+    assert manifest_entry(saved) == (len(own), f"{zlib.crc32(own):08x}")
+    assert capsys.readouterr().err.count(METADATA_FILE) == 1
 
 
 # -- the lock --------------------------------------------------------------------------------------------------------

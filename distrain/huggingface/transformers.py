@@ -1,0 +1,80 @@
+"""The Trainer of transformers on distrain: what ``ray.train.huggingface.transformers`` has. Runs in: worker.
+
+Workers carry torchrun's environment variables, so a Trainer inside ``train_func`` is spread over all workers as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.checkpoint import Checkpoint
+from distrain.session import get_context, report
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ModuleNotFoundError(
+        "distrain.huggingface.transformers needs transformers, which is not installed: "
+        "pip install 'distrain[transformers]'",
+        name="transformers",
+    ) from None
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    Trainer = TypeVar("Trainer", bound=transformers.Trainer)
+
+__all__ = ["RayTrainReportCallback", "TrainReportCallback", "prepare_trainer"]
+
+
+class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Report whenever the Trainer saves: the latest value of everything it has logged, ``epoch`` and ``step``, and a
+    checkpoint that has what was saved in its directory ``checkpoint``.
+
+    All ranks report; the checkpoint comes from one rank of each host. To resume, hand
+    ``os.path.join(folder, "checkpoint")`` to ``Trainer.train(resume_from_checkpoint=...)``.
+    """
+
+    CHECKPOINT_NAME = "checkpoint"
+
+    def on_save(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        metrics = {name: value for entry in state.log_history for name, value in entry.items()}
+        metrics |= {"epoch": state.epoch, "step": state.global_step}
+        args.distributed_state.wait_for_everyone()  # each rank writes the state of its random numbers
+        saved = _saved_by(args, state)
+        if saved is None or get_context().get_local_rank() != 0:
+            report(metrics)
+            return
+        with tempfile.TemporaryDirectory(prefix="distrain-transformers-") as folder:
+            Path(folder, self.CHECKPOINT_NAME).symlink_to(saved, target_is_directory=True)  # report() follows links
+            report(metrics, checkpoint=Checkpoint.from_directory(folder))
+
+
+def _saved_by(args: transformers.TrainingArguments, state: transformers.TrainerState) -> Path | None:
+    """The directory that the Trainer has just written, as far as this host has it."""
+    last = Path(args.output_dir, f"checkpoint-{state.global_step}")
+    if not last.is_dir():  # trials of a hyperparameter search have directories of their own
+        found = sorted(Path(args.output_dir).glob(f"*/{last.name}"), key=os.path.getmtime)
+        if not found:
+            return None
+        last = found[-1]
+    return last.resolve()
+
+
+def prepare_trainer(trainer: Trainer) -> Trainer:
+    """Return the Trainer as it is. In Ray this makes datasets of Ray Data work, which do not exist here."""
+    return trainer
+
+
+RayTrainReportCallback = TrainReportCallback

@@ -1,0 +1,142 @@
+"""Models in checkpoints: TorchCheckpoint, and what becomes of DistributedDataParallel. Runs in: anywhere with torch."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.nn.parallel import DistributedDataParallel
+
+from distrain.checkpoint import Checkpoint
+from distrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["TorchCheckpoint", "portable"]
+
+_PREFIX = "module."
+
+
+class TorchCheckpoint(Checkpoint):
+    """A checkpoint that holds one model: its ``state_dict()``, or the whole model, pickled.
+
+    To read one that was reported: ``TorchCheckpoint(result.checkpoint.path).get_model(model)``.
+    """
+
+    MODEL_FILENAME = "model.pt"
+
+    @classmethod
+    def from_state_dict(cls, state_dict: Mapping[str, Any]) -> Self:
+        """A checkpoint of a ``state_dict()``; that of a DistributedDataParallel loses its ``module.`` prefix.
+
+        The file lies in a temporary directory that goes with this object: report it, or copy it with ``to_directory``.
+        Raises TypeError for anything but a dict, ValueError for a sharded one.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"TorchCheckpoint.from_state_dict takes a dict, got {type(state_dict).__name__}")
+        return cls._saved(_without_prefix(state_dict), state_dict.values())
+
+    @classmethod
+    def from_model(cls, model: nn.Module) -> Self:
+        """A checkpoint of the whole model, pickled, without DistributedDataParallel around it. Its class is needed to
+        load it, unless it was defined in the script itself. Prefer :meth:`from_state_dict`.
+
+        Raises TypeError for anything but a module, ValueError for a sharded one (FSDP).
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"TorchCheckpoint.from_model takes a torch.nn.Module, got {type(model).__name__}")
+        model = _unwrapped(model)
+        return cls._saved(model, model.parameters())
+
+    def get_model(self, model: nn.Module | None = None) -> nn.Module:
+        """The model, on the CPU: ``model`` with the weights of the checkpoint, or the one that was pickled.
+
+        Unpickles what is not a mere ``state_dict``: read only checkpoints that you trust.
+
+        Raises CheckpointError if there is no model in the checkpoint, ValueError if it has a ``state_dict`` only and no
+        ``model`` is given, RuntimeError from torch if the weights do not fit.
+        """
+        with self.as_directory() as folder:
+            file = Path(folder) / self.MODEL_FILENAME
+            if not file.is_file():
+                raise CheckpointError(f"{self.path} has no {self.MODEL_FILENAME}: it was not made by TorchCheckpoint")
+            saved = _load(file)
+        if isinstance(saved, nn.Module):
+            if model is None:
+                return saved
+            saved = saved.state_dict()
+        if model is None:
+            raise ValueError(
+                f"{self.path} has the weights of a model, and not the model: call get_model(MyModel()), which loads "
+                "them into it"
+            )
+        _unwrapped(model).load_state_dict(_without_prefix(saved))
+        return model
+
+    @classmethod
+    def _saved(cls, content: Any, tensors: Any) -> Self:
+        if any(hasattr(tensor, "device_mesh") for tensor in tensors):  # DTensors
+            raise ValueError(
+                "the model is sharded (FSDP), and this rank has its part of it only. On every rank call "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("
+                "full_state_dict=True, cpu_offload=True)), and on rank 0 TorchCheckpoint.from_state_dict() with that"
+            )
+        folder = tempfile.mkdtemp(prefix="distrain-checkpoint-")
+        checkpoint = cls(folder)
+        weakref.finalize(checkpoint, _remove, folder, os.getpid())
+        torch.save(content, Path(folder) / cls.MODEL_FILENAME, pickle_module=cloudpickle)
+        return checkpoint
+
+
+def _load(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # a whole model
+        return torch.load(file, map_location="cpu", weights_only=False)
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # and not a child that was forked with the object
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def portable(data: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a dict checkpoint that means something in a single process: in the place of DistributedDataParallel the
+    model within, and ``state_dict``s without its ``module.`` prefix. ``data`` and what is in it stay as they are."""
+    return {key: _portable_value(value) for key, value in data.items()}
+
+
+def _portable_value(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return _unwrapped(value)
+    if isinstance(value, Mapping):
+        return _without_prefix(value)
+    return value
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _without_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A copy without the prefix if every key has it and every value is a tensor; otherwise what was given."""
+    prefixed = all(isinstance(key, str) and key.startswith(_PREFIX) for key in state_dict)
+    if not state_dict or not prefixed or not all(isinstance(value, torch.Tensor) for value in state_dict.values()):
+        return state_dict
+    clone: Any = copy.copy(state_dict) if isinstance(state_dict, MutableMapping) else dict(state_dict)
+    if hasattr(state_dict, "_metadata"):
+        clone._metadata = copy.copy(state_dict._metadata)
+    consume_prefix_in_state_dict_if_present(clone, _PREFIX)
+    return clone  # type: ignore[no-any-return]

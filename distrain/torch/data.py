@@ -1,0 +1,154 @@
+"""prepare_data_loader: each worker's share of the data, on its device. Runs in: worker."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from distrain.session import session_of
+from distrain.torch.device import get_device
+from distrain.torch.nested import map_leaves
+from distrain.torch.reproducibility import loader_generator
+from distrain.torch.sampler import shared, shares_already
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distrain.context import TrainContext
+
+__all__ = ["prepare_data_loader"]
+
+
+def prepare_data_loader(
+    data_loader: DataLoader[Any],
+    add_dist_sampler: bool = True,
+    move_to_device: bool = True,
+    auto_transfer: bool = True,
+) -> DataLoader[Any]:
+    """Give every worker its share of the data, and move batches to its device.
+
+    add_dist_sampler: share the data out among the workers; False: the loader gives each its share already.
+    move_to_device: move what the loader yields to :func:`get_device`.
+    auto_transfer: on a GPU, copy the next batch while the present one is worked on, which takes one more batch of
+        memory; best with ``pin_memory=True``. False: copy each batch when it is asked for.
+
+    The result is a copy of the loader, of its class and with all its options; ``batch_size`` is per worker, and
+    ``result.sampler.set_epoch(epoch)`` works with any number of workers (but for an IterableDataset). What is shared
+    out, with more than one worker:
+
+    - An order that is shuffled or not, by a DistributedSampler. Ranks get equally many samples; some come twice if that
+      does not come out even. Without ``set_epoch`` the order changes after each complete pass.
+    - An order of a sampler of your own (WeightedRandomSampler, RandomSampler with replacement, ...): all ranks draw the
+      same order, seeded by the epoch, and each takes every n-th of it; see
+      :class:`~distrain.torch.sampler.ShareSampler`. The sampler has to be made alike on every rank.
+    - Batches of a ``batch_sampler`` of your own, likewise, as whole batches. A plain ``BatchSampler`` has its sampler
+      shared out instead.
+    - Nothing if a DistributedSampler, or another sampler that knows of ranks, is there already, or if the data is an
+      IterableDataset.
+
+    Batches may be tensors and dicts, lists, tuples, named tuples, dataclasses of such, and objects with a ``to()``.
+
+    A subclass of DataLoader keeps what it is; only one that has made something of its sampler when it was constructed
+    goes on with that sampler, and has to share the data out itself.
+
+    Raises TypeError for anything but a DataLoader, ValueError for a sampler that cannot be shared out as it has no
+    length, RuntimeError outside of a worker.
+    """
+    context = session_of("torch.prepare_data_loader").context
+    if not isinstance(data_loader, DataLoader):
+        raise TypeError(f"prepare_data_loader takes a torch DataLoader, got {type(data_loader).__name__}")
+    changes: dict[str, Any] = {}
+    if add_dist_sampler and not isinstance(data_loader.dataset, IterableDataset):
+        changes |= _samplers(data_loader, context)
+    if data_loader.generator is None and (generator := loader_generator()):
+        changes["generator"] = generator
+    loader = _changed(data_loader, changes) if changes else data_loader
+    device = get_device()
+    if move_to_device and device.type != "cpu":
+        return _on_device(loader, device, auto_transfer)
+    return loader
+
+
+def _samplers(loader: DataLoader[Any], context: TrainContext) -> dict[str, Any]:
+    """The loader's attributes that make the order, for this rank; none if it has its share already."""
+    batched = loader.batch_sampler is not None
+    order = loader.batch_sampler if batched else loader.sampler
+    if shares_already(order):
+        return {}
+    order = shared(order, context.world_size, context.world_rank)
+    sampler = order.sampler if type(order) is BatchSampler else order
+    return {"sampler": sampler, "batch_sampler": order if batched else None}
+
+
+def _changed(loader: DataLoader[Any], changes: dict[str, Any]) -> DataLoader[Any]:
+    """A copy of the loader with other attributes. Not constructed anew: subclasses have constructors of their own."""
+    clone = copy.copy(loader)
+    vars(clone).update(changes, _iterator=None)  # the iterator is that of persistent workers, if they run already
+    return clone
+
+
+# -- to the device -----------------------------------------------------------------------------------------------------
+
+
+def _on_device(loader: DataLoader[Any], device: torch.device, auto_transfer: bool) -> DataLoader[Any]:
+    """A copy of the loader whose batches are on a device. Its class is a subclass of the loader's."""
+    clone = _changed(loader, {"_device": device, "_auto_transfer": auto_transfer})
+    kind = type(loader)
+    if not issubclass(kind, _DeviceLoader):
+        clone.__class__ = type(kind.__name__, (_DeviceLoader, kind), {"__module__": kind.__module__})
+    return clone
+
+
+class _DeviceLoader(DataLoader[Any]):
+    """Stands before a loader's own class."""
+
+    _device: torch.device
+    _auto_transfer: bool
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches: Iterator[Any] = super().__iter__()
+        if self._auto_transfer and self._device.type == "cuda":
+            return _copied_ahead(batches, self._device)
+        return (_moved(batch, self._device) for batch in batches)
+
+
+def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Each batch on the GPU; the next one is on its way there on a stream of its own while the caller computes."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    ended = object()
+
+    def start() -> Any:
+        batch = next(batches, ended)
+        with torch.cuda.stream(stream):
+            return map_leaves(batch, lambda leaf: leaf.to(device, non_blocking=True) if _is_tensor(leaf) else leaf)
+
+    def finish(batch: Any) -> Any:
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(stream)
+        return map_leaves(batch, lambda leaf: _arrived(leaf, device, current))
+
+    ahead = start()
+    while ahead is not ended:
+        batch = finish(ahead)
+        ahead = start()
+        yield batch
+
+
+def _arrived(leaf: Any, device: torch.device, current: torch.cuda.Stream) -> Any:
+    """A leaf for use on the current stream. Objects that move themselves do so now: on the other stream their memory
+    could be given away while it is still in use."""
+    if not _is_tensor(leaf):
+        return _moved(leaf, device)
+    leaf.record_stream(current)
+    return leaf
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    return map_leaves(batch, lambda leaf: leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)

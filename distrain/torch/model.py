@@ -1,0 +1,184 @@
+"""prepare_model: to the device, into mixed precision, and shared among the workers. Runs in: worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distrain.session import session_of
+from distrain.torch.amp import autocast_forward
+from distrain.torch.device import get_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["prepare_model"]
+
+
+def prepare_model(
+    model: nn.Module,
+    move_to_device: bool | str | torch.device = True,
+    parallel_strategy: str | None = "ddp",
+    parallel_strategy_kwargs: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Move the model to this worker's device and, with more than one worker, share its training among them.
+
+    move_to_device: False leaves it where it is, a device (or its name) moves it there.
+    parallel_strategy: ``"ddp"``: wrapped in DistributedDataParallel, unless nothing in it is trained. ``"fsdp"``: its
+        parameters are sharded in place by FSDP2's ``fully_shard``, on GPUs and (not yet in torch 2.6) on the CPU. None:
+        each rank has a model of its own.
+    parallel_strategy_kwargs: further arguments of DistributedDataParallel or of ``fully_shard`` (``mesh``,
+        ``reshard_after_forward``, ``mp_policy``, ``offload_policy``, ...).
+
+    Under ``"fsdp"`` each child of the outermost ``ModuleList``, ``Sequential`` and ``ModuleDict`` of the model (its
+    blocks, as a rule) is gathered for its own computation only; the rest of the model is gathered as a whole. What is
+    sharded already, because ``fully_shard`` was called for it before, stays as it is: use that for other groups. All
+    ranks start from the weights of rank 0, as under DDP. The model is moved and sharded block by block, so that it need
+    never be on one GPU as a whole; ``move_to_device=False`` does not prevent that. Make the optimizer afterwards.
+    ``state_dict()`` then holds DTensors; to save a whole one, call on *every* rank ::
+
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state_dict = get_model_state_dict(model, options=options)  # empty but on rank 0
+
+    Raises ValueError for an unknown strategy, TypeError for something else than a module and for options of FSDP1,
+    RuntimeError outside of a worker, and for ``"fsdp"`` on the CPU with an older torch.
+    """
+    context = session_of("torch.prepare_model").context
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"prepare_model takes a torch.nn.Module, got {type(model).__name__}")
+    if parallel_strategy not in ("ddp", "fsdp", None):
+        raise ValueError(f'prepare_model: parallel_strategy must be "ddp", "fsdp" or None, got {parallel_strategy!r}')
+    kwargs = dict(parallel_strategy_kwargs or {})
+    if parallel_strategy == "fsdp":
+        _check_fsdp_options(kwargs)
+    device = get_device() if isinstance(move_to_device, bool) else torch.device(move_to_device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    model = autocast_forward(model)
+    alone = context.world_size == 1
+    if parallel_strategy == "fsdp" and not alone:
+        return _fully_sharded(model, device, kwargs)
+    if move_to_device is not False:
+        model = model.to(device)
+    if parallel_strategy is None or alone:
+        return model
+    return _data_parallel(model, kwargs)
+
+
+# -- DDP ---------------------------------------------------------------------------------------------------------------
+
+
+def _data_parallel(model: nn.Module, kwargs: dict[str, Any]) -> nn.Module:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return model  # nothing to synchronise, which DDP refuses
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) == 1 and (device := devices.pop()).type == "cuda":
+        kwargs = {"device_ids": [device], "output_device": device, **kwargs}
+    return DistributedDataParallel(model, **kwargs)
+
+
+# -- FSDP2 -------------------------------------------------------------------------------------------------------------
+
+_FSDP1_OPTIONS = {
+    "auto_wrap_policy": "call fully_shard() on the submodules of your choice before prepare_model()",
+    "backward_prefetch": "FSDP2 prefetches by itself; see FSDPModule.set_modules_to_backward_prefetch()",
+    "cpu_offload": "offload_policy=torch.distributed.fsdp.CPUOffloadPolicy()",
+    "device_id": "prepare_model(move_to_device=...)",
+    "device_mesh": "mesh=...",
+    "forward_prefetch": "see FSDPModule.set_modules_to_forward_prefetch()",
+    "ignored_modules": "ignored_params={...}",
+    "ignored_states": "ignored_params={...}",
+    "limit_all_gathers": "FSDP2 always limits them",
+    "mixed_precision": "mp_policy=torch.distributed.fsdp.MixedPrecisionPolicy(...)",
+    "param_init_fn": "initialise the model before, or shard it on the meta device yourself",
+    "process_group": "mesh=torch.distributed.device_mesh.init_device_mesh(...)",
+    "sharding_strategy": "reshard_after_forward=True for FULL_SHARD, False for SHARD_GRAD_OP; a mesh of two dimensions "
+    "for HYBRID_SHARD",
+    "sync_module_states": "prepare_model() always starts from the weights of rank 0",
+    "use_orig_params": "FSDP2 always does",
+}
+
+
+_BROADCAST_BYTES = 250 * 2**20  # at a time, as in DDP
+
+
+def _check_fsdp_options(kwargs: Mapping[str, Any]) -> None:
+    unknown = [f"{name}: {_FSDP1_OPTIONS[name]}" for name in kwargs if name in _FSDP1_OPTIONS]
+    if unknown:
+        raise TypeError(
+            "prepare_model: these options belong to FSDP1 (FullyShardedDataParallel), while distrain uses FSDP2 "
+            "(torch.distributed.fsdp.fully_shard). Instead of " + "; ".join(unknown)
+        )
+
+
+def _fully_sharded(model: nn.Module, device: torch.device, kwargs: dict[str, Any]) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # what fully_shard needs there
+        raise RuntimeError(f'parallel_strategy="fsdp": torch {torch.__version__} shards on GPUs only; a later one can')
+    fully_shard, sharded = _fsdp2()
+    if isinstance(model, sharded):
+        return model
+    mesh = kwargs.pop("mesh", None)
+    if mesh is None:
+        mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    for module in [*_blocks(model, sharded), model]:
+        _same_everywhere(module, device)
+        fully_shard(module, mesh=mesh, **kwargs)
+    return model
+
+
+def _fsdp2() -> tuple[Callable[..., Any], type]:
+    """``fully_shard`` and the class that every module has after it."""
+    try:
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+    except ImportError:  # torch 2.4 and 2.5
+        from torch.distributed._composable.fsdp import FSDPModule, fully_shard  # type: ignore[attr-defined]
+    return fully_shard, FSDPModule
+
+
+def _blocks(model: nn.Module, sharded: type) -> Iterator[nn.Module]:
+    """What is gathered by itself. A block that shares a parameter with the rest of the model is not: both would have
+    to change it."""
+    uses = _uses(model)
+    for block in _children_of_containers(model):
+        within = _uses(block)
+        if within and not isinstance(block, sharded) and all(uses[key] == times for key, times in within.items()):
+            yield block
+
+
+def _children_of_containers(module: nn.Module) -> Iterator[nn.Module]:
+    holds_blocks = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+    for child in module.children():
+        if holds_blocks and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # those have no forward()
+            yield child
+        else:
+            yield from _children_of_containers(child)
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How often each parameter has a place in the module."""
+    return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
+
+
+def _same_everywhere(module: nn.Module, device: torch.device) -> None:
+    """Move what is not sharded yet to the device, with the values of rank 0. FSDP2 does not: every rank would keep its
+    part of weights that the others have drawn differently."""
+    tensors: list[torch.Tensor] = [
+        tensor
+        for tensor in chain(module.parameters(), module.buffers())
+        if not tensor.is_meta and not hasattr(tensor, "device_mesh")  # DTensors are sharded already
+    ]
+    for tensor in tensors:
+        if tensor.device != device:
+            tensor.data = tensor.data.to(device)
+    if tensors:
+        group = distributed.distributed_c10d._get_default_group()
+        values = [tensor.detach() for tensor in tensors]
+        distributed._broadcast_coalesced(group, values, _BROADCAST_BYTES, 0)  # type: ignore[attr-defined]

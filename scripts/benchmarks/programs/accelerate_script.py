@@ -1,0 +1,14 @@
+"""A script for ``accelerate launch``: TASK is its argument."""
+
+import sys
+
+from accelerate import Accelerator
+from benchmark_tasks import TASKS, train_ddp
+
+accelerator = Accelerator(cpu=True)
+task = sys.argv[1]
+if task == "ddp":
+    train_ddp(accelerator.prepare_model)
+else:
+    TASKS[task]()
+accelerator.end_training()

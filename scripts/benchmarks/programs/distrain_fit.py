@@ -1,0 +1,42 @@
+"""A user's script with ``distrain.torch.TorchTrainer``: TASK WORKERS START_METHOD [import-torch]."""
+
+import os
+import sys
+
+import benchmark_tasks
+
+import distrain
+from distrain.torch import TorchTrainer
+
+REPORTS = 10_000
+
+
+def measure_reports() -> None:
+    benchmark_tasks.measure_reports(distrain.report, REPORTS)
+
+
+def train_ddp() -> None:
+    from distrain.torch import prepare_model
+
+    benchmark_tasks.train_ddp(prepare_model)
+
+
+def main() -> None:
+    task, workers, start_method, *rest = sys.argv[1:]
+    if rest == ["import-torch"]:  # what most users' scripts do at their top
+        import torch  # noqa: F401
+    tasks = {**benchmark_tasks.TASKS, "report": measure_reports, "ddp": train_ddp}
+    trainer = TorchTrainer(
+        tasks[task],
+        scaling_config=distrain.ScalingConfig(num_workers=int(workers), start_method=start_method),
+        run_config=distrain.RunConfig(storage_path=os.environ["BENCHMARK_OUT"] + "/runs"),
+    )
+    results = []
+    benchmark_tasks.run_once_or_twice(task, lambda: results.append(trainer.fit()))
+    if task == "report":
+        with open(results[0].path + "/metrics.jsonl") as lines:
+            benchmark_tasks.write("kept", {"kept": sum(1 for _ in lines), "made": (REPORTS + 1) * int(workers)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""A script for torchrun and ``distrain.launch``: TASK is its argument."""
+
+import sys
+
+from benchmark_tasks import TASKS, in_gloo_group
+
+in_gloo_group(TASKS[sys.argv[1]])

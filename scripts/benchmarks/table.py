@@ -1,0 +1,104 @@
+"""Figures of repeated runs as rows of one table, and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+COLUMNS = "{measure:<24} {workers:>7}  {launcher:<28} {median:>10}  {spread:<22} {ratio:>10}  {runs:>5}  {remarks}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One value of one run. variant: what sets it apart from the launcher's other values of the same measure."""
+
+    measure: str
+    value: float
+    unit: str
+    variant: str = ""
+    remark: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """All runs of a launcher for a measure. values: by round, None where it failed. workers: 0 if there are none."""
+
+    measure: str
+    workers: int
+    launcher: str
+    unit: str
+    values: list[float | None]
+    remarks: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def measured(self) -> list[float]:
+        return [value for value in self.values if value is not None]
+
+    def ratio_to(self, reference: Row | None) -> float | None:
+        """The median of the ratios of the runs that were made in the same round."""
+        if reference is None:
+            return None
+        pairs = zip(self.values, reference.values, strict=True)
+        ratios = [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
+        return statistics.median(ratios) if ratios else None
+
+
+def header() -> str:
+    names = {"measure": "measure", "workers": "workers", "launcher": "launcher", "median": "median"}
+    line = COLUMNS.format(**names, spread="min to max", ratio="x distrain", runs="runs", remarks="remarks")
+    return f"{line}\n{'-' * len(line)}"
+
+
+def show_row(row: Row, reference: Row | None) -> str:
+    """reference: distrain's row of the same measure."""
+    ratio = row.ratio_to(reference)
+    values = row.measured
+    remarks = sorted(set(row.remarks))
+    if row.failures:
+        remarks = [f"{len(row.failures)} failed: {row.failures[-1]}", *remarks]
+    return COLUMNS.format(
+        measure=row.measure,
+        workers=row.workers or "",
+        launcher=row.launcher,
+        median=show(statistics.median(values), row.unit) if values else "failed",
+        spread=f"{show(min(values), row.unit)} to {show(max(values), row.unit)}" if values else "",
+        ratio="" if ratio is None else f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}",
+        runs=f"{len(values)}/{len(row.values)}",
+        remarks="; ".join(remarks),
+    ).rstrip()
+
+
+def show(value: float, unit: str) -> str:
+    """Three digits or so, never an exponent; long times are not in microseconds."""
+    for larger in ("ms", "s"):
+        if unit in ("us", "ms") and value >= 1000:
+            value, unit = value / 1000, larger
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
+    return f"{value:,.{digits}f} {unit}"
+
+
+def as_json(rows: Sequence[tuple[Row, Row | None]], **also: Any) -> Mapping[str, Any]:
+    return {
+        **also,
+        "rows": [
+            {
+                "measure": row.measure,
+                "workers": row.workers,
+                "launcher": row.launcher,
+                "unit": row.unit,
+                "median": statistics.median(row.measured) if row.measured else None,
+                "min": min(row.measured, default=None),
+                "max": max(row.measured, default=None),
+                "ratio_to_distrain": row.ratio_to(reference),
+                "values": row.values,
+                "remarks": sorted(set(row.remarks)),
+                "failures": row.failures,
+            }
+            for row, reference in rows
+        ],
+    }

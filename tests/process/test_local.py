@@ -1,0 +1,591 @@
+"""num_workers=0: train_func runs in this process, and what comes of it is what a worker would have left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distrain
+from distrain import (
+    Checkpoint,
+    CheckpointConfig,
+    DataParallelTrainer,
+    FailureConfig,
+    LaunchError,
+    ResourcesError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerGroupError,
+)
+from distrain.collective import barrier, broadcast_from_rank_zero
+from distrain.session import Session
+from tests.process.conftest import files_of, records, reported
+
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def local(storage: Path) -> Callable[..., Result]:
+    """Train in this process. What is neither config nor scaling goes into the RunConfig."""
+
+    def fit(
+        function: Callable[..., Any],
+        config: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 0,
+        max_failures: int = 0,
+        resume_from: Checkpoint | None = None,
+        **run: Any,
+    ) -> Result:
+        return DataParallelTrainer(
+            function,
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(
+                **{"storage_path": storage, "failure_config": FailureConfig(max_failures=max_failures), **run}
+            ),
+            resume_from_checkpoint=resume_from,
+        ).fit()
+
+    return fit
+
+
+Local = Callable[..., Result]
+
+
+def run_json(path: str | Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads(Path(path, "run.json").read_text())
+    return manifest
+
+
+def epochs(config: dict[str, Any]) -> int:
+    """Train ``epochs`` epochs from the last checkpoint on; raise in epoch ``fail_at``, of the first attempt only."""
+    checkpoint = distrain.get_checkpoint()
+    start = int(Path(checkpoint.path, "epoch").read_text()) + 1 if checkpoint else 0
+    for epoch in range(start, config["epochs"]):
+        if epoch == config.get("fail_at") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise config["error"]
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "epoch").write_text(str(epoch))
+            distrain.report({"epoch": epoch, "loss": -abs(epoch - 1)}, Checkpoint(folder))
+    return start
+
+
+# -- the same as with a worker ---------------------------------------------------------------------------------------
+
+
+def tree(path: str) -> dict[str, str]:
+    """What is in a run directory: relative path -> contents, without what differs between any two runs."""
+    volatile = {"run_id", "started", "updated", "argv", "time", "scaling_config", "name"}
+
+    def steady(text: str) -> Any:
+        return {key: value for key, value in json.loads(text).items() if key not in volatile}
+
+    found = {}
+    for file in sorted(Path(path).rglob("*")):
+        name = str(file.relative_to(path))
+        if not file.is_file() or name in (".lock",) or name.startswith("logs/"):
+            continue
+        if file.suffix == ".json":
+            found[name] = steady(file.read_text())
+        elif file.suffix == ".jsonl":
+            found[name] = [steady(line) for line in file.read_text().splitlines()]
+        else:
+            found[name] = file.read_bytes()
+    return found
+
+
+def same_results(one: Result, other: Result) -> None:
+    assert tree(one.path) == tree(other.path)
+    assert (one.metrics, one.return_value) == (other.metrics, other.return_value)
+    assert files_of(one.checkpoint) == files_of(other.checkpoint)
+    names = [[(Path(c.path).name, metrics) for c, metrics in result.best_checkpoints] for result in (one, other)]
+    assert names[0] == names[1]
+
+
+def test_the_run_directory_is_that_of_one_worker(local: Local) -> None:
+    keep = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss")
+    results = [local(epochs, {"epochs": 5}, workers=n, name=f"with-{n}", checkpoint_config=keep) for n in (0, 1)]
+    same_results(*results)
+    assert [Path(c.path).name for c, _ in results[0].best_checkpoints] == ["checkpoint_000002", "checkpoint_000001"]
+    assert reported(results[0].path) == [{"epoch": epoch, "loss": -abs(epoch - 1)} for epoch in range(5)]
+    assert run_json(results[0].path)["status"] == "finished"
+    assert Result.from_path(results[0].path).metrics == results[0].metrics
+
+
+def test_a_retry_resumes_from_the_checkpoint_as_a_worker_would(local: Local) -> None:
+    config = {"epochs": 3, "fail_at": 2, "error": ValueError("once")}
+    results = [local(epochs, config, workers=n, name=f"with-{n}", max_failures=1) for n in (0, 1)]
+    same_results(*results)
+    assert results[0].return_value == 2
+    assert [(line["attempt"], line["index"]) for line in records(results[0].path)] == [(0, 1), (0, 2), (1, 1)]
+    assert run_json(results[0].path)["attempts"] == 2
+
+
+def test_dict_checkpoints_nested_metrics_and_nan_are_those_of_a_worker(local: Local) -> None:
+    def train() -> bool:
+        distrain.report({"eval": {"loss": float("nan")}, "n": 1}, Checkpoint.from_dict({"epoch": 1}))
+        return distrain.get_context().get_world_rank() == 0
+
+    results = [local(train, workers=n) for n in (0, 1)]
+    lines = [{k: v for k, v in records(result.path)[0].items() if k != "time"} for result in results]
+    assert lines[0] == lines[1]
+    for result in results:
+        assert result.return_value is True
+        assert result.checkpoint is not None
+        assert result.checkpoint.to_dict()["epoch"] == 1
+
+
+def test_the_context_is_that_of_one_worker(local: Local) -> None:
+    def train() -> dict[str, Any]:
+        context = distrain.get_context()
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+        return {
+            "environment": {name: os.environ[name] for name in names},
+            "ranks": [context.get_world_rank(), context.get_local_rank(), context.get_node_rank()],
+            "sizes": [context.get_world_size(), context.get_local_world_size()],
+            "resources": context.get_trial_resources(),
+            "name": context.get_experiment_name(),
+            "attempt": context.attempt,
+            "port": int(os.environ["MASTER_PORT"]) > 0,
+        }
+
+    zero, one = (local(train, workers=n, name=f"with-{n}").return_value for n in (0, 1))
+    assert (zero.pop("name"), one.pop("name")) == ("with-0", "with-1")
+    assert zero == one
+
+
+def test_an_unfinished_run_goes_on_and_may_change_its_number_of_workers(local: Local) -> None:
+    with pytest.raises(WorkerGroupError):
+        local(epochs, {"epochs": 3, "fail_at": 1, "error": ValueError("no")}, name="run")
+    with pytest.raises(WorkerGroupError):
+        local(epochs, {"epochs": 3, "fail_at": 2, "error": ValueError("no")}, name="run", workers=1)
+    result = local(epochs, {"epochs": 3}, name="run")
+    assert result.return_value == 2
+    assert [(line["attempt"], line["metrics"]["epoch"]) for line in records(result.path)] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_a_new_run_starts_from_the_checkpoint_it_is_given(local: Local) -> None:
+    first = local(epochs, {"epochs": 2})
+    assert local(epochs, {"epochs": 3}, resume_from=first.checkpoint).return_value == 2
+
+
+def test_a_new_run_starts_from_a_dict_that_it_is_given(local: Local) -> None:
+    def train() -> Any:
+        checkpoint = distrain.get_checkpoint()
+        return checkpoint and checkpoint.to_dict()
+
+    assert local(train, resume_from=Checkpoint.from_dict({"epoch": 1})).return_value == {"epoch": 1}
+
+
+def test_resources_are_checked(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    trainer = DataParallelTrainer(
+        pytest.fail,
+        scaling_config=ScalingConfig(num_workers=0, use_gpu=True),
+        run_config=RunConfig(storage_path=storage, name="run"),
+    )
+    with pytest.raises(ResourcesError, match="use_gpu=False"):
+        trainer.fit()
+    assert run_json(storage / "run")["status"] == "failed"
+
+
+# -- in this very process --------------------------------------------------------------------------------------------
+
+
+def test_it_runs_here_and_nothing_is_pickled(local: Local) -> None:
+    def train(config: dict[str, Any]) -> int:
+        with config["lock"]:
+            here.append((os.getpid(), threading.current_thread()))
+        return len(here)
+
+    here: list[Any] = []
+    assert local(train, {"lock": threading.Lock()}).return_value == 1
+    assert here == [(os.getpid(), threading.current_thread())]
+
+
+def test_this_process_is_afterwards_as_before(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    def state() -> list[Any]:
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        return [dict(os.environ), handlers, os.getcwd(), list(sys.path), list(sys.argv), sys.modules["__main__"]]
+
+    def train() -> None:
+        inside.append(dict(os.environ))
+        random.random()
+
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("SET_HERE", "by the user")
+    inside: list[dict[str, str]] = []
+    before = state()
+    random.seed(5)
+    local(train, worker_runtime_env={"env_vars": {"SET_HERE": "by the run", "NEW_HERE": "new"}})
+    assert state() == before
+    assert Session.current is None
+    assert (inside[0]["SET_HERE"], inside[0]["NEW_HERE"], inside[0]["RANK"]) == ("by the run", "new", "0")
+    assert inside[0]["MASTER_PORT"] != "1"
+    after = random.random()
+    random.seed(5)
+    random.random()
+    assert random.random() == after
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
+def test_also_after_a_failure(local: Local, error: BaseException) -> None:
+    def train() -> None:
+        os.environ["MASTER_ADDR"] = "changed"
+        raise error
+
+    before = dict(os.environ)
+    with pytest.raises((WorkerGroupError, KeyboardInterrupt)):
+        local(train)
+    assert dict(os.environ) == before
+    assert Session.current is None
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_in_a_thread(local: Local) -> None:
+    outcomes: list[Any] = []
+
+    def in_thread() -> None:
+        outcomes.append(local(epochs, {"epochs": 2}).metrics)
+        try:
+            local(epochs, {"epochs": 2, "fail_at": 1, "error": ValueError("no")})
+        except WorkerGroupError as raised:
+            outcomes.append(type(raised.__cause__))
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join()
+    assert outcomes == [{"epoch": 1, "loss": 0}, ValueError]
+
+
+def test_workers_can_be_started_from_here(local: Local) -> None:
+    """They are ranks of their own, whatever this process is."""
+
+    def inner() -> list[int]:
+        return [distrain.get_context().get_world_size(), broadcast_from_rank_zero(7)]
+
+    def train(config: dict[str, Path]) -> Any:
+        scaling, run = ScalingConfig(num_workers=2), RunConfig(storage_path=config["storage"])
+        result = DataParallelTrainer(inner, scaling_config=scaling, run_config=run).fit()
+        distrain.report({"mine": 1})
+        return result.return_value
+
+    result = local(train, {"storage": Path(tempfile.mkdtemp())})
+    assert result.return_value == [2, 7]
+    assert result.metrics == {"mine": 1}
+
+
+def test_collectives_have_one_rank(local: Local) -> None:
+    def train() -> list[Any]:
+        barrier()
+        return [broadcast_from_rank_zero(number) for number in range(3)]
+
+    assert local(train).return_value == [0, 1, 2]
+
+
+def test_the_latest_checkpoint_is_there_at_once(local: Local) -> None:
+    def train() -> list[str]:
+        names = []
+        for _ in range(3):
+            distrain.report({}, Checkpoint.from_dict({}))
+            checkpoint = distrain.get_checkpoint()
+            assert checkpoint is not None
+            names.append(Path(checkpoint.path).name)
+        return names
+
+    assert local(train).return_value == [f"checkpoint_00000{n}" for n in range(3)]
+
+
+def test_a_retry_gets_the_config_as_it_was(local: Local) -> None:
+    def train(config: dict[str, Any]) -> Any:
+        taken = config.pop("x"), config["list"].pop()
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise ValueError("once")
+        return taken
+
+    config = {"x": 3, "list": [1, 2]}
+    assert local(train, config, max_failures=1).return_value == (3, 2)
+    assert config == {"x": 3, "list": [1, 2]}
+
+
+def test_what_means_nothing_is_said_once(storage: Path) -> None:
+    with pytest.warns(UserWarning, match="trainer_resources"):
+        scaling = ScalingConfig(num_workers=0, trainer_resources={"CPU": 1})
+    DataParallelTrainer(lambda: 1, scaling_config=scaling, run_config=RunConfig(storage_path=storage)).fit()
+
+
+# -- where it must not run -------------------------------------------------------------------------------------------
+
+
+def nested(config: dict[str, Path]) -> str:
+    run = RunConfig(storage_path=config["storage"])
+    trainer = DataParallelTrainer(lambda: 1, scaling_config=ScalingConfig(num_workers=0), run_config=run)
+    try:
+        trainer.fit()
+    except LaunchError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_within_a_rank_it_is_refused(local: Local, tmp_path: Path, workers: int) -> None:
+    result = local(nested, {"storage": tmp_path / "inner"}, workers=workers)
+    assert "fit() with num_workers=0 was called in a distrain worker" in result.return_value
+    assert "call the function itself" in result.return_value
+    assert not (tmp_path / "inner").exists()
+
+
+# -- how it fails ----------------------------------------------------------------------------------------------------
+
+
+def test_the_exception_is_the_very_one_that_was_raised(local: Local) -> None:
+    class CannotBePickled(Exception):
+        def __init__(self, one: int, two: object) -> None:
+            super().__init__(f"{one}")
+            self.two = two
+
+    def train() -> None:
+        variable = "for the debugger"
+        distrain.report({"loss": 1})
+        assert variable
+        raise error
+
+    error = CannotBePickled(1, threading.Lock())
+    with pytest.raises(WorkerGroupError, match="CannotBePickled: 1") as raised:
+        local(train)
+    assert raised.value.__cause__ is error
+    assert raised.value.worker_failures[0] is error
+    assert (raised.value.culprit, raised.value.exit_code) == (0, 1)
+    innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]  # where pdb.post_mortem() stops
+    assert innermost.f_code is train.__code__
+    assert innermost.f_locals["variable"] == "for the debugger"
+    assert raised.value.result.metrics == {"loss": 1}
+    stored = Result.from_path(raised.value.result.path).error
+    assert "CannotBePickled: 1" in str(stored)
+
+
+def test_the_failure_screen_is_that_of_a_worker(local: Local) -> None:
+    screens = []
+    for workers in (0, 1):
+        with pytest.raises(WorkerGroupError) as raised:
+            local(epochs, {"epochs": 1, "fail_at": 0, "error": ValueError("no")}, workers=workers)
+        screens.append(str(raised.value).splitlines())
+    zero, one = ([line for line in lines if not line.startswith(("logs:", "run:"))] for lines in screens)
+    assert zero[0].startswith("rank 0 on this process: ValueError: no")
+    assert zero[1:] == one[1:]
+
+
+def test_the_failure_screen_names_no_logs_that_are_not_there(local: Local) -> None:
+    with pytest.raises(WorkerGroupError) as raised:
+        local(epochs, {"epochs": 1, "fail_at": 0, "error": ValueError("no")})
+    for line in str(raised.value).splitlines():
+        if line.startswith(("logs:", "run:")):
+            assert Path(line.partition(":")[2].strip()).exists(), line
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(3, 3), ("no", 1)])
+def test_sys_exit_with_a_code_is_a_failure(local: Local, code: Any, exit_code: int) -> None:
+    with pytest.raises(WorkerGroupError, match=r"sys\.exit") as raised:
+        local(lambda: sys.exit(code))
+    assert raised.value.exit_code == exit_code
+    assert isinstance(raised.value.__cause__, SystemExit)
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_sys_exit_without_one_is_none(local: Local, code: Any) -> None:
+    def train() -> None:
+        distrain.report({"loss": 1})
+        sys.exit(code)
+
+    result = local(train)
+    assert (result.metrics, result.return_value) == ({"loss": 1}, None)
+    assert run_json(result.path)["status"] == "finished"
+
+
+def test_retries_are_counted(local: Local, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        attempts.append(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        raise ValueError(f"attempt {len(attempts)}")
+
+    attempts: list[str] = []
+    with pytest.raises(WorkerGroupError, match="attempt 3"):
+        local(train, max_failures=2)
+    assert attempts == ["0", "1", "2"]
+    said = capsys.readouterr().err
+    assert "ValueError: attempt 1; retry 1" in said
+    assert "ValueError: attempt 2; retry 2" in said
+
+
+def test_ctrl_c_ends_fit_and_the_run_goes_on_next_time(local: Local, storage: Path) -> None:
+    config: dict[str, Any] = {"epochs": 3, "fail_at": 2, "error": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        local(epochs, config, name="run", max_failures=5)
+    assert run_json(storage / "run")["status"] == "aborted"
+    result = local(epochs, {"epochs": 3}, name="run")
+    assert (result.return_value, Path(result.path).name) == (2, "run")
+
+
+SIGNALLED = """
+import os, signal, sys, time
+import distrain
+from distrain import *
+
+def train():
+    distrain.report({"step": 1}, Checkpoint.from_dict({"step": 1}))
+    try:
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        time.sleep(60)
+    finally:
+        print("unwound")
+
+trainer = DataParallelTrainer(
+    train, scaling_config=ScalingConfig(num_workers=0), run_config=RunConfig(storage_path=sys.argv[2], name="run")
+)
+try:
+    trainer.fit()
+except BaseException as error:
+    print(type(error).__name__, error)
+    print(getattr(error, "result", None) and error.result.metrics)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [("SIGTERM", "PreemptionError the run was stopped by SIGTERM"), ("SIGINT", "KeyboardInterrupt")],
+)
+def test_a_signal_unwinds_and_leaves_an_unfinished_run(
+    user_script: Script, storage: Path, number: str, raised: str
+) -> None:
+    lines = user_script(SIGNALLED, number, str(storage), timeout_s=30).stdout.splitlines()
+    assert lines[0] == "unwound"
+    assert lines[1].startswith(raised)
+    assert lines[2] == str({"step": 1} if number == "SIGTERM" else None)
+    assert run_json(storage / "run")["status"] == "aborted"
+    assert len(list((storage / "run").glob("checkpoint_*"))) == 1
+
+
+def test_the_users_own_sigterm_handler_stays(local: Local) -> None:
+    heard: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        assert local(lambda: os.kill(os.getpid(), signal.SIGTERM)).return_value is None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert heard == [signal.SIGTERM]
+
+
+# -- a run directory that cannot be written --------------------------------------------------------------------------
+
+
+def test_what_was_reported_is_on_disk_at_once(local: Local) -> None:
+    """It survives whatever happens to the process, and can be watched."""
+
+    def train() -> list[Any]:
+        seen = []
+        for step in range(3):
+            distrain.report({"step": step})
+            seen.append(reported(distrain.get_context().get_trial_dir()))
+        return seen
+
+    assert local(train).return_value == [[{"step": s} for s in range(n + 1)] for n in range(3)]
+
+
+def spoil(run: Path) -> None:
+    """No checkpoint can be staged any more. (Permissions would not stop root.)"""
+    Path(run, ".staging").write_text("in the way")
+
+
+def test_a_run_directory_that_fails_ends_the_run_and_is_named(local: Local, storage: Path) -> None:
+    def train() -> None:
+        distrain.report({"loss": 1}, Checkpoint.from_dict({}))
+        run = Path(distrain.get_context().get_trial_dir())
+        Path(run, ".staging").rmdir()
+        spoil(run)
+        distrain.report({"loss": 2}, Checkpoint.from_dict({}))
+
+    with pytest.raises(TrainingFailedError) as raised:
+        local(train, name="run", max_failures=3)
+    assert not isinstance(raised.value, WorkerGroupError)
+    assert "cannot write checkpoint 2" in str(raised.value)
+    assert str(storage / "run") in str(raised.value)
+    assert raised.value.result.metrics == {"loss": 2}
+    assert len(raised.value.result.best_checkpoints) == 1
+    assert (run_json(storage / "run")["status"], run_json(storage / "run")["attempts"]) == ("failed", 1)
+
+
+def test_a_run_directory_that_fails_ends_the_run_also_if_train_func_goes_on(local: Local) -> None:
+    def train() -> str:
+        spoil(Path(distrain.get_context().get_trial_dir()))
+        for _ in range(2):
+            try:
+                distrain.report({}, Checkpoint.from_dict({}))
+            except Exception as error:
+                print("training goes on after", error)
+        return "done"
+
+    with pytest.raises(TrainingFailedError, match="cannot write checkpoint 1"):
+        local(train)
+
+
+@pytest.mark.parametrize("reports", [1, 3000])
+def test_a_full_disk_ends_the_run(local: Local, storage: Path, reports: int) -> None:
+    """As far as RLIMIT_FSIZE is one; no write of more than that many bytes into a file."""
+
+    def train() -> None:
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        run = Path(distrain.get_context().get_trial_dir())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max(1, (run / "metrics.jsonl").stat().st_size), hard))
+        for step in range(reports):
+            distrain.report({"step": step, "text": "x" * 50})
+
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with pytest.raises(TrainingFailedError, match="cannot write metrics") as raised:
+            local(train, name="run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert str(storage / "run") in str(raised.value)
+
+
+# -- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_a_script_runs_in_the_process_of_the_launcher(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, distrain, helper\n"
+        "distrain.report({'argument': sys.argv[1], 'name': __name__, 'answer': helper.ANSWER})\n"
+        "print(input(), os.getppid(), distrain.get_context().get_world_size())\n"
+    )
+    (tmp_path / "helper.py").write_text("ANSWER = 42\n")
+    command = [sys.executable, "-m", "distrain.launch", "--num-workers", "0", "--storage-path", str(tmp_path / "runs")]
+    run = subprocess.run(
+        [*command, str(script), "argument"], input="typed\n", capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stdout) == (0, f"typed {os.getpid()} 1\n"), run.stderr
+    [folder] = (tmp_path / "runs").iterdir()
+    assert reported(folder) == [{"argument": "argument", "name": "__main__", "answer": 42}]
+
+
+def test_a_function_runs_in_the_process_of_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, sys\ndef train(config):\n    sys.exit(config['code'])\n")
+    command = [sys.executable, "-m", "distrain.launch", "--num-workers", "0", "--storage-path", str(tmp_path / "runs")]
+    run = subprocess.run([*command, "--set", "code=7", "train:train"], cwd=tmp_path, capture_output=True, timeout=60)
+    assert run.returncode == 7, run.stderr

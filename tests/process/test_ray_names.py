@@ -1,0 +1,265 @@
+"""What Ray Train calls by other names, in real workers: session.*, metadata, worker_runtime_env, log levels."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distrain
+from distrain import Checkpoint, DataParallelTrainer, LoggingConfig, Result, RunConfig, ScalingConfig
+from distrain.backend import BackendConfig
+from distrain.trainer import run_work
+from tests.process.conftest import Fit, make_fit, reported
+
+Captured = pytest.CaptureFixture[str]
+Train = Callable[..., Result]
+
+
+@pytest.fixture
+def train(storage: Path) -> Train:
+    """``fit(function)`` of a trainer with one worker. What is not the trainer's goes into the RunConfig."""
+
+    def fit(
+        function: Callable[..., Any],
+        *,
+        workers: int = 1,
+        metadata: dict[str, Any] | None = None,
+        resume_from: Checkpoint | None = None,
+        **run: Any,
+    ) -> Result:
+        return DataParallelTrainer(
+            function,
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(**{"storage_path": storage, **run}),
+            metadata=metadata,
+            resume_from_checkpoint=resume_from,
+        ).fit()
+
+    return fit
+
+
+# -- session ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_functions_of_air_in_a_worker(any_fit: Fit) -> None:
+    def train() -> None:
+        from distrain import session
+
+        session.report(
+            {
+                "rank": [session.get_world_rank(), session.get_local_rank(), session.get_node_rank()],
+                "size": [session.get_world_size(), session.get_local_world_size()],
+                "names": [session.get_experiment_name(), session.get_trial_name()],
+                "id": session.get_trial_id(),
+                "directory": session.get_trial_dir(),
+                "resources": session.get_trial_resources(),
+                "checkpoint": session.get_checkpoint(),
+            }
+        )
+
+    result = any_fit(train, workers=2, name="run")
+    run = json.loads(Path(result.path, "run.json").read_text())
+    for metrics in reported(result.path):
+        assert metrics["rank"] == [metrics["rank"][0], metrics["rank"][0], 0]
+        assert metrics == {
+            "rank": metrics["rank"],
+            "size": [2, 2],
+            "names": ["run", "run"],
+            "id": run["run_id"],
+            "directory": result.path,
+            "resources": {"CPU": 1},
+            "checkpoint": None,
+        }
+    assert sorted(metrics["rank"][0] for metrics in reported(result.path)) == [0, 1]
+
+
+def test_the_storage_of_the_context_is_the_run_directory(train: Train) -> None:
+    def function() -> list[Any]:
+        storage = distrain.get_context().get_storage()
+        return [
+            storage.experiment_fs_path,
+            storage.storage_filesystem.ls(storage.storage_fs_path, detail=False),
+            storage.local_working_directory,
+        ]
+
+    result = train(function)
+    assert result.return_value == [result.path, [result.path], os.getcwd()]
+
+
+# -- metadata --------------------------------------------------------------------------------------------------------
+
+METADATA = {"model": "small", "sizes": [1, 2], "nested": {"none": None}}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_metadata_is_known_to_the_ranks_and_in_every_checkpoint(train: Train, workers: int) -> None:
+    def function() -> None:
+        context = distrain.get_context()
+        rank = context.get_world_rank()
+        for step in range(2):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, f"of_{rank}").write_text("x")
+                checkpoint = Checkpoint(folder)
+                if step and rank == 0:
+                    checkpoint.set_metadata({"model": "its own", "step": step})
+                distrain.report({"metadata": context.get_metadata()}, checkpoint)
+
+    result = train(function, workers=workers, metadata=METADATA)
+    assert reported(result.path) == [{"metadata": METADATA}] * 2 * max(workers, 1)
+    found = [checkpoint.get_metadata() for checkpoint, _ in result.best_checkpoints]
+    assert found == [METADATA, {**METADATA, "model": "its own", "step": 1}]
+    for checkpoint, _ in result.best_checkpoints:
+        files = json.loads(Path(checkpoint.path, ".manifest.json").read_text())["files"]
+        data = Path(checkpoint.path, ".metadata.json").read_bytes()
+        assert (files[".metadata.json"]["size"], files[".metadata.json"]["crc32"]) == (
+            len(data),
+            f"{zlib.crc32(data):08x}",
+        )
+
+
+def test_a_dict_checkpoint_has_the_metadata_too_and_a_later_run_its_own(train: Train) -> None:
+    def function() -> Any:
+        before = distrain.get_checkpoint()
+        distrain.report({}, Checkpoint.from_dict({"step": 1}))
+        return [before and before.get_metadata(), distrain.get_context().get_metadata()]
+
+    first = train(function, metadata={"run": 1})
+    second = train(function, metadata={"run": 2}, resume_from=first.checkpoint)
+    assert first.return_value == [None, {"run": 1}]
+    assert second.return_value == [{"run": 1}, {"run": 2}]
+    assert second.checkpoint is not None
+    assert second.checkpoint.get_metadata() == {"run": 2}
+    assert second.checkpoint.to_dict()["step"] == 1
+
+
+@pytest.mark.parametrize("metadata", [{"x": object()}, {"x": {1, 2}}, {(1, 2): 3}, {"x": b"bytes"}])
+def test_metadata_that_is_no_json_is_refused_before_anything_starts(train: Train, metadata: Any, storage: Path) -> None:
+    with pytest.raises(TypeError, match="metadata must be JSON"):
+        train(lambda: 1, metadata=metadata)
+    assert not storage.exists()
+
+
+def test_metadata_that_is_no_dict_is_refused(train: Train) -> None:
+    with pytest.raises(TypeError, match="metadata must be"):
+        train(lambda: 1, metadata=["a"])  # type: ignore[arg-type]
+
+
+def test_later_changes_of_the_metadata_do_not_matter(storage: Path) -> None:
+    metadata: dict[str, Any] = {"list": [1]}
+    trainer = DataParallelTrainer(
+        lambda: distrain.get_context().get_metadata(), metadata=metadata, run_config=RunConfig(storage_path=storage)
+    )
+    metadata["list"].append(2)
+    assert trainer.fit().return_value == {"list": [1]}
+
+
+# -- worker_runtime_env ----------------------------------------------------------------------------------------------
+
+
+class PreloadsProbe(BackendConfig):
+    """A framework that reads its settings from the environment when it is imported."""
+
+    preload = ("probe_of_the_environment",)
+
+
+@pytest.mark.parametrize("way", ["forkserver-local", "spawn-ssh"])
+def test_variables_are_there_when_libraries_are_imported(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "probe_of_the_environment.py").write_text(
+        "import os\nSEEN = os.environ.get('FOR_THE_WORKERS'), os.environ.get('OMP_NUM_THREADS')\nPID = os.getpid()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FOR_THE_WORKERS", "from outside")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def function(config: dict[str, Any]) -> list[Any]:
+        import probe_of_the_environment as probe
+
+        return [*probe.SEEN, os.environ["FOR_THE_WORKERS"], os.getpid() == probe.PID]
+
+    fit = make_fit(way, tmp_path)
+    variables = {"FOR_THE_WORKERS": "from the run", "OMP_NUM_THREADS": "3"}
+    result = run_work(
+        distrain.job.FunctionWork(function=function, config={}, backend=PreloadsProbe()),
+        ScalingConfig(num_workers=2, start_method=fit.start_method),
+        RunConfig(storage_path=fit.storage, worker_runtime_env={"env_vars": variables}),
+        transports=(fit.transport,),
+        sys_path=[str(tmp_path), *sys.path],
+    )
+    imported_by_itself = way.startswith("spawn")
+    assert result.return_value == ["from the run", "3", "from the run", imported_by_itself]
+    assert os.environ["FOR_THE_WORKERS"] == "from outside"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_ranks_own_variables_win_and_defaults_do_not(train: Train, workers: int) -> None:
+    def function() -> None:
+        names = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME")
+        distrain.report({name: os.environ[name] for name in names})
+
+    variables = {"RANK": "7", "WORLD_SIZE": "9", "TORCHELASTIC_RESTART_COUNT": "x", "GLOO_SOCKET_IFNAME": "eth7"}
+    result = train(function, workers=workers, worker_runtime_env={"env_vars": variables})
+    size = max(workers, 1)
+    assert sorted(reported(result.path), key=lambda metrics: metrics["RANK"]) == [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "GLOO_SOCKET_IFNAME": "eth7",
+        }
+        for rank in range(size)
+    ]
+
+
+# -- how much is said ------------------------------------------------------------------------------------------------
+
+
+def talkative() -> None:
+    rank = distrain.get_context().get_world_rank()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "model").write_text(f"differs: {rank}")
+        distrain.report({"loss": 1}, Checkpoint(folder))
+    print("printed")
+
+
+@pytest.mark.parametrize(
+    ("run", "progress", "notices"),
+    [
+        ({}, True, True),
+        ({"verbose": 1}, True, True),
+        ({"verbose": 0}, False, True),
+        ({"logging_config": LoggingConfig(log_level="warning")}, False, True),
+        ({"logging_config": LoggingConfig(log_level="ERROR")}, False, False),
+    ],
+)
+def test_how_much_distrain_says(
+    train: Train, capsys: Captured, run: dict[str, Any], progress: bool, notices: bool
+) -> None:
+    """A notice: the ranks bring different files of one name."""
+    train(talkative, workers=2, **run)
+    console = capsys.readouterr()
+    assert sorted(console.out.splitlines()) == ["[rank 0] printed", "[rank 1] printed"]
+    for words in ("starting 2 workers", "report 1: loss=1", "finished in"):
+        assert (words in console.err) is progress, words
+    assert ("'model'" in console.err) is notices
+    train(lambda: 1)
+    assert "finished in" in capsys.readouterr().err, "the level has outlived its run"
+
+
+# -- configs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [ScalingConfig, RunConfig, LoggingConfig])
+def test_configs_take_names_only(config: Any) -> None:
+    """Ray's and ours differ in the order of their fields."""
+    with pytest.raises(TypeError, match="positional"):
+        config(2)

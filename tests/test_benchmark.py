@@ -1,0 +1,98 @@
+"""scripts/benchmark with its smallest settings: the table, the JSON, and what it says of bad interpreters."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).resolve().parent.parent / "scripts" / "benchmark"
+SLOW_STARTS = ["distrain fit(), import torch", "distrain fit(), spawn"]
+
+
+def benchmark(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARK), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+
+
+@pytest.mark.timeout(240)  # half a minute on two idle cores
+def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    options = ["--workers", "2", "--runs", "1", "--json", str(results), "--only", "start", "report", "memory", "ddp"]
+    done = benchmark(*options, "--skip", *SLOW_STARTS, "distrain.launch")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(results.read_text())["rows"]
+
+    both = ["distrain fit()", "torchrun"]
+    expected = {("python -c 'import torch'", "all")}
+    expected |= {(f"report, {name}", "distrain fit()") for name in ("median", "99th percentile")}
+    measures = ("start", "memory beside workers", "memory in all", "DDP steps")
+    expected |= {(measure, launcher) for measure in measures for launcher in both}
+    assert {(row["measure"], row["launcher"]) for row in rows} == expected
+    for row in rows:
+        assert row["failures"] == []
+        assert len(row["values"]) == 1
+        assert row["min"] == row["median"] == row["max"] > 0
+        assert row["ratio_to_distrain"] is None if row["launcher"] == "all" else row["ratio_to_distrain"] > 0
+        assert f"\n{row['measure']} " in done.stdout
+    assert "DDP losses of distrain fit() and torchrun: bit-equal, all ranks, 330 steps, 1 of 1 pairs" in done.stdout
+    assert "20,002 of 20,002 reports are in metrics.jsonl" in done.stdout
+
+
+def test_a_launcher_that_fails_is_a_row_and_the_table_goes_on(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    options = ["--workers", "2", "--runs", "1", "--json", str(results), "--only", "empty", "start", "--timeout", "0.1"]
+    done = benchmark(*options, "--skip", *SLOW_STARTS)
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in json.loads(results.read_text())["rows"] if row["workers"]]
+    launchers = ["distrain fit()", "distrain.launch", "torchrun"]
+    assert [(row["measure"], row["launcher"]) for row in rows] == [
+        (measure, launcher) for measure in ("empty, start to end", "start") for launcher in launchers
+    ]
+    for row in rows:
+        assert row["median"] is None
+        assert row["failures"] == ["no end after 0.1 s: no output"]
+    assert done.stdout.count("failed: no end after 0.1 s: no output") == len(rows) + 1
+
+
+def test_bad_interpreters_are_told_before_anything_is_measured(tmp_path: Path) -> None:
+    lacking = tmp_path / "lacking"
+    lacking.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # an interpreter without any package
+    lacking.chmod(0o755)
+    missing = tmp_path / "missing" / "python"
+    options = [f"--ray-python={lacking}", f"--torchrunx-python={missing}", "--accelerate-python=/bin/false"]
+    done = benchmark(*options)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    no_ray = "(ModuleNotFoundError: No module named 'ray')"
+    no_torch = "(ModuleNotFoundError: No module named 'torch')"
+    lacks = f"torch {no_torch}; ray {no_ray}; ray.train.torch {no_ray}"
+    remedy = f"install with: {lacking} -m pip install 'ray[train]' torch"
+    assert done.stderr.splitlines() == [
+        f"benchmark: --torchrunx-python {missing}: cannot be run: No such file or directory",
+        "benchmark: --accelerate-python /bin/false: is not a working Python: exit code 1",
+        f"benchmark: --ray-python {lacking}: cannot import {lacks}; {remedy}",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_benchmark_leaves_nothing_and_keeps_what_it_has(tmp_path: Path, number: int) -> None:
+    """That no process is left is checked after every test."""
+    results = tmp_path / "results.json"
+    command = [sys.executable, str(BENCHMARK), "--only", "start", "--runs", "1", "--json", str(results)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("python -c 'import torch'"):
+                break
+        time.sleep(0.5)  # into the first fit(); any moment will do
+        os.kill(process.pid, number)
+        process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert [row["launcher"] for row in json.loads(results.read_text())["rows"]] == ["all"]

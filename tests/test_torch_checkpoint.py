@@ -1,0 +1,190 @@
+"""TorchCheckpoint, and dict checkpoints that hold DistributedDataParallel."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import distrain
+from distrain import CheckpointError
+from distrain.torch import TorchCheckpoint, TorchTrainer, prepare_model
+from distrain.torch.checkpoint import portable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.layer(x))
+        return y
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    ones, others = one.state_dict(), other.state_dict()
+    return ones.keys() == others.keys() and all(torch.equal(ones[key], others[key]) for key in ones)
+
+
+@pytest.fixture
+def ddp(tmp_path: Path) -> Iterator[DistributedDataParallel]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield DistributedDataParallel(Net())
+    distributed.destroy_process_group()
+
+
+# -- TorchCheckpoint ---------------------------------------------------------------------------------------------------
+
+
+def test_a_state_dict_goes_into_a_model_and_comes_back() -> None:
+    source, target = Net(), Net()
+    checkpoint = TorchCheckpoint.from_state_dict(source.state_dict())
+    assert isinstance(checkpoint, TorchCheckpoint)
+    assert checkpoint.get_model(target) is target
+    assert same_weights(source, target)
+    with pytest.raises(ValueError, match=r"call get_model\(MyModel\(\)\)"):
+        checkpoint.get_model()
+
+
+def test_a_whole_model_comes_back_with_or_without_a_model_to_load_it_into() -> None:
+    class Local(Net):
+        """Cannot be imported."""
+
+    source, target = Local(), Net()
+    checkpoint = TorchCheckpoint.from_model(source)
+    assert type(checkpoint.get_model()) is Local
+    assert same_weights(checkpoint.get_model(), source)
+    assert checkpoint.get_model(target) is target
+    assert same_weights(source, target)
+
+
+def test_ddp_is_not_part_of_the_checkpoint(ddp: DistributedDataParallel) -> None:
+    assert type(TorchCheckpoint.from_model(ddp).get_model()) is Net
+    for checkpoint in (TorchCheckpoint.from_model(ddp), TorchCheckpoint.from_state_dict(ddp.state_dict())):
+        target = Net()
+        assert checkpoint.get_model(target) is target
+        assert same_weights(target, ddp.module)
+        other = DistributedDataParallel(Net())
+        assert checkpoint.get_model(other) is other
+        assert same_weights(other.module, ddp.module)
+
+
+def test_an_old_file_with_the_prefix_can_be_read(tmp_path: Path) -> None:
+    source, target = Net(), Net()
+    torch.save({f"module.{key}": value for key, value in source.state_dict().items()}, tmp_path / "model.pt")
+    assert same_weights(TorchCheckpoint(tmp_path).get_model(target), source)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"from_model takes a torch\.nn\.Module, got OrderedDict"):
+        TorchCheckpoint.from_model(Net().state_dict())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="from_state_dict takes a dict, got Net"):
+        TorchCheckpoint.from_state_dict(Net())  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"has no model\.pt"):
+        TorchCheckpoint(tmp_path).get_model()
+
+
+def test_the_temporary_files_go_with_the_checkpoint_in_its_own_process(tmp_path: Path) -> None:
+    checkpoint = TorchCheckpoint.from_state_dict(Net().state_dict())
+    folder = Path(checkpoint.path)
+    child = os.fork()
+    if not child:
+        del checkpoint
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (folder / "model.pt").is_file()
+    reference = pickle.loads(pickle.dumps(checkpoint))
+    assert type(reference) is TorchCheckpoint
+    copied = TorchCheckpoint(checkpoint.to_directory(tmp_path / "copy"))
+    del checkpoint, reference
+    gc.collect()
+    assert not folder.exists()
+    copied.get_model(Net())
+
+
+def test_a_reported_model_can_be_had_from_the_result(storage: Path) -> None:
+    def train(config: dict[str, Any]) -> list[list[float]]:
+        model = prepare_model(Net())
+        distrain.report({"loss": 1.0}, checkpoint=TorchCheckpoint.from_state_dict(model.state_dict()))
+        checkpoint = distrain.get_checkpoint()
+        assert checkpoint is None or same_weights(TorchCheckpoint(checkpoint.path).get_model(Net()), model.module)
+        distributed.barrier()  # a rank that has not reported yet would be written off by the others' second report
+        weight = next(model.parameters()).tolist()
+        distrain.report({"loss": 0.5}, checkpoint=TorchCheckpoint.from_model(model))
+        return weight
+
+    result = TorchTrainer(
+        train,
+        scaling_config=distrain.ScalingConfig(num_workers=2),
+        run_config=distrain.RunConfig(storage_path=storage),
+    ).fit()
+    assert result.checkpoint is not None
+    model = TorchCheckpoint(result.checkpoint.path).get_model()
+    assert type(model).__name__ == "Net"
+    assert next(model.parameters()).tolist() == result.return_value
+
+
+# -- dict checkpoints --------------------------------------------------------------------------------------------------
+
+
+def test_a_portable_dict_has_no_trace_of_ddp(ddp: DistributedDataParallel) -> None:
+    state_dict = ddp.state_dict()
+    given = {"model": ddp, "weights": state_dict, "epoch": 3, "plain": ddp.module}
+    keys, metadata = list(state_dict), copy.deepcopy(state_dict._metadata)
+    made = portable(given)
+
+    assert made.keys() == given.keys()
+    assert made["model"] is made["plain"] is ddp.module
+    assert made["epoch"] == 3
+    assert type(made["weights"]) is OrderedDict
+    assert list(made["weights"]) == list(ddp.module.state_dict())
+    assert made["weights"]._metadata == ddp.module.state_dict()._metadata
+    Net().load_state_dict(made["weights"])
+
+    assert given["model"] is ddp
+    assert given["weights"] is state_dict
+    assert list(state_dict) == keys
+    assert state_dict._metadata == metadata
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"module.weight": torch.ones(1), "head.weight": torch.ones(1)},
+        {"module.weight": torch.ones(1), "module.name": "text"},
+        {"module.weight": torch.ones(1), 3: torch.ones(1)},
+        {"modules": torch.ones(1)},
+        ["module.weight"],
+        torch.optim.SGD(nn.Linear(1, 1).parameters()).state_dict(),
+    ],
+)
+def test_other_values_are_left_as_they_are(value: Any) -> None:
+    assert portable({"value": value})["value"] is value
+
+
+def test_mappings_of_every_kind_lose_the_prefix() -> None:
+    weights = {"module.weight": torch.ones(1)}
+    for mapping in (weights, OrderedDict(weights), MappingProxyType(weights)):
+        assert list(portable({"value": mapping})["value"]) == ["weight"]
+    assert list(weights) == ["module.weight"]

@@ -1,0 +1,124 @@
+"""enable_reproducibility: the same random numbers in every run, in workers and in the workers of their data loaders."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+import distrain
+from distrain.context import TrainContext
+from distrain.session import Session
+from distrain.torch import TorchTrainer, enable_reproducibility, prepare_data_loader
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
+
+
+def drawn() -> list[float]:
+    """Numbers from everywhere."""
+    import random
+
+    import numpy
+
+    return [random.random(), float(numpy.random.rand()), torch.rand(1).item()]
+
+
+class Draws(torch.utils.data.Dataset[Any]):
+    """Items are random, and say which of the loader's workers drew them."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return {"index": index, "worker": info.id, "drawn": drawn(), "called": getattr(info.dataset, "called", None)}
+
+
+def draw(config: dict[str, Any]) -> None:
+    import os
+
+    from torch.backends import cudnn
+
+    def mark(worker: int) -> None:
+        torch.utils.data.get_worker_info().dataset.called = worker
+
+    if config["seed"] is not None:
+        enable_reproducibility(config["seed"])
+    loader = prepare_data_loader(
+        torch.utils.data.DataLoader(
+            Draws(), batch_size=2, shuffle=True, num_workers=2, worker_init_fn=mark, collate_fn=list
+        )
+    )
+    epochs = [[item for batch in loader for item in batch] for _ in range(2)]
+    distrain.report(
+        {
+            "epochs": epochs,
+            "own": drawn(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "benchmark": cudnn.benchmark,
+            "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        }
+    )
+
+
+def run(storage: Path, seed: int | None) -> list[dict[str, Any]]:
+    result = TorchTrainer(
+        draw,
+        train_loop_config={"seed": seed},
+        scaling_config=distrain.ScalingConfig(num_workers=2),
+        run_config=distrain.RunConfig(storage_path=storage),
+    ).fit()
+    lines = [json.loads(line) for line in (Path(result.path) / "metrics.jsonl").read_text().splitlines()]
+    return [line["metrics"] for line in sorted(lines, key=lambda line: line["rank"])]
+
+
+def test_runs_draw_the_same_numbers_and_loader_workers_different_ones(storage: Path) -> None:
+    first, second, unseeded = (run(storage, seed) for seed in (7, 7, None))
+    assert first == second
+    settings = [(rank["deterministic"], rank["benchmark"], rank["cublas"]) for rank in first]
+    assert settings == [(True, False, ":4096:8")] * 2
+    assert first[0]["own"] == first[1]["own"]  # ranks are seeded alike, as by Ray
+    items = [item for rank in first for epoch in rank["epochs"] for item in epoch]
+    assert {item["worker"] for item in items} == {0, 1}
+    assert all(item["called"] == item["worker"] for item in items)  # the user's worker_init_fn
+    for source in range(3):  # no two alike: over ranks, loader workers, epochs
+        assert len({item["drawn"][source] for item in items}) == len(items) == 2 * 2 * 8
+
+    assert not unseeded[0]["deterministic"]
+    assert unseeded[0]["own"] != first[0]["own"]
+    assert unseeded[0]["epochs"][0][0]["drawn"] != first[0]["epochs"][0][0]["drawn"]
+
+
+@pytest.fixture
+def reset_torch() -> Any:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("reset_torch")
+def test_a_generator_of_the_users_is_kept_and_the_next_run_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = TrainContext(
+        world_rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, run_name="run",
+        storage_path="nowhere", attempt=0, devices=(),
+    )  # fmt: skip
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # is put back
+    monkeypatch.setattr(Session, "current", Session(None, context, None))  # type: ignore[arg-type]
+    enable_reproducibility(2**40)  # more than numpy takes
+    own = torch.Generator()
+    assert prepare_data_loader(torch.utils.data.DataLoader(range(3), generator=own)).generator is own
+    stream = torch.utils.data.ChainDataset([])
+    seeded = prepare_data_loader(torch.utils.data.DataLoader(stream), add_dist_sampler=False).generator
+    assert seeded.initial_seed() == 2**40
+    monkeypatch.setattr(Session, "current", Session(None, context, None))  # type: ignore[arg-type]
+    assert prepare_data_loader(torch.utils.data.DataLoader(range(3))).generator is None
+
+
+def test_outside_of_a_worker_it_says_where_it_belongs() -> None:
+    with pytest.raises(RuntimeError, match=r"distrain\.torch\.enable_reproducibility\(\) only works inside a worker"):
+        enable_reproducibility()
