@@ -180,6 +180,14 @@ def rank_1_finishes(config):
     if RANK != 1:
         barrier()
 
+for workers, trainer in ((2, TorchTrainer), (0, DataParallelTrainer)):
+    run = RunConfig(storage_path=FOLDER / "runs")
+    try:
+        trainer(lambda: 1, scaling_config=ScalingConfig(num_workers=workers), run_config=run).fit()
+    except LaunchError as error:
+        said[f"refused_{workers}"] = str(error)
+said["before"] = (FOLDER / "runs").exists()
+
 for function in (fails_at_1, fails_at_1, waits, mixes_up, rank_0_finishes, rank_1_finishes, waits):
     said.setdefault(function.__name__, []).append(outcome(function, function.__name__))
     write()
@@ -191,6 +199,14 @@ def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     run, ranks = torchrun(tmp_path_factory.mktemp("torchrun"), ONE_AFTER_THE_OTHER, processes=3, timeout_s=90)
     assert run.returncode == 0, run.stderr
     return ranks
+
+
+def test_what_cannot_work_under_torchrun_is_refused_at_once(one_after_the_other: list[dict[str, Any]]) -> None:
+    assert not one_after_the_other[0]["before"]
+    for said in one_after_the_other:
+        assert "under torchrun, in each of its 3 processes, and would start 2 worker(s) in each" in said["refused_2"]
+        assert "ScalingConfig(num_workers=0)" in said["refused_2"]
+        assert "TorchTrainer" in said["refused_0"]
 
 
 def test_an_unfinished_run_goes_on_at_the_same_checkpoint_on_all_ranks(
@@ -253,27 +269,6 @@ def test_a_failing_rank_ends_torchrun(tmp_path: Path, rank: str, others: str) ->
     assert run.returncode == 1
     assert "ValueError: the real reason" in run.stderr
     assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] in ("failed", "aborted")
-
-
-REFUSED = """
-run = RunConfig(storage_path=FOLDER / "runs")
-for workers, trainer in ((2, TorchTrainer), (0, DataParallelTrainer)):
-    try:
-        trainer(lambda: 1, scaling_config=ScalingConfig(num_workers=workers), run_config=run).fit()
-    except LaunchError as error:
-        said[str(workers)] = str(error)
-write()
-"""
-
-
-def test_what_cannot_work_under_torchrun_is_refused_at_once(tmp_path: Path) -> None:
-    run, ranks = torchrun(tmp_path, REFUSED)
-    assert run.returncode == 0, run.stderr
-    for said in ranks:
-        assert "under torchrun, in each of its 2 processes, and would start 2 worker(s) in each" in said["2"]
-        assert "ScalingConfig(num_workers=0)" in said["2"]
-        assert "TorchTrainer" in said["0"]
-    assert not (tmp_path / "runs").exists()
 
 
 # -- without torchrun ------------------------------------------------------------------------------------------------

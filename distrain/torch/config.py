@@ -62,7 +62,7 @@ class TorchConfig(BackendConfig):
 
         if distributed.is_initialized():
             raise RuntimeError(
-                "this process has a process group already: destroy it before fit(), or call the training function itself"
+                "this process has a process group already: destroy it before fit(), or call train_func itself"
             )
         if context.devices:
             torch.cuda.set_device(context.devices[0])
