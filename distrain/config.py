@@ -104,8 +104,8 @@ class FailureConfig:
     max_failures: how many failures of the worker group may be answered by a restart from the last committed
         checkpoint, counted over the whole run; 0 never restarts, -1 always does. There is no restart if no rank ever
         got into train_func.
-    retry_same_failure: whether to restart once more after the same rank has raised the same exception (numbers aside)
-        twice in a row, after as many reports and without a checkpoint in between: a bug, most likely.
+    retry_same_failure: whether to restart once more after the same rank has raised exactly the same exception twice in
+        a row, after as many reports and without a checkpoint in between: a bug, most likely.
     backoff_s: seconds to wait before a restart, doubled each time there was no new checkpoint, up to 5 minutes.
     hang_report_s: seconds without a sign of progress (no report, no output, of any rank) after which the stacks of all
         ranks are shown, once; None never shows them.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from distrain import wire
 
-__all__ = ["RankFailure", "culprit_first", "failure_of", "failure_screen", "masked", "rank_list", "signal_in_words"]
+__all__ = ["RankFailure", "culprit_first", "failure_of", "failure_screen", "rank_list", "signal_in_words"]
 
 # What survivors of a dead peer raise, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15).
 _CONSEQUENCE = re.compile(
@@ -201,13 +201,12 @@ def _grouped(failures: Sequence[RankFailure]) -> list[list[RankFailure]]:
     """Same text up to numbers and addresses: same group; the first failure of a group decides its place."""
     groups: dict[tuple[str, str], list[RankFailure]] = {}
     for failure in failures:
-        key = (masked(failure.summary), masked(failure.traceback))
+        key = (_masked(failure.summary), _masked(failure.traceback))
         groups.setdefault(key, []).append(failure)
     return list(groups.values())
 
 
-def masked(text: str) -> str:
-    """Without the numbers and addresses in which the same failure may differ."""
+def _masked(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from distrain.output import warn
 from distrain.plan import make_plan, rank_environment, rendezvous_address, visible_devices
 from distrain.ports import reserve_port
 from distrain.result import Result, make_result
+from distrain.retries import Retries
 from distrain.session import Session
 from distrain.states import RunState
 from distrain.storage import RunPaths, RunStore
@@ -93,6 +95,7 @@ class LocalRun:
         self._store = store
         self._on_attempt = on_attempt
         self._checkpoint = request.checkpoint
+        self._retries = Retries(request.failure_config, request.checkpoint)
         self._storage_problem: str | None = None
         self._outer = outer_rank() is not None
         self._desk = OuterDesk(work.backend) if self._outer else Desk()
@@ -111,14 +114,13 @@ class LocalRun:
         """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
         ResourcesError."""
         try:
-            failures_used = 0
-            budget = 0 if self._outer else self._request.failure_config.max_failures
             while not self._attempt(self.end.attempt + 1).is_terminal:
-                failures_used += 1
-                if 0 <= budget < failures_used:
-                    self.end = replace(self.end, state=RunState.FAILED)
+                failure, reports = self.end.failures[0], self._ledger.reports.get(0, 0)
+                if self._outer or not self._retries.allow(failure, reports=reports, checkpoint=self._checkpoint):
+                    self.end = replace(self.end, state=RunState.FAILED, no_retry=self._retries.refusal)
                     return
-                warn(f"{self.end.failures[0].summary}; retry {failures_used} in this process")
+                warn(f"{failure.summary}; restart {self._retries.used} ({self._retries.budget}) in this process")
+                time.sleep(self._retries.delay_s())
         finally:
             self._close()
 
@@ -134,6 +136,7 @@ class LocalRun:
         self._on_attempt(attempt)
         self._ledger.begin(attempt, world_size=1)
         with _rank(self._request, attempt, outer=self._outer) as context:
+            self._retries.ever_entered = True
             session = Session(self._desk, context, Checkpoint(self._checkpoint) if self._checkpoint else None)
             executed = _train(session, self._shared(session), self._desk)
         outcome, error = executed.outcome, executed.error

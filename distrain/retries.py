@@ -5,9 +5,8 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
-
-from distrain.failures import masked
 
 if TYPE_CHECKING:
     from distrain.config import FailureConfig
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Retries"]
 
 LONGEST_BACKOFF_S = 300.0
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 class Retries:
@@ -69,5 +69,5 @@ class Retries:
         if culprit is None or culprit.kind != "exception" or culprit.role != "culprit":
             return False
         if checkpoint == self._started_from:
-            self._last = (culprit.rank, masked(culprit.traceback or culprit.summary), reports)
+            self._last = (culprit.rank, _ADDRESS.sub("0x", culprit.traceback or culprit.summary), reports)
         return self._last is not None and self._last == before

@@ -70,7 +70,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(
         (["nowhere.py:train"], "nowhere.py"),
         (["-m"], "-m"),
         (["--num-workers", "two", "train.py"], "--num-workers"),
-        (["--num-workers", "0", "train.py"], "num_workers"),
+        (["--num-workers", "-1", "train.py"], "num_workers"),
         (["--max-failures", "-2", "train.py"], "max_failures"),
         (["--no-such-option", "train.py"], "--no-such-option"),
         (["--name", "a/b", "train.py"], "name"),

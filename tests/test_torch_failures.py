@@ -38,7 +38,8 @@ def fit(
         train_loop_config=config,
         scaling_config=distrain.ScalingConfig(num_workers=workers),
         run_config=distrain.RunConfig(
-            storage_path=storage, failure_config=distrain.FailureConfig(max_failures=max_failures)
+            storage_path=storage,
+            failure_config=distrain.FailureConfig(max_failures=max_failures, retry_same_failure=True),
         ),
     ).fit()
 
