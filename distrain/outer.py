@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.checkpoint import Checkpoint
-from distrain.collectives import Collectives
+from distrain.collectives import Answer, Collectives
 from distrain.desk import Desk
 from distrain.errors import CollectiveError
 from distrain.job import Work
@@ -67,11 +67,11 @@ class OuterDesk(Desk):
         self._index += 1
         calls = self._backend.gather((operation, data))
         together = Collectives(len(calls))
-        answers = [
-            answer for other, (name, _) in enumerate(calls) if name is None for answer in together.finished(other)
-        ]
+        answers: list[Answer] = []
         for other, (name, _) in enumerate(calls):
-            answers += together.joined(other, self._index, name, b"", 0.0) if name is not None else []
+            answers += [] if name is None else together.joined(other, self._index, name, b"", 0.0)
+        for other, (name, _) in enumerate(calls):
+            answers += together.finished(other) if name is None else []
         refused = next((answer.refused for answer in answers if answer.refused is not None), None)
         return calls[0][1], refused
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -263,10 +262,9 @@ fit(train, "run")
 
 @pytest.mark.parametrize(("rank", "others"), [("0", "waits"), ("1", "finishes")])
 def test_a_failing_rank_ends_torchrun(tmp_path: Path, rank: str, others: str) -> None:
-    started = time.monotonic()
-    run, _ = torchrun(tmp_path, FAILS, rank, others)
-    assert time.monotonic() - started < 30  # after which torchrun resorts to SIGKILL
+    run, _ = torchrun(tmp_path, FAILS, rank, others, timeout_s=90)
     assert run.returncode == 1
+    assert "SIGKILL" not in run.stderr  # which torchrun sends to ranks that hang for 30 s
     assert "ValueError: the real reason" in run.stderr
     assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] in ("failed", "aborted")
 
