@@ -21,7 +21,8 @@ __all__ = ["RankFailure", "culprit_first", "failure_of", "failure_screen", "rank
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|wait timeout after|"
     r"collective operation timeout|socket timeout|store.{0,40}timed out|"
-    r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|socket closed",
+    r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|socket closed|"
+    r"which goes first on this host, failed",
     re.IGNORECASE,
 )
 

@@ -196,11 +196,28 @@ class Job:
 def make_job(work: Work) -> Job:
     """Pickle ``work``. Raises JobError that names the path to the variable that cannot be pickled."""
     try:
-        blob = cloudpickle.dumps(work)
+        blob = _dumps(work)
     except Exception as error:
         raise JobError(_explain(work, error)) from error
     preload = dict.fromkeys((*work.backend.preload, *third_party_modules(blob, work)))
     return Job(blob=blob, preload=tuple(preload), warning=_size_warning(work, len(blob)))
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, which knows modules, but not those of a subclass, such as ``torch.backends.cudnn``."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
+            name = value.__name__
+            if sys.modules.get(name) is value:
+                return importlib.import_module, (name,)
+        return super().reducer_override(value)
+
+
+def _dumps(value: object) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def _explain(work: Work, error: BaseException) -> str:
@@ -280,7 +297,7 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 def _can_pickle(value: object) -> bool:
     try:
-        cloudpickle.dumps(value)
+        _dumps(value)
     except Exception:
         return False
     return True
@@ -293,7 +310,7 @@ def _size_warning(work: Work, size: int) -> str | None:
     for name, value in _entries(work):
         is_function = isinstance(value, types.FunctionType)
         parts = [(f"{name}{suffix}", part) for suffix, part in _parts(value)] if is_function else [(name, value)]
-        sizes += [(len(cloudpickle.dumps(part)), path) for path, part in parts if _can_pickle(part)]
+        sizes += [(len(_dumps(part)), path) for path, part in parts if _can_pickle(part)]
     biggest = ", ".join(f"{path}: {count / 1e6:.1f} MB" for count, path in sorted(sizes, reverse=True)[:3])
     return (
         f"the training function and its config are {size / 1e6:.1f} MB, which every worker has to unpickle "

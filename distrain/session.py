@@ -68,6 +68,7 @@ class Session:
         self._channel = channel
         self._reports = 0
         self._checkpoints = 0
+        self._resumed = int(checkpoint is not None)  # Ray AIR counted it
         self._collectives = 0
         self._stop_calls = 0
         self._stop_asked = False
@@ -91,7 +92,7 @@ class Session:
             ordinal, folder, files = None, None, []
             if checkpoint is not None:
                 folder = Path(
-                    stack.enter_context(checkpoint.as_reported(self._checkpoints, self.portable).as_directory())
+                    stack.enter_context(checkpoint.as_reported(self._resumed + self._checkpoints, self.portable).as_directory())
                 )
                 files = list_files(folder)
                 ordinal = self._checkpoints = self._checkpoints + 1

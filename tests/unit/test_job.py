@@ -7,6 +7,7 @@ import importlib
 import site
 import sys
 import threading
+import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -352,3 +353,21 @@ def test_a_function_of_a_file_is_called_with_the_config(tmp_path: Path) -> None:
 def test_a_function_that_is_not_there_is_named() -> None:
     with pytest.raises(JobError, match="json has no function 'train'"):
         TargetWork(target="json:train", config={}, backend=BackendConfig()).run()
+
+
+def test_modules_of_a_class_of_their_own_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.backends.cudnn is one, and scripts set its ``benchmark``."""
+
+    class OddModule(types.ModuleType):
+        pass
+
+    odd = OddModule("json")
+    monkeypatch.setitem(sys.modules, "json", odd)
+
+    def train() -> object:
+        return odd
+
+    blob = make_job(FunctionWork(function=train, config={}, backend=BackendConfig())).blob
+    work = job.loads(blob)
+    assert isinstance(work, FunctionWork)
+    assert work.function() is odd
