@@ -92,7 +92,8 @@ class Session:
             ordinal, folder, files = None, None, []
             if checkpoint is not None:
                 folder = Path(
-                    stack.enter_context(checkpoint.as_reported(self._resumed + self._checkpoints, self.portable).as_directory())
+                    reported = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
+                    folder = Path(stack.enter_context(reported.as_directory()))
                 )
                 files = list_files(folder)
                 ordinal = self._checkpoints = self._checkpoints + 1

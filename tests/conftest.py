@@ -25,6 +25,10 @@ settings.register_profile("distrain", deadline=None)  # a busy machine is no bug
 settings.load_profile("distrain")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="every cell of the big tables, instead of a seeded sample")
+
+
 def run_members(run_id: str) -> list[psutil.Process]:
     """Living processes whose environment names the run, this one excepted."""
     found = []
