@@ -91,10 +91,8 @@ class Session:
             self._listen()
             ordinal, folder, files = None, None, []
             if checkpoint is not None:
-                folder = Path(
-                    reported = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
-                    folder = Path(stack.enter_context(reported.as_directory()))
-                )
+                reported = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
+                folder = Path(stack.enter_context(reported.as_directory()))
                 files = list_files(folder)
                 ordinal = self._checkpoints = self._checkpoints + 1
             self._reports += 1
