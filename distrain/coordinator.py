@@ -106,6 +106,7 @@ class Coordinator:
             problem=machine.problem,
             hung=machine.hung,
             no_retry=machine.retries.refusal,
+            hosts=[rank.host for rank in machine.plan.ranks] if machine.plan else (),
             finished=sorted(outcomes),
             where=self._watch.where,
             storage_failed=machine.storage_failed,

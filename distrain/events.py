@@ -102,10 +102,12 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """No rank has made progress for longer than the user allows; ``where`` they are, in lines."""
+    """No rank has made progress for longer than the user allows; ``where`` they are, in lines; ``suspects``: for whom
+    the others may be waiting."""
 
     after_s: float
     where: tuple[str, ...]
+    suspects: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,8 @@ class RunEnd:
 
     value: rank 0's pickled return value, if the run has finished. failures: of the latest attempt; errors: the
     exceptions themselves, where they are at hand. problem: why it could not be done, if no rank is to blame.
-    hung, no_retry: see the machine. finished: ranks that have done their work; where: the stopped ones were.
+    hung, no_retry: see the machine. hosts: of each rank. finished: ranks that have done their work; where: the stopped
+    ones were.
     """
 
     state: RunState
@@ -176,6 +179,7 @@ class RunEnd:
     problem: str | None = None
     hung: Hung | None = None
     no_retry: str | None = None
+    hosts: Sequence[str] = ()
     finished: Sequence[int] = ()
     where: Sequence[str] = ()
     storage_failed: bool = False

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
     from distrain import wire
 
-__all__ = ["RankFailure", "culprit_first", "failure_of", "failure_screen", "rank_list", "signal_in_words"]
+__all__ = [
+    "RankFailure",
+    "culprit_first",
+    "failure_of",
+    "failure_screen",
+    "hang_failures",
+    "rank_list",
+    "signal_in_words",
+]
 
 # What survivors of a dead peer raise, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15).
 _CONSEQUENCE = re.compile(
@@ -113,6 +121,24 @@ def failure_of(
         exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
         consequence=False,
     )
+
+
+def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s: float) -> list[RankFailure]:
+    """One for each rank that had not finished (``hosts``: its host), the suspects first."""
+    order = sorted(hosts, key=lambda rank: (rank not in suspects, rank))
+    return [
+        RankFailure(
+            rank=rank,
+            host=hosts[rank],
+            order=number,
+            summary=f"made no progress for {after_s:g} s",
+            traceback="",
+            exit_code=1,
+            consequence=rank not in suspects,
+            kind="hang",
+        )
+        for number, rank in enumerate(order)
+    ]
 
 
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}

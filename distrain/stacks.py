@@ -14,7 +14,7 @@ from distrain.failures import rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["grouped", "place"]
+__all__ = ["grouped", "place", "suspects"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
@@ -41,15 +41,28 @@ def grouped(stacks: Mapping[int, str], *, silent: Iterable[int] = (), finished: 
 
     stacks: rank -> the text of faulthandler, of all threads. silent: ranks that did not answer.
     """
-    places: dict[str, list[int]] = {}
-    for rank, text in sorted(stacks.items()):
-        places.setdefault(place(text), []).append(rank)
-    lines = [f"{_ranks(ranks)} {where}" for where, ranks in sorted(places.items(), key=lambda item: -len(item[1]))]
+    places = sorted(_by_place(stacks).items(), key=lambda item: -len(item[1]))
+    lines = [f"{_ranks(ranks)} {where}" for where, ranks in places]
     if silent := sorted(silent):
         lines.append(f"{_ranks(silent)} did not answer: stopped (SIGSTOP), or waiting in the kernel")
     if finished := sorted(finished):
         lines.append(f"{_ranks(finished)} finished train_func")
     return lines
+
+
+def suspects(stacks: Mapping[int, str], *, silent: Iterable[int] = ()) -> list[int]:
+    """Whom the others may be waiting for: who did not answer, and who is not where most are; all, if that is nobody."""
+    places = _by_place(stacks)
+    most = max(map(len, places.values()), default=0)
+    apart = [rank for ranks in places.values() if len(ranks) < most for rank in ranks]
+    return sorted({*silent, *apart}) or sorted(stacks)
+
+
+def _by_place(stacks: Mapping[int, str]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for rank, text in sorted(stacks.items()):
+        places.setdefault(place(text), []).append(rank)
+    return places
 
 
 def place(text: str) -> str:

@@ -358,10 +358,13 @@ class _Run:
     def _hang_error(self, end: RunEnd, hung: Hung, result: Result) -> HangError:
         lines = [f"no rank has reported or printed anything for {hung.after_s:g} s; they were:"]
         lines += [f"    {line}" for line in hung.where]
+        hosts = {rank: end.hosts[rank] for rank in end.stopped_ranks}
+        found = failures.hang_failures(hosts, hung.suspects, after_s=hung.after_s)
         return HangError(
             "\n".join([*lines, *self._postscript(end, result)]),
-            worker_failures={rank: RuntimeError(f"rank {rank} made no progress") for rank in end.stopped_ranks},
-            culprit=min(end.stopped_ranks, default=0),
+            worker_failures={failure.rank: RuntimeError(failure.summary) for failure in found},
+            culprit=found[0].rank,
+            failures=found,
         )
 
     def _postscript(self, end: RunEnd, result: Result) -> list[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from distrain.errors import StorageError
 from distrain.events import Hung
 from distrain.output import warn
-from distrain.stacks import grouped
+from distrain.stacks import grouped, suspects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ class Watch:
         return report
 
     def _time_out(self, limit_s: float) -> Callable[[tuple[str, ...]], None]:
-        return lambda where: self._hung(Hung(limit_s, where))
+        return lambda where: self._hung(Hung(limit_s, where, tuple(suspects(self._texts, silent=self._silent))))
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
