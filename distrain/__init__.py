@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from distrain.errors import (
         CheckpointError,
         CollectiveError,
+        ControllerError,
         DistrainError,
         HangError,
         JobError,
@@ -40,6 +41,7 @@ _HOMES = {
     "errors": (
         "CheckpointError",
         "CollectiveError",
+        "ControllerError",
         "DistrainError",
         "HangError",
         "JobError",
@@ -66,6 +68,7 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointError",
     "CollectiveError",
+    "ControllerError",
     "DataParallelTrainer",
     "DistrainError",
     "FailureConfig",

@@ -13,7 +13,8 @@
     └── TrainingFailedError    fit() ended without a finished training; ``.result`` is what there is
         ├── WorkerGroupError   at least one rank failed; ``.worker_failures`` tells of each
         │   └── HangError      no rank made progress for ``FailureConfig.hang_timeout_s``
-        ├── LaunchError        a host or its agent could not be started, or was lost
+        ├── ControllerError    the run could not go on, and no rank is to blame: a full disk, for one
+        │   └── LaunchError    a host or its agent could not be started, or was lost
         └── PreemptionError    somebody asked the run to stop (SIGTERM)
 
 Every class survives pickling with its attributes.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointError",
     "CollectiveError",
+    "ControllerError",
     "DistrainError",
     "HangError",
     "InvalidTransition",
@@ -119,7 +121,11 @@ class HangError(WorkerGroupError):
     """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``; the text says where they were."""
 
 
-class LaunchError(TrainingFailedError):
+class ControllerError(TrainingFailedError):
+    """The run could not go on, and no rank is to blame: its directory cannot be written any more, for one."""
+
+
+class LaunchError(ControllerError):
     """A host or its agent could not be started, or was lost."""
 
 

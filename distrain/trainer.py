@@ -22,6 +22,7 @@ from distrain.config import RunConfig, ScalingConfig
 from distrain.coordinator import Coordinator
 from distrain.errors import (
     CheckpointError,
+    ControllerError,
     HangError,
     LaunchError,
     PreemptionError,
@@ -337,7 +338,7 @@ class _Run:
         if end.failures and not (end.problem and all(failure.lost for failure in end.failures)):
             return self._worker_group_error(end, result)
         if end.storage_failed:
-            return TrainingFailedError(f"{end.problem}\nrun:  {result.path}")
+            return ControllerError(f"{end.problem}\nrun:  {result.path}")
         if end.resources_missing:
             return ResourcesError(end.problem)
         return LaunchError(f"{end.problem}\nrun:  {result.path}")
