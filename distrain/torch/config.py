@@ -70,13 +70,14 @@ class TorchConfig(BackendConfig):
         store, rank, world_size = next(distributed.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
         # torchrun's store outlives a fit(): the next group of the same process must not meet the addresses of the last.
         prefix = f"distrain/{next(_groups)}"
+        store = distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
         distributed.init_process_group(
-            backend=self._backend(context),
-            store=distributed.PrefixStore(prefix, store),  # type: ignore[attr-defined]
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
+            backend=self._backend(context), store=store, rank=rank, world_size=world_size, timeout=timeout
         )
+        # Gloo connects every pair of ranks: one that is done, and leaves, must not break those that are still at it.
+        if store.add("connected", 1) == world_size:
+            store.set("all connected", "")
+        store.wait(["all connected"], timeout)
 
     def _backend(self, context: TrainContext) -> str:
         if not context.shares_gpu:
