@@ -41,7 +41,7 @@ from distrain.plan import (
 )
 from distrain.retries import Retries
 from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
-from distrain.stopping import StopVotes
+from distrain.stopping import Order, StopVotes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -130,7 +130,7 @@ class RunMachine:
 
     def deadline(self) -> float | None:
         """When the machine wants a :class:`Tick`."""
-        return self._deadline
+        return min((moment for moment in (self._deadline, self._votes.deadline) if moment is not None), default=None)
 
     # -- events ---------------------------------------------------------------------------------------------------
 
@@ -297,8 +297,8 @@ class RunMachine:
             case wire.Outcome():
                 rank.outcome = message
                 self._move_rank(rank, RankState.DONE if message.ok else RankState.RAISED)
-                agreed = self._agreed(self._votes.finished(message.rank))
-                return [*agreed, *(self._when_all_done(now) if message.ok else self._rank_failed(rank, now))]
+                ordered = self._ordered(self._votes.finished(message.rank))
+                return [*ordered, *(self._when_all_done(now) if message.ok else self._rank_failed(rank, now))]
             case wire.Exited():
                 rank.exited = message
                 self._move_rank(rank, RankState.EXITED)
@@ -355,11 +355,12 @@ class RunMachine:
     def _on_listener(self, message: wire.Listens | wire.Vote, now: float) -> list[Action]:
         """A rank calls should_stop(), or waits in it to hear where all stop."""
         if isinstance(message, wire.Vote):
-            return self._agreed(self._votes.vote(message.rank, message.call))
+            return self._ordered(self._votes.vote(message.rank, message.call, now))
         return self._tell_ranks(self._votes.listen(message.rank), wire.AskStop)
 
-    def _agreed(self, call: int | None) -> list[Action]:
-        return [] if call is None else self._tell_ranks(self._votes.listeners, wire.StopAt, call=call)
+    def _ordered(self, orders: Iterable[Order]) -> list[Action]:
+        told = (self._tell_ranks(o.ranks, wire.StopAt, call=o.call, final=o.final) for o in orders)
+        return [action for actions in told for action in actions]
 
     def _tell_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
         return [
@@ -451,8 +452,9 @@ class RunMachine:
         return self._stop(0.0, now)
 
     def _on_tick(self, now: float) -> list[Action]:
+        ordered = self._ordered(self._votes.tick(now))
         if self._deadline is None or now < self._deadline:
-            return []
+            return ordered
         self._deadline = None
         match self.state:
             case RunState.CONNECTING:

@@ -73,6 +73,7 @@ class Session:
         self._stop_calls = 0
         self._stop_asked = False
         self._stop_at: int | None = None
+        self._vote_at = 0
         self.stopped = False
         """Whether should_stop() has been true."""
         self._met: wire.Met | None = None
@@ -116,15 +117,16 @@ class Session:
             self._stop_calls += 1
             if self._stop_calls == 1:
                 self._channel.send(wire.Listens(attempt=self.context.attempt, rank=self.context.world_rank))
-            if self._stop_asked and self._stop_at is None:
+            if self._stop_asked and self._stop_at is None and self._stop_calls >= self._vote_at:
                 self._agree()
             self.stopped = self.stopped or (self._stop_at is not None and self._stop_calls >= self._stop_at)
             return self.stopped
 
     def _agree(self) -> None:
-        """Wait until it is clear at which of its calls every rank stops (see :mod:`distrain.stopping`)."""
+        """Wait until it is clear at which of its calls every rank stops, or where that is to be found out (see
+        :mod:`distrain.stopping`)."""
         self._channel.send(wire.Vote(attempt=self.context.attempt, rank=self.context.world_rank, call=self._stop_calls))
-        while self._stop_at is None:
+        while self._stop_at is None and self._vote_at <= self._stop_calls:
             self._listen(wait=True)
 
     @contextlib.contextmanager
@@ -235,8 +237,10 @@ class Session:
                     self._met = met
                 case wire.AskStop():
                     self._stop_asked = True
-                case wire.StopAt(call=call):
+                case wire.StopAt(call=call, final=True):
                     self._stop_at = call
+                case wire.StopAt(call=call):
+                    self._vote_at = call
                 case wire.Release():
                     self.released = True
         if wait and self._channel.at_end:

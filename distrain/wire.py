@@ -313,9 +313,11 @@ class AskStop(ToWorker):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAt(ToWorker):
-    """should_stop() is true from this call on, on every rank that calls it."""
+    """should_stop() is true from this call on, on every rank that calls it; not ``final``: it is false until then, and
+    the rank is to vote again there."""
 
     call: int
+    final: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
