@@ -291,10 +291,10 @@ class Coordinator:
                         )
                         for rank in plan.ranks
                     }
-                case events.AttemptEnded():
+                case events.AttemptEnded(failures=failures):
                     self._ledger.end()
                     self._close_outputs()
-                    if self._callbacks and (failures := self.machine.failures):
+                    if self._callbacks and failures:
                         self._callbacks.after_exception({f.rank: original(f) for f in failures})
 
     def _arm_timers(self) -> None:

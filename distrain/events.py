@@ -149,6 +149,7 @@ class AttemptEnded:
     """No process of the attempt is left."""
 
     attempt: int
+    failures: tuple[RankFailure, ...] = ()
 
 
 Action = Tell | Say | AttemptStarts | AttemptEnded

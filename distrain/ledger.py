@@ -85,12 +85,15 @@ class Ledger:
 
     def deadline(self) -> float | None:
         """When :meth:`tick` should be called if nothing else happens."""
-        moments = (self._rounds.deadline(), self._collectives.deadline(), self._lines.deadline())
+        rows_due = self._rows.deadline() if self._rows else None
+        moments = (self._rounds.deadline(), self._collectives.deadline(), self._lines.deadline(), rows_due)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self) -> None:
         now = time.monotonic()
         self._decide(self._rounds.tick(now))
+        if self._rows:
+            self._call_back(self._rows.tick(now))
         for late in self._collectives.tick(now):
             warn(late.text)
         if (due := self._lines.deadline()) is not None and now >= due:
@@ -126,7 +129,7 @@ class Ledger:
             self._lines.report(message.index, metrics, now)
         files = [path for path, _ in message.files]
         if self._rows:
-            self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal))
+            self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal, now))
         self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now))
 
     def _decide(self, decisions: Sequence[rounds.Decision]) -> None:

@@ -379,6 +379,8 @@ class RunMachine:
         return [Tell(host, stop) for host in hosts]
 
     def _on_gone(self, host: str, message: wire.Gone, now: float) -> list[Action]:
+        if self.state is RunState.WAITING:  # said twice: once as its workers had ended, and once as it was told to stop
+            return []
         self._gone.add(host)
         assert self.plan is not None
         if set(self.plan.hosts) - self._gone - self._lost:
@@ -388,7 +390,7 @@ class RunMachine:
     def _all_gone(self, now: float) -> list[Action]:
         """Nothing of the attempt is left anywhere: finish, give up, or try again."""
         self._deadline = None
-        ended: list[Action] = [AttemptEnded(self.attempt)]
+        ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures))]
         done = len(self.outcomes) == len(self._ranks)
         if done and not any(outcome.stopped for outcome in self.outcomes.values()):
             self._end(RunState.FINISHED)  # also when asked to stop in the last moment

@@ -527,7 +527,9 @@ def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) ->
 
 def test_the_only_host_lost_while_running_fails_the_run_at_once() -> None:
     play = Play(failure_config=FailureConfig(max_failures=5)).run()
-    assert play.happens(HostLost("one", "silent")) == [AttemptEnded(0)]
+    [ended] = play.happens(HostLost("one", "silent"))
+    assert isinstance(ended, AttemptEnded)
+    assert {failure.kind for failure in ended.failures} == {"lost"}
     assert play.state is RunState.FAILED
 
 
@@ -636,3 +638,15 @@ def test_the_story_does_not_grow_without_end() -> None:
         play.gone()
         play.begin_attempt()
     assert len(play.machine.story) == 200
+
+
+def test_a_host_may_say_gone_twice_while_the_next_attempt_is_waited_for() -> None:
+    """Once as its workers have ended, and once as it is told to stop."""
+    play = Play(failure_config=FailureConfig(max_failures=1, backoff_s=5.0)).run()
+    play.raises(0)
+    play.gone()
+    assert play.state is RunState.WAITING
+    assert play.gone() == []
+    play.now += 5.0
+    assert any(isinstance(action, AttemptStarts) for action in play.happens(Tick()))
+    assert play.machine.retries.used == 1
