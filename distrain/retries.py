@@ -60,7 +60,8 @@ class Retries:
 
     def delay_s(self) -> float:
         """Seconds to wait before the restart."""
-        return min(self._config.backoff_s * 2.0 ** (self._without_progress - 1), LONGEST_BACKOFF_S)
+        doublings = min(self._without_progress - 1, 64)  # beyond what a float needs, and can hold
+        return min(self._config.backoff_s * 2.0**doublings, LONGEST_BACKOFF_S)
 
     def _is_repeated(self, culprit: RankFailure | None, reports: int, checkpoint: str | None) -> bool:
         """Whether the culprit has raised the same as in the last attempt, after as many reports, and there was no
