@@ -148,6 +148,9 @@ class Ledger:
                     )
                 case rounds.Commit():
                     self._commit(decision)
+                case rounds.Drop(ordinal):
+                    if self._rows:
+                        self._call_back(self._rows.settled(ordinal, None))
                 case rounds.Say(text):
                     warn(text)
 

@@ -18,7 +18,18 @@ from distrain.failures import rank_list
 if TYPE_CHECKING:
     from distrain.config import CheckpointConfig
 
-__all__ = ["Commit", "CommittedFile", "Decision", "GrantFiles", "Refuse", "Rounds", "Say", "best_first", "surplus"]
+__all__ = [
+    "Commit",
+    "CommittedFile",
+    "Decision",
+    "Drop",
+    "GrantFiles",
+    "Refuse",
+    "Rounds",
+    "Say",
+    "best_first",
+    "surplus",
+]
 
 FIRST_PATIENCE_S = 1.0
 """How long a rank's first checkpoint waits for lower ranks that may bring the same files."""
@@ -67,13 +78,20 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Drop:
+    """This checkpoint will not be."""
+
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """One line for the user."""
 
     text: str
 
 
-Decision = GrantFiles | Refuse | Commit | Say
+Decision = GrantFiles | Refuse | Commit | Drop | Say
 
 
 @dataclass(slots=True)
@@ -257,7 +275,8 @@ class Rounds:
         self._previous_files = {rank: part.files for rank, part in parts.items()}
         for rank, part in parts.items():
             if part.failed is not None:
-                return [Say(f"checkpoint {ordinal} is dropped, as rank {rank} could not store its part: {part.failed}")]
+                why = f"checkpoint {ordinal} is dropped, as rank {rank} could not store its part: {part.failed}"
+                return [Say(why), Drop(ordinal)]
         return [*said, *self._differences(parts), self._commit(ordinal, parts)]
 
     def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:

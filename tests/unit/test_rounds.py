@@ -337,7 +337,7 @@ def test_a_rank_that_is_not_in_train_func_yet_is_not_silent() -> None:
     rounds = Rounds(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
     bring(rounds, 0, 1, "model")
     deliver(rounds, 0, 1, "model")
-    assert only(Commit, note(rounds, 0, 2, now=SILENCE_S * 10)) == []
+    assert only(Commit, note(rounds, 0, 2, now=SILENCE_S * 3)) == []
 
 
 def test_a_silent_rank_that_reports_after_all_is_waited_for_again() -> None:
