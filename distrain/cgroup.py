@@ -40,8 +40,8 @@ class OomWatch:
         self._host = _count(_VMSTAT)
 
     def new_kill(self) -> int | None:
-        """The limit in bytes of the group in which the kernel has killed since the last call; 0 for a kill somewhere on
-        the host, in a group that is not ours or for want of any memory; None if there was none."""
+        """The limit in bytes of the group in which the kernel has killed since the last call; 0 if it has killed
+        somewhere else on the host; None if it has not."""
         before, host = dict(self._groups), self._host
         self._groups = {folder: _kills_of(folder) for folder in before}
         self._host = _count(_VMSTAT)

@@ -92,7 +92,7 @@ def failure_of(
         if outcome.ok:
             return None  # whatever the process did afterwards: gloo aborts at interpreter exit, for one
         summary = outcome.error or "unknown error"
-        if exited is not None and exited.oom_limit_bytes is not None:  # a DataLoader worker, as a rule
+        if exited is not None and exited.oom_limit_bytes:  # a DataLoader worker, as a rule
             summary = f"{summary} (meanwhile, the kernel killed a process for lack of memory: {_limit(exited)})"
         if outcome.stage != "run":
             summary = f"{summary} (before train_func, while {_STAGES.get(outcome.stage, outcome.stage)})"
@@ -147,7 +147,7 @@ _STAGES = {"import": "unpickling it and importing what it needs", "setup": "sett
 def _kind(exited: wire.Exited) -> str:
     if exited.lost is not None:
         return "lost"
-    if exited.oom_limit_bytes is not None and exited.signal == signal.SIGKILL:
+    if exited.oom_limit_bytes and exited.signal == signal.SIGKILL:
         return "memory"
     return "signal" if exited.signal is not None else "exit"
 
@@ -161,15 +161,15 @@ def _death(exited: wire.Exited, *, entered: bool) -> str:
         return f"was killed by the kernel for lack of memory {when}{memory}: {_limit(exited)}"
     if exited.signal is not None:
         hint = _SIGNAL_HINTS.get(exited.signal)
+        if exited.signal == signal.SIGKILL and exited.oom_limit_bytes is not None:
+            hint = "perhaps by the kernel, which was killing for lack of memory on this host, or by somebody's kill -9"
         killed = f"was killed by {signal_in_words(exited.signal)} {when}, not sent by distrain{memory}"
         return f"{killed}: {hint}" if hint else killed
     return f"exited with code {exited.exit_code} {when}{memory}, without an exception: os._exit()?"
 
 
 def _limit(exited: wire.Exited) -> str:
-    if exited.oom_limit_bytes:
-        return f"the cgroup allows {exited.oom_limit_bytes / 2**20:.0f} MiB for all processes in it"
-    return "the memory of another cgroup, or of the whole host, was used up"
+    return f"the cgroup allows {(exited.oom_limit_bytes or 0) / 2**20:.0f} MiB for all processes in it"
 
 
 _KNOWN_SIGNALS = {int(number) for number in signal.Signals}

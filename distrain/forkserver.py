@@ -112,6 +112,7 @@ class ForkServer:
             case "signal":
                 self._signal(command["ranks"], command["number"], groups=command["groups"])
             case "sweep":
+                self._oom = OomWatch()  # whom the kernel kills from now on, it kills in the next attempt
                 self._say(kind="swept", stuck=process.kill_descendants())
 
     def _say(self, **message: Any) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import socket
 import sys
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +24,22 @@ __all__ = ["TorchConfig"]
 
 _INIT_METHODS = ("env",)
 _groups = itertools.count()
+_PROBE_INTERVAL_S = 0.002
+_PROBE_TIMEOUT_S = 2.0
+
+
+def _await_store(timeout_s: float) -> None:
+    """Until rank 0 listens: a refused connection costs torch half a second and more before it tries again. When the time
+    is over, torch may say what is wrong."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(address, timeout=_PROBE_TIMEOUT_S).close()
+        except OSError:
+            time.sleep(_PROBE_INTERVAL_S)
+        else:
+            return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +86,8 @@ class TorchConfig(BackendConfig):
         if context.devices:
             torch.cuda.set_device(context.devices[0])
         timeout = timedelta(seconds=self.timeout_s)
+        if context.world_rank:
+            _await_store(self.timeout_s)
         store, rank, world_size = next(distributed.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
         # torchrun's store outlives a fit(): the next group of the same process must not meet the addresses of the last.
         prefix = f"distrain/{next(_groups)}"
