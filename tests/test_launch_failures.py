@@ -128,8 +128,8 @@ def test_what_only_the_workers_can_find_out_is_one_clear_failure(
 
 WAITING_SCRIPT = """
 import os, time
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(60)
 finally:
     open("cleaned-" + os.environ["RANK"], "w").close()

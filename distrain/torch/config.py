@@ -29,7 +29,7 @@ _PROBE_TIMEOUT_S = 2.0
 
 
 def _await_store(timeout_s: float) -> None:
-    """Until rank 0 listens: a refused connection costs torch half a second and more before it tries again. When the time
+    """Until rank 0 listens: a refused connection costs torch half a second and more until it tries again. When the time
     is over, torch may say what is wrong."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     deadline = time.monotonic() + timeout_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import signal
@@ -266,9 +267,11 @@ while True:
     os.kill({os.getpid()}, signal.SIGUSR1)
 """
     previous = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    gc.disable()  # an exception in a callback of the collector goes nowhere
     with subprocess.Popen([sys.executable, "-c", source]) as killer:
         yield
         killer.kill()
+    gc.enable()
     signal.signal(signal.SIGUSR1, previous)
 
 

@@ -1,0 +1,334 @@
+"""Callbacks of the user's process, with real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import distrain
+from distrain import Checkpoint, CheckpointConfig, FailureConfig, UserCallback, WorkerGroupError, rows
+from tests.process.conftest import files_of, records
+
+if TYPE_CHECKING:
+    from distrain.callbacks import RunContext
+    from tests.process.conftest import Fit
+
+
+class Recorder(UserCallback):
+    """Keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.reports: list[list[dict[str, Any] | None]] = []
+        self.checkpoints: list[str | None] = []
+        self.exceptions: list[dict[int, BaseException]] = []
+        self.contexts: list[RunContext] = []
+        self.story: list[str] = []
+        self.threads: set[threading.Thread] = set()
+
+    def after_report(
+        self, run_context: RunContext, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None
+    ) -> None:
+        self.reports.append(metrics)
+        self.checkpoints.append(None if checkpoint is None else Path(checkpoint.path).name)
+        if checkpoint is not None:
+            assert (Path(checkpoint.path) / ".manifest.json").exists()  # it is committed
+        self.story.append("report")
+        self._called(run_context)
+
+    def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
+        self.exceptions.append(worker_exceptions)
+        self.story.append("exception")
+        self._called(run_context)
+
+    def _called(self, run_context: RunContext) -> None:
+        self.contexts.append(run_context)
+        self.threads.add(threading.current_thread())
+
+
+class Raising(UserCallback):
+    def after_report(self, *arguments: object) -> None:
+        raise LookupError("no such dashboard")
+
+    def after_exception(self, *arguments: object) -> None:
+        raise LookupError("no such pager")
+
+
+def rank() -> int:
+    return distrain.get_context().get_world_rank()
+
+
+def attempt() -> int:
+    return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+def test_every_row_of_reports_is_handed_over_once_and_in_order(any_fit: Fit) -> None:
+    def train() -> None:
+        for step in range(20):
+            time.sleep(0.002 * ((step + rank()) % 3))
+            distrain.report({"step": step, "rank": rank()})
+
+    recorder = Recorder()
+    any_fit(train, workers=3, callbacks=[recorder])
+    assert recorder.reports == [[{"step": step, "rank": number} for number in range(3)] for step in range(20)]
+    assert recorder.checkpoints == [None] * 20
+    assert recorder.exceptions == []
+    assert recorder.threads == {threading.current_thread()}
+
+
+def test_the_context_tells_about_the_run(fit: Fit) -> None:
+    def train(config: dict[str, Any]) -> str:
+        distrain.report({})
+        return distrain.get_context().get_trial_id()
+
+    recorder = Recorder()
+    fit(train, {"lr": 0.1}, callbacks=[recorder], name="run")
+    (context,) = recorder.contexts
+    assert context.get_run_config().name == "run"
+    assert context.run_config.callbacks == [recorder]
+    assert context.scaling_config.num_workers == 2
+    assert context.train_loop_config == {"lr": 0.1}
+    assert context.run_id
+
+
+def test_rank_0_alone_may_report(fit: Fit) -> None:
+    def train() -> None:
+        if rank() == 0:
+            for step in range(5):
+                distrain.report({"step": step})
+        distrain.collective.barrier()
+
+    recorder = Recorder()
+    fit(train, workers=3, callbacks=[recorder])
+    assert recorder.reports == [[{"step": step}, None, None] for step in range(5)]
+
+
+def test_rows_of_rank_0_alone_come_while_the_others_train(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not wait for the end of ranks that never report."""
+    monkeypatch.setattr(rows, "SILENCE_S", 0.3)
+
+    class Marking(Recorder):
+        def after_report(self, *arguments: Any) -> None:
+            super().after_report(*arguments)
+            (tmp_path / f"row-{len(self.reports)}").touch()
+
+    def train() -> None:
+        if rank() == 0:
+            for step in range(5):
+                distrain.report({"step": step})
+        while not (place / "row-4").exists():
+            time.sleep(0.001)
+
+    place = tmp_path
+    recorder = Marking()
+    fit(train, callbacks=[recorder])
+    assert len(recorder.reports) == 5
+
+
+def test_ranks_that_report_less_often_are_none_in_the_end(fit: Fit) -> None:
+    def train() -> None:
+        for step in range(4 - rank()):
+            distrain.report({"step": step})
+
+    recorder = Recorder()
+    fit(train, workers=3, callbacks=[recorder])
+    rows = [[metrics and metrics["step"] for metrics in row] for row in recorder.reports]
+    assert rows == [[0, 0, 0], [1, 1, 1], [2, 2, None], [3, None, None]]
+
+
+@pytest.mark.parametrize("ranks", ["all ranks", "rank 0"])
+def test_a_row_has_the_checkpoint_that_was_committed_with_it(fit: Fit, tmp_path: Path, ranks: str) -> None:
+    def train() -> None:
+        for step in range(3):
+            folder = place / f"model-{rank()}-{step}"
+            folder.mkdir()
+            (folder / f"rank-{rank()}.txt").write_text(str(step))
+            with_checkpoint = step != 1 and (rank() == 0 or ranks == "all ranks")
+            distrain.report({"step": step}, checkpoint=Checkpoint(folder) if with_checkpoint else None)
+
+    place = tmp_path
+    recorder = Recorder()
+    config = CheckpointConfig(missing_rank_s=0.0)
+    result = fit(train, callbacks=[recorder], checkpoint_config=config)
+    assert recorder.checkpoints == ["checkpoint_000000", None, "checkpoint_000001"]
+    assert [row[0] for row in recorder.reports] == [{"step": 0}, {"step": 1}, {"step": 2}]
+    assert set(files_of(result.checkpoint)) == (
+        {"rank-0.txt", "rank-1.txt"} if ranks == "all ranks" else {"rank-0.txt"}
+    )
+
+
+def test_a_checkpoint_that_could_not_be_stored_keeps_no_rows_back(fit: Fit, tmp_path: Path) -> None:
+    """train_func catches what report() raises, and goes on."""
+
+    class Marking(Recorder):
+        def after_report(self, *arguments: Any) -> None:
+            super().after_report(*arguments)
+            (tmp_path / f"row-{len(self.reports)}").touch()
+
+    def no_copy(*arguments: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    def train() -> str:
+        (place / "model").mkdir()
+        (place / "model" / "weights.txt").write_text("1 2 3")
+        copy, distrain.session.copy_file = distrain.session.copy_file, no_copy
+        with pytest.raises(OSError, match="Input/output error"):
+            distrain.report({"step": 0}, checkpoint=Checkpoint(place / "model"))
+        distrain.session.copy_file = copy
+        distrain.report({"step": 1})
+        distrain.report({"step": 2}, checkpoint=Checkpoint(place / "model"))
+        deadline = time.monotonic() + 10.0
+        while not (place / "row-3").exists():
+            if time.monotonic() > deadline:
+                return "no row for 10 s"
+            time.sleep(0.001)
+        return "trained"
+
+    place = tmp_path
+    recorder = Marking()
+    assert fit(train, workers=1, callbacks=[recorder]).return_value == "trained"
+    assert [row[0] for row in recorder.reports] == [{"step": 0}, {"step": 1}, {"step": 2}]
+    assert [checkpoint is None for checkpoint in recorder.checkpoints] == [True, True, False]
+
+
+def test_after_a_failure_the_exceptions_are_handed_over_and_then_it_goes_on(any_fit: Fit) -> None:
+    def train() -> int:
+        distrain.report({"attempt": attempt()})
+        distrain.collective.barrier()
+        if attempt() == 0 and rank() == 1:
+            raise ValueError("boom")
+        if attempt() == 1 and rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        distrain.collective.barrier()
+        return attempt()
+
+    recorder = Recorder()
+    result = any_fit(train, callbacks=[recorder], failure_config=FailureConfig(max_failures=2))
+    assert result.return_value == 2
+    assert recorder.story == ["report", "exception", "report", "exception", "report"]
+    first, second = recorder.exceptions
+    assert list(first) == [1]
+    assert isinstance(first[1], ValueError)
+    assert list(second) == [0]
+    assert "killed by SIGKILL" in str(second[0])
+    assert recorder.reports == [[{"attempt": number}] * 2 for number in range(3)]
+
+
+def test_what_was_reported_before_a_failure_is_handed_over_before_it(fit: Fit) -> None:
+    """Rows that the others did not complete, too."""
+
+    def train() -> None:
+        if rank() == 1:
+            distrain.report({"step": 0})
+            distrain.collective.barrier()
+            raise ValueError("boom")
+        for step in range(3):
+            distrain.report({"step": step})
+        distrain.collective.barrier()
+        time.sleep(1000)
+
+    recorder = Recorder()
+    with pytest.raises(WorkerGroupError):
+        fit(train, callbacks=[recorder])
+    assert recorder.story == ["report"] * 3 + ["exception"]
+    assert [[metrics and metrics["step"] for metrics in row] for row in recorder.reports] == [
+        [0, 0],
+        [1, None],
+        [2, None],
+    ]
+    assert [sorted(exceptions) for exceptions in recorder.exceptions] == [[1]]
+
+
+def test_nothing_of_the_attempt_lives_when_it_is_told_about(fit: Fit) -> None:
+    class Looking(Recorder):
+        alive: bool | None = None
+
+        def after_exception(self, *arguments: Any) -> None:
+            super().after_exception(*arguments)
+            pids = [int(metrics["pid"]) for metrics in self.reports[0] if metrics]
+            self.alive = any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+    def train() -> None:
+        distrain.report({"pid": os.getpid()})
+        distrain.collective.barrier()
+        if rank() == 1:
+            os._exit(3)
+        time.sleep(1000)
+
+    recorder = Looking()
+    with pytest.raises(WorkerGroupError):
+        fit(train, callbacks=[recorder])
+    assert len(recorder.reports[0]) == 2
+    assert recorder.alive is False
+
+
+def test_an_exception_in_a_callback_is_shown_and_training_goes_on(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> int:
+        distrain.report({"attempt": attempt()})
+        if attempt() == 0:
+            os._exit(3)
+        return attempt()
+
+    recorder = Recorder()
+    result = fit(train, workers=1, callbacks=[Raising(), recorder], failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == 1
+    shown = capsys.readouterr().err
+    assert shown.count("Raising.after_report() failed:") == 2
+    assert shown.count("Raising.after_exception() failed:") == 1
+    assert "LookupError: no such dashboard" in shown
+    assert "LookupError: no such pager" in shown
+    assert recorder.story == ["report", "exception", "report"]  # the next one is called all the same
+
+
+def test_a_callback_may_change_what_it_gets(fit: Fit) -> None:
+    class Changing(UserCallback):
+        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+            metrics.clear()
+
+    def train() -> None:
+        distrain.report({"step": 1})
+
+    recorder = Recorder()
+    result = fit(train, callbacks=[Changing(), recorder])
+    assert recorder.reports == [[{"step": 1}, {"step": 1}]]
+    assert [line["metrics"] for line in records(result.path)] == [{"step": 1}] * 2
+
+
+def test_callbacks_need_not_be_picklable_and_stay_in_the_users_process(fit: Fit) -> None:
+    class Holding(Recorder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    recorder = Holding()
+    fit(lambda: distrain.report({}), callbacks=[recorder])
+    assert recorder.story == ["report"]
+    fit(lambda: distrain.report({}), workers=1, callbacks=[recorder])
+    assert recorder.story == ["report"] * 2
+
+
+def test_without_workers_callbacks_are_called_the_same_way(fit: Fit, tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> int:
+        folder = place / f"model-{attempt()}"
+        folder.mkdir()
+        (folder / "weights.txt").write_text("1 2 3")
+        distrain.report({"attempt": attempt()}, checkpoint=Checkpoint(folder))
+        if attempt() == 0:
+            raise ValueError("boom")
+        return attempt()
+
+    place = tmp_path
+    recorder = Recorder()
+    result = fit(train, {}, workers=0, callbacks=[recorder], failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == 1
+    assert recorder.story == ["report", "exception", "report"]
+    assert recorder.reports == [[{"attempt": 0}], [{"attempt": 1}]]
+    assert recorder.checkpoints == ["checkpoint_000000", "checkpoint_000001"]
+    assert isinstance(recorder.exceptions[0][0], ValueError)

@@ -1,0 +1,207 @@
+"""Where the ranks are, when they get nowhere: by itself, at a time limit, on demand, and after a failure."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import FailureConfig, HangError, Result, WorkerGroupError
+from tests.conftest import wait_until
+
+if TYPE_CHECKING:
+    from tests.process.conftest import Fit
+
+WORKERS = 8
+IN_C, STOPPED = 3, 5
+WAITING = [rank for rank in range(WORKERS) if rank not in (IN_C, STOPPED)]
+
+
+def hang(config: dict[str, Any]) -> str:
+    """In the first attempt rank 3 is in C with the GIL, rank 5 is stopped, and the others wait for them."""
+    rank = distrain.get_context().get_world_rank()
+    distrain.report({"rank": rank})
+    if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0:
+        Path(config["place"], f"pid-{rank}.new").write_text(str(os.getpid()))
+        Path(config["place"], f"pid-{rank}.new").rename(Path(config["place"], f"pid-{rank}"))
+        if rank == IN_C:
+            re.match(r"(a+)+$", "a" * 40 + "b")
+        if rank == STOPPED:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    distrain.collective.barrier()
+    return "trained"
+
+
+def assert_places(text: str) -> None:
+    """Everybody's, in three lines; ``text`` may say more."""
+    assert re.search(r"6 ranks \(0-2, 4, 6, 7\) in barrier at test_hangs\.py:\d+\n", text)
+    assert re.search(r"rank 3 in match at test_hangs\.py:\d+\n", text)
+    assert "rank 5 did not answer: stopped (SIGSTOP)" in text
+
+
+def ask(run: Path | str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "distrain.launch", "--stacks", str(run)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60.0)
+
+
+# -- by itself -------------------------------------------------------------------------------------------------------
+
+
+def test_a_hang_is_shown_then_ended_and_retried(fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failure_config = FailureConfig(max_failures=1, hang_report_s=1.5, hang_timeout_s=3.0)
+    result = fit(hang, {"place": str(tmp_path)}, workers=WORKERS, failure_config=failure_config)
+    assert result.return_value == "trained"
+    shown = capsys.readouterr().err
+    folder = Path(result.path, "stacks", "attempt_0")
+    assert shown.count("no rank has reported or printed anything for 1.5 s") == 1
+    assert f"stacks are in {folder}" in shown
+    assert_places(shown)
+    assert "no rank has made progress for 3 s" in shown
+    assert "restart 1 (of 1)" in shown
+    kept = {path.name: path.read_text() for path in folder.iterdir()}
+    assert set(kept) == {f"rank_{rank}.txt" for rank in range(WORKERS) if rank != STOPPED}
+    assert "in match" in kept["rank_3.txt"]
+    assert "in hang" in kept["rank_0.txt"]
+
+
+def test_a_hang_that_may_not_be_retried_blames_those_who_hang_and_not_those_who_wait(fit: Fit, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(HangError) as raised:
+        fit(hang, {"place": str(tmp_path)}, workers=WORKERS, failure_config=FailureConfig(hang_timeout_s=2.0))
+    assert time.monotonic() - began < 12.0
+    error = raised.value
+    assert str(error).startswith("no rank has reported or printed anything for 2 s")
+    assert_places(str(error))
+    assert isinstance(error, WorkerGroupError)
+    assert error.culprit in (IN_C, STOPPED)
+    assert (error.failures[0].rank, error.failures[0].kind) == (error.culprit, "hang")
+    assert {failure.rank for failure in error.failures if failure.role == "culprit"} == {IN_C, STOPPED}
+    assert error.result is not None
+    again = Result.from_path(error.result.path).error
+    assert isinstance(again, HangError)
+    assert str(again) == str(error)
+
+
+def test_a_hang_is_retried_as_often_as_allowed_only(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wait() -> None:
+        time.sleep(1000)
+
+    with pytest.raises(HangError):
+        fit(wait, failure_config=FailureConfig(max_failures=2, hang_timeout_s=0.5))
+    shown = capsys.readouterr().err
+    assert "restart 2 (of 2)" in shown
+    assert shown.count("no rank has made progress for 0.5 s") == 2
+
+
+# -- on demand, and after a failure ----------------------------------------------------------------------------------
+
+
+def test_where_the_ranks_are_is_told_on_demand_and_when_one_dies(fit: Fit, tmp_path: Path) -> None:
+    run = fit.storage / "run"
+    with ThreadPoolExecutor(1) as threads:
+        training = threads.submit(fit, hang, {"place": str(tmp_path)}, workers=WORKERS, name="run")
+        pids = [tmp_path / f"pid-{rank}" for rank in range(WORKERS)]
+        try:
+            wait_until(lambda: training.done() or all(path.exists() for path in pids), what="all ranks train")
+            workers = [psutil.Process(int(path.read_text())) for path in pids]
+            wait_until(lambda: workers[STOPPED].status() == psutil.STATUS_STOPPED, what="one is stopped")
+            answers: list[subprocess.CompletedProcess[str]] = []
+
+            def all_wait() -> bool:
+                answers.append(ask(run))
+                return "6 ranks" in answers[-1].stdout
+
+            wait_until(all_wait, what="all the others wait")
+            answer = answers[-1]
+            assert answer.returncode == 0
+            assert_places(answer.stdout)
+            assert sorted(path.name for path in run.glob("stacks/*")) == ["attempt_0"]
+        finally:
+            for path in pids[:1]:
+                os.kill(int(path.read_text()), signal.SIGKILL)
+        with pytest.raises(WorkerGroupError) as raised:
+            training.result(timeout=30.0)
+    text = str(raised.value)
+    assert raised.value.culprit == 0
+    stopped = text.partition("ranks 1-7: stopped by distrain\n")[2]
+    assert re.search(r"ranks \([^)]*\) in barrier at test_hangs\.py:\d+\n", stopped)
+    assert re.search(r"rank 3 in match at test_hangs\.py:\d+\n", stopped)
+    assert re.search(r"5\)? did not answer: stopped \(SIGSTOP\)", stopped)
+
+
+def test_there_is_no_answer_where_no_run_is_at_work(fit: Fit, tmp_path: Path) -> None:
+    finished = fit(lambda: None).path
+    for folder in (tmp_path, tmp_path / "nowhere", finished):
+        answer = ask(folder)
+        assert answer.returncode == 2
+        assert answer.stdout == ""
+        assert f"no run is at work in {folder}" in answer.stderr
+
+
+def test_there_is_no_answer_of_a_run_that_was_killed(fit: Fit, tmp_path: Path) -> None:
+    run = fit(lambda: None).path
+    os.mkfifo(Path(run, ".requests"))  # nobody was left to remove it
+    began = time.monotonic()
+    answer = ask(run)
+    assert answer.returncode == 2
+    assert "no run is at work" in answer.stderr
+    assert time.monotonic() - began < 8.0
+
+
+def test_nonsense_in_the_pipe_of_requests_is_passed_over(fit: Fit) -> None:
+    def write_nonsense() -> str:
+        context = distrain.get_context()
+        pipe = Path(context.storage_path, context.run_name, ".requests")
+        pipe.write_bytes(b"\xff\x00 ../../etc/passwd \n\n" * 100)
+        distrain.collective.barrier()
+        return "trained"
+
+    result = fit(write_nonsense, workers=1)
+    assert result.return_value == "trained"
+    assert not list(Path(result.path).glob("stacks/*"))
+
+
+# -- no hang ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", ["print", "report"])
+def test_who_gives_a_sign_of_life_does_not_hang(fit: Fit, capsys: pytest.CaptureFixture[str], sign: str) -> None:
+    def train() -> str:
+        if distrain.get_context().get_world_rank() == 1:
+            for step in range(22):
+                print("step", step) if sign == "print" else distrain.report({"step": step})
+                time.sleep(0.1)
+        distrain.collective.barrier()
+        return "trained"
+
+    limits = FailureConfig(hang_report_s=1.5, hang_timeout_s=1.5)
+    assert fit(train, failure_config=limits).return_value == "trained"
+    assert "no rank has reported or printed" not in capsys.readouterr().err
+
+
+def test_a_worker_that_slept_does_not_hang_once_it_goes_on(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is shown once for each time of silence, and nothing else happens."""
+
+    def train() -> str:
+        for step in range(2):
+            time.sleep(1.5)
+            distrain.report({"step": step})
+        return "trained"
+
+    result = fit(train, workers=1, failure_config=FailureConfig(hang_report_s=0.5))
+    assert result.return_value == "trained"
+    shown = capsys.readouterr().err
+    assert 1 <= shown.count("no rank has reported or printed anything for 0.5 s") <= 3
+    assert "rank 0 in train at test_hangs.py:" in shown

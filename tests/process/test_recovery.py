@@ -1,0 +1,353 @@
+"""When a failure is followed by another attempt, from where, and what is kept of the attempts before it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import distrain
+from distrain import Checkpoint, FailureConfig, Result, WorkerGroupError
+from distrain.backend import BackendConfig
+from distrain.job import FunctionWork
+from distrain.trainer import run_work
+from tests.process.conftest import files_of, log_of, records
+
+if TYPE_CHECKING:
+    from tests.process.conftest import Fit
+
+SAME_FAILURE = (
+    "no restart, as the same rank has failed twice in the same way at the same place: a bug? "
+    "(FailureConfig.retry_same_failure)"
+)
+
+
+def rank() -> int:
+    return distrain.get_context().get_world_rank()
+
+
+def attempt() -> int:
+    return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+def wait_for_the_end() -> None:
+    time.sleep(1000)
+
+
+def failure(fit: Fit, function: Any, *args: Any, **options: Any) -> WorkerGroupError:
+    with pytest.raises(WorkerGroupError) as raised:
+        fit(function, *args, **options)
+    return raised.value
+
+
+def attempts_of(error: WorkerGroupError) -> int:
+    assert error.result is not None
+    return 1 + max(int(record["attempt"]) for record in records(error.result.path))
+
+
+# -- whether there is another attempt --------------------------------------------------------------------------------
+
+
+def raise_the_same() -> None:
+    distrain.report({"attempt": attempt()})
+    if rank() == 1:
+        raise ValueError("a bug")
+    wait_for_the_end()
+
+
+def test_the_same_exception_twice_ends_the_run(fit: Fit) -> None:
+    error = failure(fit, raise_the_same, failure_config=FailureConfig(max_failures=5))
+    assert SAME_FAILURE in str(error).splitlines()
+    assert attempts_of(error) == 2
+    assert (error.culprit, type(error.worker_failures[1])) == (1, ValueError)
+
+
+def test_the_same_exception_is_retried_if_that_is_wanted(fit: Fit) -> None:
+    config = FailureConfig(max_failures=3, retry_same_failure=True)
+    error = failure(fit, raise_the_same, failure_config=config)
+    assert "no restart" not in str(error)
+    assert attempts_of(error) == 4
+
+
+def test_another_exception_is_another_failure(fit: Fit) -> None:
+    def train() -> None:
+        distrain.report({"attempt": attempt()})
+        raise ValueError(f"bad batch {attempt()}")
+
+    error = failure(fit, train, workers=1, failure_config=FailureConfig(max_failures=2))
+    assert "no restart" not in str(error)
+    assert attempts_of(error) == 3
+
+
+def test_the_same_exception_of_another_rank_is_another_failure(fit: Fit) -> None:
+    def train() -> None:
+        distrain.report({"attempt": attempt()})
+        if rank() == attempt() % 2:
+            raise ValueError("the disk is full")
+        wait_for_the_end()
+
+    error = failure(fit, train, failure_config=FailureConfig(max_failures=2))
+    assert "no restart" not in str(error)
+    assert attempts_of(error) == 3
+
+
+@pytest.mark.parametrize("progress", ["reports", "checkpoints"])
+def test_the_same_exception_after_progress_is_retried(fit: Fit, tmp_path: Path, progress: str) -> None:
+    """One more report than the last time, or a checkpoint since then."""
+
+    def train() -> None:
+        for step in range(1 + (attempt() if progress == "reports" else 0)):
+            distrain.report({"step": step, "attempt": attempt()})
+        if progress == "checkpoints":
+            folder = place / f"model-{attempt()}"
+            folder.mkdir()
+            (folder / "weights.txt").write_text("1 2 3")
+            before = distrain.get_checkpoint()
+            distrain.report({"attempt": attempt()}, checkpoint=Checkpoint(folder))
+            while (now := distrain.get_checkpoint()) is None or (before is not None and now.path == before.path):
+                time.sleep(0.001)
+        raise ValueError("every time")
+
+    place = tmp_path
+    error = failure(fit, train, workers=1, failure_config=FailureConfig(max_failures=3))
+    assert "no restart" not in str(error)
+    assert attempts_of(error) == 4
+
+
+def test_kills_are_retried_until_the_budget_is_used_up(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        distrain.report({"attempt": attempt()})
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_for_the_end()
+
+    error = failure(fit, train, failure_config=FailureConfig(max_failures=4))
+    assert "was killed by SIGKILL (9)" in str(error)
+    assert "no restart" not in str(error)
+    assert attempts_of(error) == 5
+    shown = capsys.readouterr().err
+    assert [f"restart {n} (of 4)" in shown for n in (1, 2, 3, 4, 5)] == [True, True, True, True, False]
+    assert "from the beginning, as there is no checkpoint" in shown
+
+
+def test_minus_one_is_no_limit(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> int:
+        if attempt() < 6:
+            os._exit(attempt())
+        return attempt()
+
+    assert fit(train, failure_config=FailureConfig(max_failures=-1)).return_value == 6
+    assert "restart 6 (no limit)" in capsys.readouterr().err
+
+
+def test_without_a_budget_there_is_one_attempt(fit: Fit) -> None:
+    error = failure(fit, raise_the_same)
+    assert "no restart" not in str(error)
+    assert attempts_of(error) == 1
+
+
+class BrokenBackend(BackendConfig):
+    def setup(self, context: Any) -> None:
+        with Path(os.environ["ATTEMPTS"]).open("a") as file:
+            file.write(f"{context.get_world_rank()}\n")
+        raise RuntimeError("no such interface")
+
+
+def fit_with_a_broken_backend(fit: Fit, place: Path, **failure_config: Any) -> WorkerGroupError:
+    with pytest.raises(WorkerGroupError) as raised:
+        run_work(
+            FunctionWork(function=lambda: None, config={}, backend=BrokenBackend()),
+            distrain.ScalingConfig(num_workers=1),
+            distrain.RunConfig(
+                storage_path=fit.storage,
+                failure_config=FailureConfig(**failure_config),
+                worker_runtime_env={"env_vars": {"ATTEMPTS": str(place / "attempts")}},
+            ),
+        )
+    return raised.value
+
+
+def test_there_is_no_restart_when_no_rank_ever_got_into_train_func(fit: Fit, tmp_path: Path) -> None:
+    error = fit_with_a_broken_backend(fit, tmp_path, max_failures=-1)
+    assert "no restart, as no rank ever got into train_func" in str(error).splitlines()
+    assert "RuntimeError: no such interface" in str(error)
+    assert (tmp_path / "attempts").read_text() == "0\n"
+
+
+def test_what_is_retried_whatever_it_is_still_needs_a_start(fit: Fit, tmp_path: Path) -> None:
+    error = fit_with_a_broken_backend(fit, tmp_path, max_failures=3, retry_same_failure=True)
+    assert "no rank ever got into train_func" in str(error)
+
+
+def test_a_failure_before_train_func_in_a_later_attempt_is_retried(fit: Fit, tmp_path: Path) -> None:
+    """It has worked before."""
+
+    class Sometimes(BackendConfig):
+        def setup(self, context: Any) -> None:
+            if attempt() == 1:
+                raise RuntimeError("the interface is down")
+
+    def train() -> int:
+        if attempt() == 0:
+            os._exit(3)
+        return attempt()
+
+    result = run_work(
+        FunctionWork(function=train, config={}, backend=Sometimes()),
+        distrain.ScalingConfig(num_workers=2),
+        distrain.RunConfig(storage_path=fit.storage, failure_config=FailureConfig(max_failures=2)),
+    )
+    assert result.return_value == 2
+
+
+# -- when ------------------------------------------------------------------------------------------------------------
+
+
+def begun_and_failed(result: Result | None) -> tuple[list[float], list[float]]:
+    """Times of rank 0's first and last report in each attempt."""
+    assert result is not None
+    lines = records(result.path, rank=0)
+    attempts = sorted({line["attempt"] for line in lines})
+    times = [[line["time"] for line in lines if line["attempt"] == attempt] for attempt in attempts]
+    return [each[0] for each in times], [each[-1] for each in times]
+
+
+def die_at_once() -> None:
+    distrain.report({"attempt": attempt()})
+    os._exit(3)
+
+
+def test_a_backoff_is_waited_for_and_doubled(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    error = failure(fit, die_at_once, workers=1, failure_config=FailureConfig(max_failures=2, backoff_s=0.4))
+    begun, failed = begun_and_failed(error.result)
+    waited = [begin - fail for begin, fail in zip(begun[1:], failed, strict=False)]
+    assert 0.4 <= waited[0] < 0.8 + 2.0
+    assert 0.8 <= waited[1] < 0.8 + 2.0
+    shown = capsys.readouterr().err
+    assert "the next attempt starts in 0.4 s" in shown
+    assert "the next attempt starts in 0.8 s" in shown
+
+
+def test_progress_sets_the_backoff_back(fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        if attempt() == 1:
+            folder = place / "model"
+            folder.mkdir()
+            (folder / "weights.txt").write_text("1 2 3")
+            distrain.report({}, checkpoint=Checkpoint(folder))
+            while distrain.get_checkpoint() is None:
+                time.sleep(0.001)
+        os._exit(3)
+
+    place = tmp_path
+    failure(fit, train, workers=1, failure_config=FailureConfig(max_failures=3, backoff_s=0.1))
+    shown = capsys.readouterr().err
+    waits = [line.rpartition(" in ")[2] for line in shown.splitlines() if "the next attempt starts in" in line]
+    assert waits == ["0.1 s", "0.1 s", "0.2 s"]
+
+
+def test_ctrl_c_ends_the_wait_before_an_attempt(user_script: Any, storage: Path) -> None:
+    source = """
+import os, signal, sys, threading, time, distrain
+from distrain import FailureConfig, RunConfig, UserCallback
+class CtrlC(UserCallback):
+    def after_exception(self, *arguments):
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+def train():
+    os._exit(3)
+config = FailureConfig(max_failures=1, backoff_s=1000.0)
+run = RunConfig(storage_path=sys.argv[1], failure_config=config, callbacks=[CtrlC()])
+began = time.monotonic()
+try:
+    distrain.DataParallelTrainer(train, run_config=run).fit()
+except KeyboardInterrupt:
+    print("INTERRUPTED", time.monotonic() - began < 20.0)
+"""
+    done = user_script(source, str(storage))
+    assert "INTERRUPTED True" in done.stdout, done.stderr
+    assert "the next attempt starts in 300 s" in done.stderr
+
+
+def test_an_attempt_follows_a_kill_at_once(fit: Fit) -> None:
+    def train() -> None:
+        distrain.report({"attempt": attempt()})
+        if attempt() < 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    begun, failed = begun_and_failed(fit(train, workers=1, failure_config=FailureConfig(max_failures=3)))
+    fastest_s = min(begin - fail for begin, fail in zip(begun[1:], failed, strict=False))
+    assert fastest_s < 0.3
+
+
+# -- from where, and what is kept ------------------------------------------------------------------------------------
+
+
+def train_with_checkpoints(config: dict[str, Any]) -> list[int]:
+    """Rank 1 is killed in every attempt, the first step after the checkpoint that it has resumed from."""
+    place = Path(config["place"])
+    checkpoint = distrain.get_checkpoint()
+    first = 0 if checkpoint is None else int(Path(checkpoint.path, "step.txt").read_text()) + 1
+    print(f"attempt {attempt()} begins at step {first}")
+    for step in range(first, 3):
+        folder = place / f"model-{rank()}-{attempt()}-{step}"
+        folder.mkdir()
+        (folder / ("step.txt" if rank() == 0 else f"rank-{rank()}.txt")).write_text(str(step))
+        distrain.report({"step": step, "first": first}, checkpoint=Checkpoint(folder))
+        while (latest := distrain.get_checkpoint()) is None or int(Path(latest.path, "step.txt").read_text()) < step:
+            time.sleep(0.001)
+        distrain.collective.barrier()
+        if rank() == 1 and step < 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        distrain.collective.barrier()
+    return [first, attempt()]
+
+
+def test_every_attempt_goes_on_at_the_last_checkpoint_and_all_are_joined(any_fit: Fit, tmp_path: Path) -> None:
+    config = FailureConfig(max_failures=2)
+    result = any_fit(train_with_checkpoints, {"place": str(tmp_path)}, failure_config=config)
+    assert result.return_value == [2, 2]
+    assert result.metrics == {"step": 2, "first": 2}
+    assert files_of(result.checkpoint) == {"step.txt": "2", "rank-1.txt": "2"}
+    assert len(result.best_checkpoints) == 3
+    for number in (0, 1):
+        lines = [(line["attempt"], line["metrics"]["step"]) for line in records(result.path, rank=number)]
+        assert lines == [(0, 0), (1, 1), (2, 2)]
+        logs = [log_of(result.path, number, attempt) for attempt in range(3)]
+        assert logs == [f"attempt {attempt} begins at step {attempt}\n" for attempt in range(3)]
+    assert Result.from_path(result.path).metrics == result.metrics
+
+
+def test_the_budget_is_that_of_the_run_whatever_progress_there_is(fit: Fit, tmp_path: Path) -> None:
+    config = FailureConfig(max_failures=1)
+    error = failure(fit, train_with_checkpoints, {"place": str(tmp_path)}, failure_config=config)
+    assert error.culprit == 1
+    assert attempts_of(error) == 2
+    assert error.result is not None
+    assert error.result.metrics == {"step": 1, "first": 1}
+    assert files_of(error.result.checkpoint) == {"step.txt": "1", "rank-1.txt": "1"}
+
+
+def test_a_run_that_is_continued_has_its_budget_anew_and_its_attempts_apart(fit: Fit, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"name": "run", "failure_config": FailureConfig(max_failures=0)}
+    failure(fit, train_with_checkpoints, {"place": str(tmp_path)}, **options)
+    options["failure_config"] = FailureConfig(max_failures=1)
+    again = tmp_path / "again"
+    again.mkdir()
+    result = fit(train_with_checkpoints, {"place": str(again)}, **options)
+    lines = [(line["attempt"], line["metrics"]["step"]) for line in records(result.path, rank=0)]
+    assert lines == [(0, 0), (1, 1), (2, 2)]
+    assert log_of(result.path, 0, 2) == "attempt 1 begins at step 2\n"
+
+
+def test_sys_exit_is_a_failure_like_any_other(fit: Fit) -> None:
+    def train() -> int:
+        if attempt() == 0:
+            sys.exit(3)
+        return attempt()
+
+    assert fit(train, failure_config=FailureConfig(max_failures=1)).return_value == 1

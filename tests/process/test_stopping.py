@@ -1,0 +1,481 @@
+"""The user asks for the end: Ctrl-C and SIGTERM of the user's process, with train_functions that listen and others that
+do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain import Result
+from tests.conftest import wait_until
+from tests.process.conftest import files_of, records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = '''
+import os, signal, sys, time
+from pathlib import Path
+import distrain
+from distrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
+
+place = Path(os.environ["PLACE"])
+
+
+def here(name):
+    """Others may wait for it."""
+    (place / f"{name}-{distrain.get_context().get_world_rank()}").touch()
+
+
+def wait_for(*names):
+    while not all((place / name).exists() for name in names):
+        time.sleep(0.001)
+
+
+def save(step):
+    """A checkpoint of rank 0."""
+    rank = distrain.get_context().get_world_rank()
+    checkpoint = None
+    if rank == 0:
+        folder = place / f"model-{time.monotonic_ns()}"
+        folder.mkdir()
+        (folder / "step.txt").write_text(str(step))
+        checkpoint = Checkpoint(folder)
+    distrain.report({"step": step, "stopped": True}, checkpoint=checkpoint)
+
+
+def stop_at(step):
+    save(step)
+    (place / f"stopped-{distrain.get_context().get_world_rank()}").write_text(str(step))
+
+
+def resumed():
+    checkpoint = distrain.get_checkpoint()
+    if checkpoint is None:
+        return 0
+    with checkpoint.as_directory() as folder:
+        return int(Path(folder, "step.txt").read_text()) + 1
+
+@TRAIN@
+
+def fit():
+    run = RunConfig(
+        name="run", storage_path=place / "runs", stop_grace_s=float(os.environ["GRACE_S"]),
+        checkpoint_config=CheckpointConfig(missing_rank_s=0.0),
+    )
+    scaling = ScalingConfig(num_workers=int(os.environ["WORKERS"]))
+    return distrain.DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()
+
+
+if __name__ == "__main__":
+    try:
+        result = fit()
+    except distrain.PreemptionError as error:
+        checkpoint = error.result.checkpoint
+        print("PREEMPTED", error, checkpoint and Path(checkpoint.path).name, flush=True)
+        raise
+    except BaseException as error:
+        print("ENDED", type(error).__name__, str(error), flush=True)
+        raise
+    print("FINISHED", result.return_value, flush=True)
+'''
+
+IN_STEP = """
+def train():
+    rank = distrain.get_context().get_world_rank()
+    step = first = resumed()
+    while step < first + 10_000:
+        distrain.collective.barrier()
+        time.sleep(0.001 * rank)
+        if step == first + 3:
+            here("trains")
+        if os.environ.get("LAST") and step >= first + 5:
+            return step
+        if distrain.should_stop():
+            stop_at(step)
+            return step
+        step += 1
+"""
+"""Every rank must come to every barrier: who stops at another call than the others leaves them waiting."""
+
+
+@dataclass
+class Running:
+    """A user's process in the middle of training."""
+
+    user: subprocess.Popen[str]
+    place: Path
+
+    def ask(self, number: int) -> None:
+        self.user.send_signal(number)
+
+    def end(self, timeout_s: float = 60.0) -> tuple[int, str, float]:
+        """Exit code and output of the user's process, and how long it took, in seconds."""
+        began = time.monotonic()
+        output, _ = self.user.communicate(timeout=timeout_s)
+        return self.user.returncode, output, time.monotonic() - began
+
+    def wait_for(self, *names: str) -> None:
+        paths = [self.place / name for name in names]
+        wait_until(
+            lambda: self.user.poll() is not None or all(path.exists() for path in paths), what=f"{names} are there"
+        )
+        assert self.user.poll() is None, self.user.communicate()[0]
+
+    def stopped_at(self) -> dict[int, int]:
+        """Rank -> the step at which it heard should_stop()."""
+        return {int(path.name.partition("-")[2]): int(path.read_text()) for path in self.place.glob("stopped-*")}
+
+    @property
+    def run(self) -> Path:
+        return self.place / "runs" / "run"
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a user's process whose train_func is in ``source``."""
+    started = []
+
+    def begin(
+        source: str, *arguments: str, workers: int = 3, grace_s: float = 30.0, cd: bool = False, **environment: str
+    ) -> Running:
+        (tmp_path / "users_script.py").write_text(SCRIPT.replace("@TRAIN@", source))
+        user = subprocess.Popen(
+            [sys.executable, *(arguments or (str(tmp_path / "users_script.py"),))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=tmp_path if cd else None,
+            env={**os.environ, "PLACE": str(tmp_path), "WORKERS": str(workers), "GRACE_S": str(grace_s), **environment},
+        )
+        started.append(user)
+        return Running(user, tmp_path)
+
+    yield begin
+    for user in started:
+        user.kill()
+        user.wait()
+        assert user.stdout is not None
+        user.stdout.close()
+
+
+# -- ranks that listen -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGTERM, "PREEMPTED the run was stopped by SIGTERM"), (signal.SIGINT, "ENDED KeyboardInterrupt")],
+)
+def test_all_ranks_stop_at_the_same_call_and_the_run_goes_on_next_time(
+    start: Start, number: signal.Signals, said: str
+) -> None:
+    running = start(IN_STEP, workers=4)
+    running.wait_for(*(f"trains-{rank}" for rank in range(4)))
+    running.ask(number)
+    code, output, took_s = running.end()
+    assert said in output
+    assert code == (-number if number == signal.SIGINT else 1)
+    assert took_s < 10.0  # of a grace of 30
+    stopped_at = running.stopped_at()
+    assert set(stopped_at) == {0, 1, 2, 3}
+    assert len(set(stopped_at.values())) == 1
+    step = stopped_at[0]
+    result = Result.from_path(running.run)
+    assert files_of(result.checkpoint) == {"step.txt": str(step)}
+    assert {record["rank"] for record in records(running.run) if record["metrics"]["stopped"]} == {0, 1, 2, 3}
+    if number == signal.SIGTERM:
+        assert "checkpoint_0" in output
+    again = start(IN_STEP, workers=4, LAST="yes")
+    code, output, _ = again.end()
+    assert code == 0, output
+    assert f"FINISHED {step + 6}" in output
+
+
+def wait_until_asked(running: Running) -> None:
+    """Until the user's process has told its workers; then whoever waits for that may go on."""
+    assert running.user.stdout is not None
+    for line in running.user.stdout:
+        if "stopping the workers" in line:
+            break
+    (running.place / "asked").touch()
+
+
+def test_a_rank_whose_first_call_comes_after_the_request_hears_it_at_once(start: Start) -> None:
+    """Rank 0 stops in its first call: the others may not go into a barrier without it after theirs."""
+    source = """
+def train():
+    rank = distrain.get_context().get_world_rank()
+    distrain.collective.barrier()
+    if rank > 0:  # slower in their first step, up to should_stop()
+        wait_for("asked")
+    step = 0
+    while True:
+        if rank == 0 and step == 0:
+            here("trains")
+        if distrain.should_stop():
+            stop_at(step)
+            return
+        if rank == 0:
+            wait_for("asked")
+            time.sleep(0.2)
+        distrain.collective.barrier()
+        step += 1
+"""
+    running = start(source)
+    running.wait_for("trains-0")
+    time.sleep(0.1)  # it listens
+    running.ask(signal.SIGTERM)
+    wait_until_asked(running)
+    code, output, _ = running.end()
+    assert "PREEMPTED" in output
+    assert code == 1
+    assert set(running.stopped_at()) == {0, 1, 2}
+
+
+def test_the_result_of_the_error_has_the_checkpoint_that_was_reported_after_the_request(start: Start) -> None:
+    running = start(IN_STEP, workers=2)
+    running.wait_for("trains-0", "trains-1")
+    running.ask(signal.SIGTERM)
+    _, output, _ = running.end()
+    assert "checkpoint_000000" in output.partition("PREEMPTED")[2].splitlines()[0]
+    error = json.loads((running.run / "error.json").read_text())
+    assert error["type"] == "PreemptionError"
+
+
+def test_the_command_line_exits_with_143(start: Start) -> None:
+    arguments = ("-m", "distrain.launch", "--num-workers", "2", "--name", "run", "--storage-path")
+    running = start(IN_STEP, *arguments, "runs", "users_script:train", cd=True)
+    running.wait_for("trains-0", "trains-1")
+    running.ask(signal.SIGTERM)
+    code, output, _ = running.end()
+    assert code == 143, output
+    assert set(running.stopped_at()) == {0, 1}
+
+
+# -- not all of them listen ------------------------------------------------------------------------------------------
+
+
+def test_rank_0_alone_may_listen(start: Start) -> None:
+    """The others are told by SIGTERM, when the grace is over."""
+    source = """
+def train():
+    if distrain.get_context().get_world_rank() == 0:
+        for step in range(100_000):
+            if distrain.should_stop():
+                stop_at(step)
+                return
+            here("trains")
+            time.sleep(0.001)
+    try:
+        here("trains")
+        time.sleep(1000)
+    finally:
+        here("unwound")
+"""
+    running = start(source, grace_s=1.0)
+    running.wait_for("trains-0", "trains-1", "trains-2")
+    running.ask(signal.SIGTERM)
+    code, output, took_s = running.end()
+    assert "PREEMPTED" in output
+    assert code == 1
+    assert 1.0 <= took_s < 6.0
+    assert set(running.stopped_at()) == {0}
+    assert {path.name for path in running.place.glob("unwound-*")} == {"unwound-1", "unwound-2"}
+    assert files_of(Result.from_path(running.run).checkpoint) == {"step.txt": str(running.stopped_at()[0])}
+
+
+def test_a_rank_that_never_comes_back_gets_the_grace_then_sigterm_then_sigkill(start: Start) -> None:
+    source = """
+def train():
+    rank = distrain.get_context().get_world_rank()
+    def note(number, frame):
+        (place / "sigterm").write_text(repr(time.time()))
+    if rank == 1:
+        signal.signal(signal.SIGTERM, note)
+    assert not distrain.should_stop()
+    here("trains")
+    while rank == 1:
+        (place / "lived.new").write_text(repr(time.time()))
+        (place / "lived.new").rename(place / "lived")
+        time.sleep(0.02)
+    while not distrain.should_stop():
+        time.sleep(0.001)
+    here("heard")
+"""
+    running = start(source, grace_s=1.0)
+    running.wait_for("trains-0", "trains-1", "trains-2")
+    asked = time.time()
+    running.ask(signal.SIGTERM)
+    code, output, took_s = running.end()
+    assert "PREEMPTED" in output
+    assert code == 1
+    sigterm_s = float((running.place / "sigterm").read_text()) - asked
+    lived_s = float((running.place / "lived").read_text()) - asked
+    assert 1.0 <= sigterm_s < 3.0
+    assert sigterm_s + 1.5 < lived_s < sigterm_s + 4.0
+    assert took_s < 8.0
+    assert not list(running.place.glob("heard-*"))  # it was for nothing to stop at another step than the others
+
+
+def test_nobody_listens(start: Start) -> None:
+    """SIGTERM at once, as an exception that unwinds train_func."""
+    source = """
+def train():
+    try:
+        here("trains")
+        time.sleep(1000)
+    finally:
+        here("unwound")
+"""
+    running = start(source)
+    running.wait_for("trains-0", "trains-1", "trains-2")
+    running.ask(signal.SIGTERM)
+    code, output, took_s = running.end()
+    assert "PREEMPTED" in output
+    assert code == 1
+    assert took_s < 5.0
+    assert len(list(running.place.glob("unwound-*"))) == 3
+
+
+def test_a_rank_that_begins_to_listen_after_the_request(start: Start) -> None:
+    source = """
+def train():
+    rank = distrain.get_context().get_world_rank()
+    here("trains")
+    if rank == 1:
+        wait_for("stopped-0", "stopped-2")
+    for step in range(100_000):
+        if distrain.should_stop():
+            stop_at(step)
+            return
+        here("listens")
+        time.sleep(0.001)
+"""
+    running = start(source)
+    running.wait_for("trains-1", "listens-0", "listens-2")
+    running.ask(signal.SIGTERM)
+    code, output, took_s = running.end()
+    assert "PREEMPTED" in output
+    assert code == 1
+    assert took_s < 10.0
+    stopped_at = running.stopped_at()
+    assert set(stopped_at) == {0, 1, 2}
+    assert stopped_at[1] <= stopped_at[0] == stopped_at[2]
+
+
+def test_a_rank_that_finishes_instead_of_listening_again_keeps_nobody_waiting(start: Start) -> None:
+    source = """
+def train():
+    rank = distrain.get_context().get_world_rank()
+    assert not distrain.should_stop()
+    here("trains")
+    if rank == 1:
+        wait_for("waits-0", "waits-2")
+        time.sleep(0.3)
+        return
+    wait_for("asked")
+    here("waits")
+    while not distrain.should_stop():
+        time.sleep(0.001)
+    stop_at(1)
+"""
+    running = start(source)
+    running.wait_for("trains-0", "trains-1", "trains-2")
+    running.ask(signal.SIGTERM)
+    wait_until_asked(running)
+    code, output, took_s = running.end()
+    assert "PREEMPTED" in output
+    assert code == 1
+    assert took_s < 10.0
+    assert set(running.stopped_at()) == {0, 2}
+
+
+# -- at once ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
+def test_the_second_signal_ends_it_at_once(start: Start, numbers: tuple[signal.Signals, ...]) -> None:
+    source = """
+def train():
+    assert not distrain.should_stop()
+    here("trains")
+    if distrain.get_context().get_world_rank() == 0:
+        wait_for("asked")
+        here("waits")
+        distrain.should_stop()
+    time.sleep(1000)
+"""
+    running = start(source, grace_s=600.0)
+    running.wait_for("trains-0", "trains-1", "trains-2")
+    running.ask(numbers[0])
+    wait_until_asked(running)
+    running.wait_for("waits-0")
+    running.ask(numbers[1])
+    code, output, took_s = running.end()
+    assert "PREEMPTED the run was stopped by SIGTERM" in output
+    assert code == 1
+    assert took_s < 5.0
+
+
+# -- without workers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGTERM, "PREEMPTED"), (signal.SIGINT, "ENDED KeyboardInterrupt")]
+)
+def test_without_workers_should_stop_hears_the_signal(start: Start, number: signal.Signals, said: str) -> None:
+    running = start(IN_STEP, workers=0)
+    running.wait_for("trains-0")
+    running.ask(number)
+    code, output, took_s = running.end()
+    assert said in output
+    assert code == (-number if number == signal.SIGINT else 1)
+    assert took_s < 5.0
+    step = running.stopped_at()[0]
+    assert files_of(Result.from_path(running.run).checkpoint) == {"step.txt": str(step)}
+    again = start(IN_STEP, workers=0, LAST="yes")
+    _, output, _ = again.end()
+    assert f"FINISHED {step + 6}" in output
+
+
+def test_without_workers_the_second_signal_unwinds_train_func(start: Start) -> None:
+    source = """
+def train():
+    distrain.should_stop()
+    try:
+        here("trains")
+        time.sleep(1000)
+    finally:
+        here("unwound")
+"""
+    running = start(source, workers=0)
+    running.wait_for("trains-0")
+    running.ask(signal.SIGTERM)
+    time.sleep(0.2)  # signals that are pending at the same time are one
+    assert running.user.poll() is None
+    running.ask(signal.SIGTERM)
+    code, output, took_s = running.end()
+    assert "PREEMPTED" in output
+    assert code == 1
+    assert took_s < 5.0
+    assert (running.place / "unwound-0").exists()
+
+
+def test_without_a_signal_it_is_never_true(start: Start) -> None:
+    running = start(IN_STEP, workers=2, LAST="yes")
+    code, output, _ = running.end()
+    assert code == 0, output
+    assert "FINISHED 5" in output
+    assert not running.stopped_at()

@@ -1,0 +1,194 @@
+"""What faulthandler wrote -> who is where."""
+
+from __future__ import annotations
+
+import pytest
+
+from distrain.stacks import grouped, place, suspects
+
+OURS = "/opt/venv/lib/python3.11/site-packages/distrain"
+BOTTOM = [
+    (f"{OURS}/job.py", 90, "run"),
+    (f"{OURS}/execution.py", 50, "execute"),
+    (f"{OURS}/worker.py", 80, "run_worker"),
+]
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
+
+ALL_REDUCE = [
+    (f"{TORCH}/distributed_c10d.py", 2810, "all_reduce"),
+    (f"{TORCH}/c10d_logger.py", 81, "wrapper"),
+    ("/home/me/train.py", 88, "train_func"),
+    ("/home/me/train.py", 120, "main"),
+]
+TOKENIZE = [("/home/me/tokenizer.py", 12, "split"), ("/home/me/train.py", 80, "train_func")]
+
+Frames = list[tuple[str, int, str]]
+
+
+def thread(frames: Frames, title: str = "Current thread 0x00007f12 (most recent call first):") -> str:
+    return (
+        "\n".join([title, *(f'  File "{file}", line {line} in {function}' for file, line, function in frames)]) + "\n"
+    )
+
+
+def stack(frames: Frames) -> str:
+    """Of a worker whose main thread is there."""
+    return thread([*frames, *BOTTOM])
+
+
+# -- one rank --------------------------------------------------------------------------------------------------------
+
+
+def test_the_users_innermost_line_and_what_it_has_called() -> None:
+    assert place(stack(ALL_REDUCE)) == "in all_reduce at train.py:88"
+
+
+def test_without_a_call_into_a_library_the_users_function() -> None:
+    assert place(stack(TOKENIZE)) == "in split at tokenizer.py:12"
+
+
+@pytest.mark.parametrize(
+    "wrapper", ["wrapper", "inner", "_fn", "_call_impl", "__call__", "decorate_context", "<lambda>"]
+)
+def test_wrappers_are_not_what_was_called(wrapper: str) -> None:
+    frames = [(f"{TORCH}/x.py", 1, "deep"), (f"{TORCH}/x.py", 2, wrapper), ("/home/me/train.py", 3, "train")]
+    assert place(stack(frames)) == "in deep at train.py:3"
+
+
+def test_the_outermost_of_what_was_called_counts() -> None:
+    frames = [
+        ("/usr/lib/python3.11/selectors.py", 415, "select"),
+        ("/usr/lib/python3.11/multiprocessing/connection.py", 930, "wait"),
+        ("/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 700, "__next__"),
+        ("/home/me/train.py", 5, "epoch"),
+    ]
+    assert place(stack(frames)) == "in __next__ at train.py:5"
+
+
+def test_our_own_functions_count_as_called() -> None:
+    frames = [
+        (f"{OURS}/channel.py", 1, "wait"),
+        (f"{OURS}/collective.py", 24, "barrier"),
+        ("/home/me/train.py", 7, "f"),
+    ]
+    assert place(stack(frames)) == "in barrier at train.py:7"
+
+
+def test_an_editable_install_of_ours_is_ours_too() -> None:
+    frames = [
+        ("/work/main/distrain/session.py", 1, "meet"),
+        ("/work/main/distrain/collective.py", 24, "barrier"),
+        ("/work/main/examples/train.py", 7, "train"),
+        ("/work/main/distrain/job.py", 90, "run"),
+        ("/work/main/distrain/worker.py", 80, "run_worker"),
+    ]
+    assert place(thread(frames)) == "in barrier at train.py:7"
+
+
+def test_a_folder_of_the_user_whose_name_begins_like_ours_is_the_users() -> None:
+    frames = [
+        ("/work/distrain_jobs/train.py", 7, "train"),
+        ("/work/distrain/job.py", 90, "run"),
+        ("/work/distrain/worker.py", 80, "run_worker"),
+    ]
+    assert place(thread(frames)) == "in train at train.py:7"
+
+
+def test_without_a_frame_of_the_user() -> None:
+    frames = [(f"{OURS}/channel.py", 60, "wait"), (f"{OURS}/session.py", 9, "wait_for_release"), BOTTOM[-1]]
+    assert place(thread(frames)) == "in wait at channel.py:60"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "Current thread 0x00007f12 (most recent call first):\n  <no Python frame>\n"]
+)
+def test_without_any_frame(text: str) -> None:
+    assert place(text) == "is somewhere without a Python frame"
+
+
+def test_the_main_thread_counts_wherever_it_stands() -> None:
+    pin = thread([("/opt/x/site-packages/torch/pin.py", 1, "loop")], "Thread 0x00007f01 (most recent call first):")
+    main = stack(ALL_REDUCE)
+    mine = thread([("/home/me/prefetch.py", 5, "fetch")], "Thread 0x00007f02 (most recent call first):")
+    assert place(pin + "\n" + main) == "in all_reduce at train.py:88"
+    assert place(main.replace("Current thread", "Thread") + "\n" + mine) == "in all_reduce at train.py:88"
+
+
+def test_threads_have_names_from_python_3_14_on() -> None:
+    title = "Thread 0x00007f01 [pin_memory] (most recent call first):"
+    assert place(thread([("/a/b.py", 1, "loop")], title) + "\n" + stack(TOKENIZE)) == "in split at tokenizer.py:12"
+
+
+def test_a_stack_that_was_cut_short() -> None:
+    """faulthandler shows 100 frames at most: the bottom is missing in a deep recursion."""
+    frames: Frames = [("/home/me/tree.py", 4, "descend")] * 100
+    assert place(thread(frames) + "  ...\n") == "in descend at tree.py:4"
+
+
+def test_a_text_that_was_cut_in_the_middle_of_a_line() -> None:
+    assert place(stack(TOKENIZE)[:-20]).startswith("in split at tokenizer.py:12")
+
+
+def test_a_function_in_a_notebook() -> None:
+    frames = [("/tmp/ipykernel_77/123456.py", 3, "train")]
+    assert place(stack(frames)) == "in train at 123456.py:3"
+
+
+# -- all ranks -------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_at_the_same_place_are_one_line_most_ranks_first() -> None:
+    stacks = {rank: stack(TOKENIZE if rank == 3 else ALL_REDUCE) for rank in range(8)}
+    assert grouped(stacks) == [
+        "7 ranks (0-2, 4-7) in all_reduce at train.py:88",
+        "rank 3 in split at tokenizer.py:12",
+    ]
+
+
+def test_other_lines_are_other_places() -> None:
+    stacks = {0: stack(ALL_REDUCE), 1: stack([(f"{TORCH}/c.py", 1, "all_reduce"), ("/home/me/train.py", 99, "f")])}
+    assert grouped(stacks) == ["rank 0 in all_reduce at train.py:88", "rank 1 in all_reduce at train.py:99"]
+
+
+def test_the_place_inside_of_the_library_makes_no_difference() -> None:
+    other = [(f"{TORCH}/distributed_c10d.py", 2999, "all_reduce"), *ALL_REDUCE[1:]]
+    assert grouped({0: stack(ALL_REDUCE), 1: stack(other)}) == ["2 ranks (0, 1) in all_reduce at train.py:88"]
+
+
+def test_who_did_not_answer_and_who_has_finished_come_last() -> None:
+    lines = grouped({2: stack(TOKENIZE)}, silent=[5, 4], finished=[0, 1, 3])
+    assert lines == [
+        "rank 2 in split at tokenizer.py:12",
+        "2 ranks (4, 5) did not answer: stopped (SIGSTOP), or waiting in the kernel",
+        "3 ranks (0, 1, 3) finished train_func",
+    ]
+
+
+def test_one_who_did_not_answer() -> None:
+    (line,) = grouped({}, silent=[5])
+    assert line.startswith("rank 5 did not answer")
+
+
+def test_nobody() -> None:
+    assert grouped({}) == []
+
+
+# -- whom the others wait for ----------------------------------------------------------------------------------------
+
+
+def test_who_is_not_where_most_are_and_who_did_not_answer() -> None:
+    stacks = {rank: stack(TOKENIZE if rank == 3 else ALL_REDUCE) for rank in range(5)}
+    assert suspects(stacks, silent=[5]) == [3, 5]
+    assert suspects(stacks) == [3]
+
+
+def test_all_at_the_same_place_are_all_suspects() -> None:
+    assert suspects({rank: stack(ALL_REDUCE) for rank in range(3)}) == [0, 1, 2]
+
+
+def test_two_halves_are_all_suspects() -> None:
+    assert suspects({0: stack(ALL_REDUCE), 1: stack(TOKENIZE)}) == [0, 1]
+
+
+def test_nobody_is_no_suspect() -> None:
+    assert suspects({}) == []
