@@ -1,4 +1,4 @@
-"""prepare_model and prepare_data_loader in fit() train, to the last bit, as a script made by hand does under torchrun."""
+"""prepare_model and prepare_data_loader train, to the last bit, as a script made by hand does under torchrun."""
 
 from __future__ import annotations
 
