@@ -108,7 +108,7 @@ class Coordinator:
             no_retry=machine.retries.refusal,
             hosts=[rank.host for rank in machine.plan.ranks] if machine.plan else (),
             finished=sorted(outcomes),
-            where=self._watch.where,
+            where=self._watch.where(machine.stopped_ranks),
             storage_failed=machine.storage_failed,
             resources_missing=machine.resources_missing,
         )
@@ -294,7 +294,7 @@ class Coordinator:
                 case events.AttemptEnded(failures=failures):
                     self._ledger.end()
                     self._close_outputs()
-                    if self._callbacks and failures:
+                    if self._callbacks and failures and self.machine.stop_reason is None:
                         self._callbacks.after_exception({f.rank: original(f) for f in failures})
 
     def _arm_timers(self) -> None:

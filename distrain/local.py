@@ -143,7 +143,7 @@ class LocalRun:
         with contextlib.suppress(StorageError):  # noted by _storage_failed()
             self._ledger.handle(outcome)
             self._ledger.end()
-        if error is not None:
+        if error is not None and not _stop_reason(error):
             self._callbacks.after_exception({0: error})
         failure = failure_of(0, "this process", 1, outcome=outcome, exited=None)
         self.end = RunEnd(
@@ -176,7 +176,7 @@ class LocalRun:
     def _keep(self, message: wire.FromWorker) -> None:
         match message:
             case wire.Listens():
-                self._desk.listens = True
+                self._desk.listens = not self._outer  # torchrun's other ranks would not hear of it
             case wire.Vote(attempt=attempt, rank=rank, call=call):
                 self._desk.answer(wire.StopAt(attempt=attempt, rank=rank, call=call))
             case _:

@@ -44,7 +44,7 @@ def grouped(stacks: Mapping[int, str], *, silent: Iterable[int] = (), finished: 
     places = sorted(_by_place(stacks).items(), key=lambda item: -len(item[1]))
     lines = [f"{_ranks(ranks)} {where}" for where, ranks in places]
     if silent := sorted(silent):
-        lines.append(f"{_ranks(silent)} did not answer: stopped (SIGSTOP), or waiting in the kernel")
+        lines.append(f"{_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
     if finished := sorted(finished):
         lines.append(f"{_ranks(finished)} finished train_func")
     return lines

@@ -18,7 +18,7 @@ from distrain.output import warn
 from distrain.stacks import grouped, suspects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from distrain.config import FailureConfig
@@ -72,10 +72,10 @@ class Watch:
         self._progress_at = time.monotonic()
         self._due = {purpose for purpose, limit_s in self._limits.items() if limit_s is not None}
 
-    @property
-    def where(self) -> tuple[str, ...]:
-        """The places of all ranks whose stacks are known, in lines; empty if nobody took any."""
-        return tuple(grouped(self._texts, silent=self._silent, finished=self._finished)) if self._texts else ()
+    def where(self, ranks: Collection[int]) -> tuple[str, ...]:
+        """The places of these ranks, as far as their stacks are known, in lines."""
+        known = {rank: text for rank, text in self._texts.items() if rank in ranks}
+        return tuple(grouped(known, silent=[rank for rank in self._silent if rank in ranks]))
 
     # -- when nobody makes progress -------------------------------------------------------------------------------
 
@@ -133,8 +133,9 @@ class Watch:
         self._loop.cancel("stacks")
         self._waiting_for = set()
         waiting, self._then = self._then, []
+        everybody = grouped(self._texts, silent=self._silent, finished=self._finished) if self._texts else ()
         for then in waiting:
-            then(self.where)
+            then(tuple(everybody))
 
     # -- on demand ------------------------------------------------------------------------------------------------
 

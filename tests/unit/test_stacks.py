@@ -159,7 +159,7 @@ def test_who_did_not_answer_and_who_has_finished_come_last() -> None:
     lines = grouped({2: stack(TOKENIZE)}, silent=[5, 4], finished=[0, 1, 3])
     assert lines == [
         "rank 2 in split at tokenizer.py:12",
-        "2 ranks (4, 5) did not answer: stopped (SIGSTOP), or waiting in the kernel",
+        "2 ranks (4, 5) did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy",
         "3 ranks (0, 1, 3) finished train_func",
     ]
 
