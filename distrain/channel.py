@@ -36,7 +36,7 @@ def widen_pipe(fd: int, size: int = 1 << 20) -> None:
 
 
 class _Unsent(NamedTuple):
-    data: list[bytes]
+    data: list[bytes | memoryview]
     """One element, or none once another one took over."""
     written: list[int]
     """Bytes of it that the kernel took, in turn."""
@@ -188,7 +188,8 @@ class Channel:
         while we send writes all of it."""
         while True:
             old = self._unsent
-            new = _Unsent([b"".join(old.data)[sum(old.written) :] + more], [])
+            rest = memoryview(next(iter(old.data), b""))[sum(old.written) :]  # not copied, it may be large
+            new = _Unsent([b"".join((rest, more)) if rest and more else more or rest], [])
             if self._unsent is old:  # no signal handler sent anything meanwhile
                 self._unsent = new
                 old.data.clear()

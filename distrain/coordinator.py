@@ -23,6 +23,7 @@ from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
 from distrain.output import RankOutput, warn
+from distrain.stacks import last_words
 from distrain.states import RunState
 from distrain.watch import Watch
 
@@ -101,11 +102,12 @@ class Coordinator:
             value=outcomes[0].body if machine.state is RunState.FINISHED else None,
             failures=machine.failures,
             stopped_ranks=machine.stopped_ranks,
-            last_lines={rank: list(output.last_lines) for rank, output in self._outputs.items()},
+            last_lines={rank: last_words(list(output.last_lines)) for rank, output in self._outputs.items()},
             stop_reason=machine.stop_reason,
             problem=machine.problem,
             hung=machine.hung,
             no_retry=machine.retries.refusal,
+            entered=machine.retries.ever_entered,
             hosts=[rank.host for rank in machine.plan.ranks] if machine.plan else (),
             finished=sorted(outcomes),
             where=self._watch.where(machine.stopped_ranks),

@@ -13,8 +13,8 @@
     └── TrainingFailedError    fit() ended without a finished training; ``.result`` is what there is
         ├── WorkerGroupError   at least one rank failed; ``.worker_failures`` tells of each
         │   └── HangError      no rank made progress for ``FailureConfig.hang_timeout_s``
-        ├── ControllerError    the run could not go on, and no rank is to blame: a full disk, for one
-        │   └── LaunchError    a host or its agent could not be started, or was lost
+        ├── ControllerError    the run could not go on, and no rank is to blame: a full disk, a lost agent
+        │   └── LaunchError    it could not even begin: a host or its agent could not be started
         └── PreemptionError    somebody asked the run to stop (SIGTERM)
 
 Every class survives pickling with its attributes.
@@ -22,6 +22,7 @@ Every class survives pickling with its attributes.
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "InvalidTransition",
     "JobError",
     "LaunchError",
+    "Portable",
     "PreemptionError",
     "ResourcesError",
     "StorageError",
@@ -97,7 +99,7 @@ class WorkerGroupError(TrainingFailedError):
     """At least one rank failed.
 
     worker_failures: each failed rank's original exception, or a stand-in that says how the process died. culprit: the
-        rank to blame, whose exception is also the ``__cause__``. failures: the facts of each, culprit first.
+        rank to blame; what it raised is also the ``__cause__``. failures: the facts of each, culprit first.
     """
 
     def __init__(
@@ -116,25 +118,59 @@ class WorkerGroupError(TrainingFailedError):
         self.culprit = culprit
         self.exit_code = exit_code
 
+    def __reduce__(self) -> tuple[object, ...]:
+        portable = {rank: Portable(error) for rank, error in self.worker_failures.items()}
+        return _rebuild, (type(self), str(self), {**self.__dict__, "worker_failures": portable})
+
+    @property
+    def original(self) -> BaseException | None:
+        """The exception that the culprit raised; None if it did not end by one, or if it cannot be pickled."""
+        raised = any(failure.rank == self.culprit and failure.payload for failure in self.failures)
+        return self.worker_failures.get(self.culprit) if raised else None
+
 
 class HangError(WorkerGroupError):
     """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``; the text says where they were."""
 
 
 class ControllerError(TrainingFailedError):
-    """The run could not go on, and no rank is to blame: its directory cannot be written any more, for one."""
+    """The run could not go on, and no rank is to blame: its directory cannot be written any more, or an agent was lost."""
 
 
 class LaunchError(ControllerError):
-    """A host or its agent could not be started, or was lost."""
+    """The run could not even begin: a host or its agent could not be started, or was lost before any training."""
 
 
 class PreemptionError(TrainingFailedError):
     """Somebody asked the run to stop (SIGTERM of the user's process)."""
 
 
+class Portable:
+    """Pickles as the exception in it, also if the constructor wants other arguments than those of ``Exception``."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        if type(self._error).__reduce__ is not BaseException.__reduce__:
+            return self._error.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return _make_again, (type(self._error), self._error.args, vars(self._error))
+
+
+def _make_again(cls: type[BaseException], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    try:
+        error = cls(*arguments)
+    except Exception:
+        error = cls.__new__(cls, *arguments)
+        error.args = arguments
+    vars(error).update(attributes)
+    return error
+
+
 def _rebuild(cls: type[TrainingFailedError], message: str, state: dict[str, object]) -> TrainingFailedError:
     error = cls.__new__(cls)
     Exception.__init__(error, message)
     error.__dict__.update(state)
+    if isinstance(error, WorkerGroupError):  # pickles leave it out
+        error.__cause__ = error.original
     return error

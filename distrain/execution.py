@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import cloudpickle
 
 from distrain import wire
-from distrain.errors import DistrainError
+from distrain.errors import DistrainError, Portable
+from distrain.stacks import LIBRARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,7 @@ def _pickled_value(value: object) -> bytes:
         raise TypeError(
             f"train_func returned a {type(value).__qualname__} that cannot be pickled: {error}. Return plain data, or "
             "save it in a checkpoint."
-        ) from error
+        ) from None
     return body
 
 
@@ -133,22 +134,38 @@ _OWN_FILES = (os.path.dirname(__file__), "<frozen runpy>", "<frozen importlib", 
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, Terminated):
-        return "was ended by SIGTERM (15)"
+        return f"was ended by SIGTERM (15), not sent by distrain{_place(error)}"
     if isinstance(error, SystemExit):
-        return f"sys.exit({error.code!r})"
+        return f"sys.exit({error.code!r:.300}){_place(error)}"
     try:
         text = str(error).strip()
     except Exception:
         text = "(its __str__ fails)"
     first = text.splitlines()[0] if text else ""
+    if len(first) > _LONGEST_SUMMARY:
+        first = f"{first[:_LONGEST_SUMMARY]} ..."
     return f"{type(error).__qualname__}: {first}" if first else type(error).__qualname__
 
 
+_LONGEST_SUMMARY = 300
+
+
+def _place(error: BaseException) -> str:
+    """Where an exception without a traceback on the screen was raised: the innermost line outside of libraries."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not f.filename.startswith(_OWN_FILES) and not LIBRARY_FILE.search(f.filename)]
+    return f" at {os.path.basename(theirs[-1].filename)}:{theirs[-1].lineno}, in {theirs[-1].name}" if theirs else ""
+
+
 def _pickled_exception(error: BaseException) -> bytes:
-    """Best effort; it must also come back, which exceptions with required arguments often do not."""
+    """Best effort; it must also come back."""
     try:
-        body: bytes = cloudpickle.dumps(error)
+        body: bytes = cloudpickle.dumps(Portable(error))
         pickle.loads(body)  # noqa: S301 - our own
     except Exception:
         return b""
-    return body
+    return body if len(body) <= _LARGEST_EXCEPTION else b""
+
+
+_LARGEST_EXCEPTION = 64 << 20
+"""Beyond it, an exception that holds data costs more than it tells."""

@@ -38,7 +38,7 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "often the kernel running out of memory, or somebody's kill -9",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
-    signal.SIGABRT: "native code gave up; its message is in the log",
+    signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
 }
 
 
@@ -125,6 +125,7 @@ def failure_of(
 
 def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s: float) -> list[RankFailure]:
     """One for each rank that had not finished (``hosts``: its host), the suspects first."""
+    suspects = suspects or list(hosts)
     order = sorted(hosts, key=lambda rank: (rank not in suspects, rank))
     return [
         RankFailure(
@@ -156,7 +157,7 @@ def _death(exited: wire.Exited, *, entered: bool) -> str:
     memory = f" (peak memory {exited.max_rss_bytes / 2**20:.0f} MiB)" if exited.max_rss_bytes else ""
     when = "in the middle of the training" if entered else "before it got into train_func"
     if exited.lost is not None:
-        return f"was lost: {exited.lost}"
+        return f"lost: {exited.lost}"
     if _kind(exited) == "memory":
         return f"was killed by the kernel for lack of memory {when}{memory}: {_limit(exited)}"
     if exited.signal is not None:
@@ -200,24 +201,25 @@ def failure_screen(
     """
     groups = _grouped(culprit_first(failures))
     lines: list[str] = []
+    if finished and all(failure.consequence for failure in failures):
+        lines.append(
+            f"{_title(finished)} had finished train_func when others still waited for "
+            f"{'it' if len(finished) == 1 else 'them'}. Every rank must take part in every collective: do all have the "
+            "same number of batches?"
+        )
     for number, group in enumerate(groups):
         first = group[0]
         title = (
             f"{_title([f.rank for f in group])} on {', '.join(dict.fromkeys(f.host for f in group))}: {first.summary}"
         )
         if first.consequence and number:
-            lines.append(f"{title} (a consequence: a peer had gone)")
+            lines.append(f"{_narrow(title, 160)} (a consequence: a peer had gone)")
             continue
         lines.append(title)
         if first.traceback:
-            lines += [f"  {line}" for line in _cut(first.traceback.rstrip()).splitlines()]
+            lines += [f"  {_narrow(line)}" for line in _cut(first.traceback.rstrip()).splitlines()]
         elif last_lines.get(first.rank):
-            lines += ["  its last output:", *(f"    {line}" for line in last_lines[first.rank])]
-    if finished and all(failure.consequence for failure in failures):
-        lines.append(
-            f"{_title(finished)}: had finished train_func before. Every rank must take part in every collective: do "
-            "all have the same number of batches?"
-        )
+            lines += ["  its last output:", *(f"    {_narrow(line)}" for line in last_lines[first.rank])]
     if stopped:
         lines.append(f"{_title(stopped)}: stopped by distrain")
         lines += [f"    {line}" for line in where]
@@ -244,6 +246,10 @@ def _cut(text: str, most: int = 60) -> str:
         return text
     head, tail = most // 3, most - most // 3
     return "\n".join([*lines[:head], f"... {len(lines) - most} lines left out ...", *lines[-tail:]])
+
+
+def _narrow(line: str, most: int = 500) -> str:
+    return line if len(line) <= most else f"{line[:most]} ... {len(line) - most} characters left out ..."
 
 
 def _title(ranks: Sequence[int]) -> str:

@@ -405,8 +405,11 @@ class RunMachine:
     def _what_failed(self) -> str:
         if not self.failures:
             assert self.hung is not None
-            return f"no rank has made progress for {self.hung.after_s:g} s"
+            return "\n    ".join([f"no rank has made progress for {self.hung.after_s:g} s", *self.hung.where])
         culprit = culprit_first(self.failures)[0]
+        if culprit.lost:
+            lost = rank_list(failure.rank for failure in self.failures if failure.lost)
+            return f"rank(s) {lost} on {culprit.host} were {culprit.summary}"
         return f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}"
 
     def _may_retry(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["RankOutput", "ReportLines", "log_level", "say", "warn"]
 
 _LONGEST_LINE = 64 << 10
-_LINES_KEPT = 10
+_LINES_KEPT = 100
+_LONGEST_KEPT = 2 << 10
 REPORT_INTERVAL_S = 0.5
 """Between two report lines on the console; metrics.jsonl has them all."""
+PROGRESS_INTERVAL_S = 5.0
+"""Between two states of a progress bar on the console."""
 
 
 def say(text: str) -> None:
@@ -68,16 +72,22 @@ def _print(console: IO[str] | None, text: str) -> None:
 
 
 class _Stream:
-    """Bytes in, whole lines out. Of a line that was overwritten by carriage returns, the last state counts."""
+    """Bytes in, whole lines out. Of a line that was overwritten by carriage returns, the last state counts; of one that
+    goes on for long, such as a progress bar, the present state from time to time."""
 
     def __init__(self) -> None:
         self._rest = b""
+        self._shown_at = 0.0
 
-    def feed(self, data: bytes) -> list[str]:
+    def feed(self, data: bytes, now: float) -> list[str]:
+        begins = not self._rest
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
+        if lines or begins:
+            self._shown_at = now
+        is_due = b"\r" in self._rest and now >= self._shown_at + PROGRESS_INTERVAL_S
+        if is_due or len(self._rest) > _LONGEST_LINE:
             lines.append(self._rest)
-            self._rest = b""
+            self._rest, self._shown_at = b"", now
         return [_last_state(line) for line in lines]
 
     def end(self) -> list[str]:
@@ -105,7 +115,7 @@ class RankOutput:
     def feed(self, stream: int, data: bytes) -> None:
         """Bytes that the rank wrote to stdout (1) or stderr (2)."""
         self._write(data)
-        self._show(stream, self._streams[stream].feed(data))
+        self._show(stream, self._streams[stream].feed(data, time.monotonic()))
 
     def note(self, text: str) -> None:
         """Into the file only."""
@@ -130,7 +140,7 @@ class RankOutput:
 
     def _show(self, stream: int, lines: list[str]) -> None:
         if lines:
-            self.last_lines.extend(lines)
+            self.last_lines.extend(line[:_LONGEST_KEPT] for line in lines[-_LINES_KEPT:])
         if lines and self._shown:
             console = sys.stdout if stream == 1 else sys.stderr
             _print(console, "".join(f"{self._prefix}{line}\n" for line in lines))

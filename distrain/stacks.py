@@ -1,4 +1,4 @@
-"""Stacks of all ranks, as faulthandler wrote them -> who is where, in a few lines. Runs in: coordinator.
+"""Stacks of all ranks, as faulthandler wrote them -> who is where, in a few lines. Runs in: coordinator, worker.
 
 Pure: no I/O, no clock.
 """
@@ -12,14 +12,25 @@ from typing import TYPE_CHECKING
 from distrain.failures import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["grouped", "place", "suspects"]
+__all__ = ["LIBRARY_FILE", "grouped", "last_words", "place", "suspects"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
+LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
+_BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 _WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
 _BOTTOM = "run_worker"
+_PHASES = {
+    "_load": "loading train_func",
+    "setup": "setting up the process group",
+    "_failure": "handling an exception of its own",
+    "_let_go": "at the end of train_func",
+    "_exit": "at the end of train_func",
+}
+"""What our functions are doing when no line of the user is running."""
+_CRASH = "Fatal Python error: "
+_LINES_QUOTED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +82,33 @@ def place(text: str) -> str:
     frames = _main_thread(text)
     if not frames:
         return "is somewhere without a Python frame"
-    ours = next((frame.folder for frame in frames if frame.function == _BOTTOM), None)
+    ours = _ours(frames)
     called = ""
     for frame in frames:
-        is_ours = ours is not None and (frame.folder == ours or frame.folder.startswith(f"{ours}/"))
-        if not is_ours and not _LIBRARY.search(frame.file):
+        if frame not in ours and not LIBRARY_FILE.search(frame.file):
             return f"in {called} at {frame}" if called else f"in {frame.function} at {frame}"
         if not _WRAPPERS.match(frame.function):
             called = frame.function
-    return f"in {frames[0].function} at {frames[0]}"
+    phases = [_PHASES[frame.function] for frame in frames if frame in ours and frame.function in _PHASES]
+    return phases[-1] if phases else f"in {frames[0].function} at {frames[0]}"
+
+
+def last_words(lines: Sequence[str]) -> list[str]:
+    """What a failure screen quotes of a rank's output: its last lines; if faulthandler has written there where the
+    interpreter crashed, that, without our own frames."""
+    start = max((n for n, line in enumerate(lines) if line.startswith(_CRASH)), default=None)
+    if start is None:
+        return list(lines[-_LINES_QUOTED:])
+    frames = _main_thread("\n".join(lines[start:]))
+    ours = _ours(frames)
+    theirs = [frame for frame in frames if frame not in ours and not _BOOTSTRAP.search(frame.file)]
+    return [lines[start], *(f'  File "{f.file}", line {f.line} in {f.function}' for f in theirs[:_LINES_QUOTED])]
+
+
+def _ours(frames: Sequence[_Frame]) -> list[_Frame]:
+    """The frames of distrain, which is where the bottom of a worker is."""
+    root = next((frame.folder for frame in frames if frame.function == _BOTTOM), None)
+    return [f for f in frames if root is not None and (f.folder == root or f.folder.startswith(f"{root}/"))]
 
 
 def _main_thread(text: str) -> list[_Frame]:

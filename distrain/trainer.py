@@ -309,7 +309,7 @@ class _Run:
             with contextlib.suppress(OSError):
                 self._keep_error(error)
         if isinstance(error, WorkerGroupError):
-            raise error from error.worker_failures.get(error.culprit)
+            raise error from error.original
         raise error
 
     def _earlier_metrics(self) -> dict[str, Any] | None:
@@ -341,7 +341,8 @@ class _Run:
             return ControllerError(f"{end.problem}\nrun:  {result.path}")
         if end.resources_missing:
             return ResourcesError(end.problem)
-        return LaunchError(f"{end.problem}\nrun:  {result.path}")
+        lines = [end.problem or "", *self._postscript(end, result)]
+        return ControllerError("\n".join(lines)) if end.entered else LaunchError("\n".join(lines))
 
     def _worker_group_error(self, end: RunEnd, result: Result) -> WorkerGroupError:
         found = failures.culprit_first(end.failures)
@@ -357,7 +358,8 @@ class _Run:
         )
 
     def _hang_error(self, end: RunEnd, hung: Hung, result: Result) -> HangError:
-        lines = [f"no rank has reported or printed anything for {hung.after_s:g} s; they were:"]
+        where = "they were:" if hung.where else "no rank had been started"
+        lines = [f"no rank has reported or printed anything for {hung.after_s:g} s; {where}"]
         lines += [f"    {line}" for line in hung.where]
         hosts = {rank: end.hosts[rank] for rank in end.stopped_ranks}
         found = failures.hang_failures(hosts, hung.suspects, after_s=hung.after_s)

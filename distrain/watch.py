@@ -90,19 +90,22 @@ class Watch:
             limit_s = self._limits[purpose]
             if limit_s is not None and now >= self._progress_at + limit_s:
                 self._due.discard(purpose)
-                self._take(self._report(limit_s) if purpose == "report" else self._time_out(limit_s))
+                self._take(self._unless_progress(self._report if purpose == "report" else self._time_out, limit_s))
 
-    def _report(self, limit_s: float) -> Callable[[tuple[str, ...]], None]:
-        def report(where: tuple[str, ...]) -> None:
-            folder = self._paths.stacks(self._attempt, 0).parent
-            warn(f"no rank has reported or printed anything for {limit_s:g} s; stacks are in {folder}")
-            for line in where:
-                warn(f"  {line}")
+    def _unless_progress(
+        self, then: Callable[[float, tuple[str, ...]], None], limit_s: float
+    ) -> Callable[[tuple[str, ...]], None]:
+        """Taking stacks takes its time, in which somebody may have woken up."""
+        since = self._progress_at
+        return lambda where: then(limit_s, where) if self._progress_at == since else None
 
-        return report
+    def _report(self, limit_s: float, where: tuple[str, ...]) -> None:
+        folder = self._paths.stacks(self._attempt, 0).parent
+        where_stacks_are = f"stacks are in {folder}" if where else "no rank has been started yet"
+        warn("\n    ".join([f"no rank has reported or printed anything for {limit_s:g} s; {where_stacks_are}", *where]))
 
-    def _time_out(self, limit_s: float) -> Callable[[tuple[str, ...]], None]:
-        return lambda where: self._hung(Hung(limit_s, where, tuple(suspects(self._texts, silent=self._silent))))
+    def _time_out(self, limit_s: float, where: tuple[str, ...]) -> None:
+        self._hung(Hung(limit_s, where, tuple(suspects(self._texts, silent=self._silent))))
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 

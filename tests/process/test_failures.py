@@ -72,7 +72,7 @@ def raise_(error: BaseException) -> Callable[[], None]:
     return fail
 
 
-def raise_what_cannot_be_rebuilt() -> None:
+def raise_what_needs_arguments() -> None:
     raise NeedsArguments(1, 2)
 
 
@@ -120,7 +120,7 @@ ENDS: list[Any] = [
     pytest.param(kill_oneself(signal.SIGKILL), RuntimeError, 137, "killed by SIGKILL (9)", id="SIGKILL"),
     pytest.param(crash, RuntimeError, 139, "killed by SIGSEGV (11)", id="SIGSEGV"),
     pytest.param(raise_unpicklable, RuntimeError, 1, "holds a lock", id="unpicklable"),
-    pytest.param(raise_what_cannot_be_rebuilt, RuntimeError, 1, "NeedsArguments: 1 and 2", id="cannot be rebuilt"),
+    pytest.param(raise_what_needs_arguments, NeedsArguments, 1, "NeedsArguments: 1 and 2", id="needs arguments"),
     pytest.param(raise_(Mute()), Mute, 1, "Mute", id="its __str__ fails"),
     pytest.param(be_interrupted, KeyboardInterrupt, 1, "KeyboardInterrupt", id="KeyboardInterrupt"),
     pytest.param(
@@ -276,13 +276,54 @@ def test_the_run_directory_gives_the_error_back(fit: Fit, tmp_path: Path) -> Non
     assert_is_partial(again)
 
 
-@pytest.mark.parametrize("end", [raise_unpicklable, raise_what_cannot_be_rebuilt, raise_(Mute())])
+@pytest.mark.parametrize("end", [raise_unpicklable, raise_what_needs_arguments, raise_(Mute())])
 def test_the_run_directory_gives_odd_errors_back_too(fit: Fit, tmp_path: Path, end: Callable[[], None]) -> None:
     error = failure(fit, one_fails, {"place": str(tmp_path), "end": end})
     assert error.result is not None
     again = Result.from_path(error.result.path)
     assert isinstance(again.error, WorkerGroupError)
     assert str(again.error) == str(error)
+    assert type(again.error.worker_failures[1]) is type(error.worker_failures[1])
+    assert type(again.error.__cause__) is type(error.__cause__)
+
+
+def test_where_sys_exit_was_called_is_told(any_fit: Fit) -> None:
+    def leave() -> None:
+        sys.exit("no data")
+
+    line = leave.__code__.co_firstlineno + 1
+    error = failure(any_fit, leave)
+    assert f"sys.exit('no data') at test_failures.py:{line}, in leave\n" in str(error)
+
+
+def test_a_crash_in_native_code_shows_the_users_line(any_fit: Fit) -> None:
+    def read_nothing() -> None:
+        ctypes.string_at(0)
+
+    line = read_nothing.__code__.co_firstlineno + 1
+    text = str(failure(any_fit, read_nothing, workers=1))
+    assert "Fatal Python error: Segmentation fault\n" in text
+    assert f'test_failures.py", line {line} in read_nothing\n' in text
+    assert "Extension modules" not in text
+    assert "execution.py" not in text
+
+
+def test_a_sigterm_from_elsewhere_is_told_as_such(any_fit: Fit) -> None:
+    def be_ended() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    assert "was ended by SIGTERM (15), not sent by distrain at test_failures.py:" in str(failure(any_fit, be_ended))
+
+
+def test_a_very_long_message_does_not_fill_the_screen(fit: Fit) -> None:
+    def train() -> None:
+        raise ValueError("x" * 20_000)
+
+    error = failure(fit, train, workers=1)
+    assert len(str(error)) < 3_000
+    assert "characters left out" in str(error)
+    assert len(str(error.worker_failures[0])) == 20_000
 
 
 def test_the_traceback_is_in_the_ranks_log(fit: Fit) -> None:

@@ -244,9 +244,9 @@ WITHOUT_THE_USER = {
     ("worker 3",): "WorkerGroupError rank 3 on",
     ("worker 5",): "WorkerGroupError rank 5 on",
     ("forkserver",): "WorkerGroupError ranks 0-5 on",
-    ("agent",): "LaunchError HOST: its agent has ended: ",
-    ("agent", "forkserver"): "LaunchError HOST: its agent has ended: ",
-    ("agent", "worker 2"): "LaunchError HOST: its agent has ended: ",
+    ("agent",): "ControllerError HOST: its agent has ended: ",
+    ("agent", "forkserver"): "ControllerError HOST: its agent has ended: ",
+    ("agent", "worker 2"): "ControllerError HOST: its agent has ended: ",
     ("forkserver", "worker 4"): "WorkerGroupError ranks 0-5 on",
 }
 

@@ -118,7 +118,7 @@ def test_the_code_of_a_silent_exit_is_kept() -> None:
 
 
 def test_a_lost_rank_says_how() -> None:
-    assert failed(exited=exited(lost="the forkserver died")).summary == "was lost: the forkserver died"
+    assert failed(exited=exited(lost="the forkserver died")).summary == "lost: the forkserver died"
 
 
 # -- who is to blame -------------------------------------------------------------------------------------------------

@@ -522,7 +522,7 @@ def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) ->
     play.gone("one")
     assert play.state is RunState.FAILED
     assert play.machine.problem == "two: silent"
-    assert [failure.summary for failure in play.machine.failures] == ["was lost: silent"] * 2
+    assert [failure.summary for failure in play.machine.failures] == ["lost: silent"] * 2
 
 
 def test_the_only_host_lost_while_running_fails_the_run_at_once() -> None:

@@ -83,6 +83,28 @@ def test_of_a_progress_bar_the_last_state_is_shown(capsys: Console, log: Path) -
     assert shown(capsys, log, b" 10%\r 50%", b"\r100%\n") == ["[rank 3] 100%"]
 
 
+def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
+    capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: clock)
+    for second in range(12):
+        clock = 100.0 + second
+        output.feed(2, f"\r{second}%".encode())
+    output.feed(2, b"\rdone\n")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["[rank 3] 5%", "[rank 3] 11%", "[rank 3] done"]
+
+
+def test_text_without_carriage_returns_waits_for_its_line_end(
+    capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distrain.output.PROGRESS_INTERVAL_S", 0.0)
+    output.feed(1, b"Epoch 1 ...")
+    output.feed(1, b" done\n")
+    assert capsys.readouterr().out == "[rank 3] Epoch 1 ... done\n"
+
+
 def test_windows_line_ends_are_line_ends(capsys: Console, log: Path) -> None:
     assert shown(capsys, log, b"one\r\ntwo\r\n") == ["[rank 3] one", "[rank 3] two"]
 
@@ -191,11 +213,11 @@ def test_flush_makes_the_file_readable(output: RankOutput, log: Path) -> None:
 
 
 def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> None:
-    output.feed(2, b"".join(b"line %d\n" % n for n in range(100)))
+    output.feed(2, b"".join(b"line %d\n" % n for n in range(200)))
     output.close()
     kept = len(output.last_lines)
-    assert 5 <= kept <= 50
-    assert list(output.last_lines) == [f"line {n}" for n in range(100 - kept, 100)]
+    assert 50 <= kept <= 150
+    assert list(output.last_lines) == [f"line {n}" for n in range(200 - kept, 200)]
 
 
 # -- reports ---------------------------------------------------------------------------------------------------------

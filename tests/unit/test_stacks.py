@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distrain.stacks import grouped, place, suspects
+from distrain.stacks import grouped, last_words, place, suspects
 
 OURS = "/opt/venv/lib/python3.11/site-packages/distrain"
 BOTTOM = [
@@ -94,9 +94,44 @@ def test_a_folder_of_the_user_whose_name_begins_like_ours_is_the_users() -> None
     assert place(thread(frames)) == "in train at train.py:7"
 
 
-def test_without_a_frame_of_the_user() -> None:
-    frames = [(f"{OURS}/channel.py", 60, "wait"), (f"{OURS}/session.py", 9, "wait_for_release"), BOTTOM[-1]]
-    assert place(thread(frames)) == "in wait at channel.py:60"
+@pytest.mark.parametrize(
+    ("function", "phase"),
+    [
+        ("_let_go", "at the end of train_func"),
+        ("_failure", "handling an exception of its own"),
+        ("_load", "loading train_func"),
+        ("setup", "setting up the process group"),
+        ("send", "in read at linecache.py:137"),
+    ],
+)
+def test_without_a_frame_of_the_user(function: str, phase: str) -> None:
+    frames = [("/usr/lib/python3.11/linecache.py", 137, "read"), (f"{OURS}/x.py", 9, function), BOTTOM[-1]]
+    assert place(thread(frames)) == phase
+
+
+def test_a_function_of_the_user_with_a_name_of_ours_is_the_users() -> None:
+    frames = [("/home/me/train.py", 7, "setup"), *BOTTOM]
+    assert place(thread(frames)) == "in setup at train.py:7"
+
+
+# -- last words ------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_crash_the_users_frames_are_quoted() -> None:
+    frames = [("/usr/lib/python3.11/ctypes/__init__.py", 517, "string_at"), ("/home/me/train.py", 25, "train")]
+    bottom = [*BOTTOM, (f"{OURS}/forkserver.py", 9, "main"), ("<frozen runpy>", 88, "_run_code")]
+    dump = thread([*frames, *bottom], "Current thread 0x00007f12 (most recent call first):")
+    printed = f"epoch 1\nFatal Python error: Segmentation fault\n\n{dump}\nExtension modules: numpy, torch (total: 99)"
+    assert last_words(printed.splitlines()) == [
+        "Fatal Python error: Segmentation fault",
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 517 in string_at',
+        '  File "/home/me/train.py", line 25 in train',
+    ]
+
+
+def test_without_a_crash_the_last_lines_are_quoted() -> None:
+    assert last_words([f"line {n}" for n in range(30)]) == [f"line {n}" for n in range(20, 30)]
+    assert last_words([]) == []
 
 
 @pytest.mark.parametrize(
