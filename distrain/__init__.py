@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"distrain.{name}")
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'distrain' has no attribute {name!r}")
+        raise AttributeError(import_module("distrain.absent").explain("distrain", name))
     value = getattr(import_module(f"distrain.{home}"), name)
     globals()[name] = value
     return value

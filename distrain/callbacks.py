@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ class Callbacks:
         self._callbacks = callbacks
         self._context = context
         self._complain = complain
+        self._failed: Counter[tuple[int, str]] = Counter()
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
@@ -71,5 +73,10 @@ class Callbacks:
     def _call(self, callback: UserCallback, name: str, *arguments: object) -> None:
         try:
             getattr(callback, name)(self._context, *arguments)
-        except Exception:
-            self._complain(f"{type(callback).__qualname__}.{name}() failed:\n{traceback.format_exc().rstrip()}")
+        except Exception as error:
+            times = self._failed[id(callback), name] = self._failed[id(callback), name] + 1
+            who = f"{type(callback).__qualname__}.{name}()"
+            if times == 1:
+                self._complain(f"{who} failed:\n{traceback.format_exc().rstrip()}")
+            elif times & (times - 1) == 0:  # at the 2nd, 4th, 8th ... time
+                self._complain(f"{who} failed {times} times so far, now: {type(error).__qualname__}: {error}")

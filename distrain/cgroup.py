@@ -33,22 +33,19 @@ def memory_limit() -> int | None:
 
 
 class OomWatch:
-    """Counts whom the kernel has killed for lack of memory since it was made, in our groups and on the whole host."""
+    """Knows whether the kernel has killed for lack of memory since this was made, in our groups or on the host."""
 
     def __init__(self) -> None:
         self._groups = {folder: _kills_of(folder) for folder in _own_groups("memory")}
         self._host = _count(_VMSTAT)
 
-    def new_kill(self) -> int | None:
-        """The limit in bytes of the group in which the kernel has killed since the last call; 0 if it has killed
-        somewhere else on the host; None if it has not."""
-        before, host = dict(self._groups), self._host
-        self._groups = {folder: _kills_of(folder) for folder in before}
-        self._host = _count(_VMSTAT)
-        for folder, kills in self._groups.items():
-            if kills > before[folder] and (limit := _limit_of(folder)):
+    def killed(self) -> int | None:
+        """The limit in bytes of the group in which the kernel has killed; 0 if it has killed somewhere else on the
+        host; None if it has not."""
+        for folder, before in self._groups.items():
+            if _kills_of(folder) > before and (limit := _limit_of(folder)):
                 return limit
-        return 0 if self._host > host else None
+        return 0 if _count(_VMSTAT) > self._host else None
 
 
 def _own_groups(controller: str) -> list[Path]:

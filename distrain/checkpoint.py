@@ -31,11 +31,14 @@ class Checkpoint:
     """A reference to a directory, not its data; pickling copies the reference only.
 
     Make one with :meth:`from_directory` or :meth:`from_dict`, hand it to ``distrain.report()``, and get it back from
-    ``distrain.get_checkpoint()`` or ``Result.checkpoint``.
+    ``distrain.get_checkpoint()`` or ``Result.checkpoint``. A ``file://`` URL is a path, too. Raises CheckpointError for
+    other URLs, which cannot be read yet.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path: str = os.path.abspath(Path(path).expanduser())
+    def __init__(self, path: str | os.PathLike[str], filesystem: None = None) -> None:
+        if filesystem is not None:
+            raise CheckpointError(f"Checkpoint({path!r}, filesystem=...): only local and shared directories so far")
+        self.path: str = os.path.abspath(Path(_local_path(os.fspath(path))).expanduser())
         self._data: dict[str, Any] | None = None
         self._metadata: dict[str, Any] = {}  # of a checkpoint that is not on disk yet
 
@@ -163,12 +166,17 @@ class Checkpoint:
     @classmethod
     def from_uri(cls, uri: str) -> Self:
         """Refer to a directory by its ``file://`` URL."""
-        return cls.from_checkpoint(cls(_local_path(uri)))
+        return cls.from_checkpoint(cls(uri))
 
     def to_uri(self, uri: str) -> str:
         """Copy the files to a ``file://`` URL and return it."""
         self.to_directory(_local_path(uri))
         return uri
+
+    @property
+    def uri(self) -> str | None:
+        """The ``file://`` URL of the directory; None before a checkpoint made by :meth:`from_dict` is reported."""
+        return Path(self.path).as_uri() if self._data is None else None
 
     def get_preprocessor(self) -> None:
         """Always None: preprocessors were Ray AIR's, and train_func prepares its data itself."""
@@ -186,7 +194,8 @@ class Checkpoint:
         return metadata
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata, which must be JSON."""
+        """Replace the metadata. Raises TypeError or ValueError for what is not JSON."""
+        json.dumps(dict(metadata))
         if self._data is not None:
             self._metadata = dict(metadata)
             return

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from distrain import job
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
+from distrain.gpus import find_gpus
+from distrain.output import warn
 from distrain.storage import RunPaths
+from distrain.survey import usable_cpus
 from distrain.trainer import run_work
 from distrain.version import __version__
 from distrain.watch import request_stacks
@@ -28,6 +31,11 @@ __all__ = ["run_command"]
 
 _SIGINT_EXIT = 130
 _SIGTERM_EXIT = 143
+_TORCHRUN = (
+    *("local-addr", "master-addr", "master-port", "monitor-interval", "node-rank", "rdzv-backend", "rdzv-conf"),
+    *("rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
+)
+"""torchrun's options for what distrain always does, or does without."""
 
 _EPILOG = """\
 targets:
@@ -54,6 +62,10 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
     options = parser.parse_args(arguments)
     if options.stacks:
         return _show_stacks(options.stacks)
+    if options.nnodes not in (None, "1", "1:1"):
+        parser.error(f"--nnodes {options.nnodes}: distrain works on one host so far")
+    if given := [f"--{name}" for name in _TORCHRUN if getattr(options, _dest(name)) is not None]:
+        warn(f"{', '.join(given)}: torchrun's, without effect here")
     try:
         work = _work(options)
         scaling = ScalingConfig(
@@ -82,14 +94,14 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--version", action="version", version=f"distrain {__version__}")
     workers = ("--num-workers", "--nproc-per-node", "--nproc_per_node")
-    add(*workers, type=int, default=1, metavar="N", help="workers to start (1)")
+    add(*workers, type=_workers, default=1, metavar="N", help="workers to start (1); or: gpu, cpu, auto")
     add("--use-gpu", action="store_true", help="give every worker a GPU")
     add("--start-method", choices=("forkserver", "spawn"), default="forkserver", help="how workers start (forkserver)")
     add("--name", help="name of the run; an unfinished run of that name goes on (time and a random suffix)")
     add("--storage-path", metavar="DIR", help="where run directories are made (~/distrain_results)")
     add("--log-dir", metavar="DIR", help="where the ranks' logs go (logs/ in the run directory)")
     add(
-        "--max-failures",
+        *("--max-failures", "--max-restarts", "--max_restarts"),
         type=int,
         default=0,
         metavar="N",
@@ -112,9 +124,24 @@ def _parser() -> argparse.ArgumentParser:
         nargs=argparse.REMAINDER,
         help="run a module as a script; everything after it is the module's",
     )
+    add("--standalone", action="store_true", help=argparse.SUPPRESS)
+    for name in ("nnodes", *_TORCHRUN):
+        add(f"--{name}", f"--{_dest(name)}", dest=_dest(name), help=argparse.SUPPRESS)
     add("target", nargs="?", help="script.py, file.py:function or module:function")
     add("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
+
+
+def _dest(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _workers(text: str) -> int:
+    """As torchrun: a number, or one for each CPU or GPU; ``auto`` takes GPUs if there are any."""
+    gpus = len(find_gpus(os.environ)) if text in ("gpu", "auto") else 0
+    if text == "cpu" or (text == "auto" and not gpus):
+        return usable_cpus()
+    return gpus if text in ("gpu", "auto") else int(text)
 
 
 # -- what to run -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from distrain.absent import without
 from distrain.callbacks import UserCallback
 
 __all__ = ["CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"]
@@ -20,6 +21,7 @@ StartMethod = Literal["forkserver", "spawn"]
 RESOURCES = ("CPU", "GPU", "memory")
 
 
+@without("label_selector", "use_tpu", "elastic_resize_monitor_interval_s")
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     """How many workers, and what each of them needs.
@@ -74,6 +76,8 @@ class ScalingConfig:
     @staticmethod
     def _check_resource(name: object, amount: object) -> None:
         label = f"ScalingConfig.resources_per_worker[{name!r}]"
+        if name not in RESOURCES and amount == 0:
+            return
         if name not in RESOURCES:
             raise ValueError(f"{label}: unknown resource; known are {', '.join(RESOURCES)}")
         if isinstance(amount, bool) or not isinstance(amount, (int, float)):
@@ -89,6 +93,21 @@ class ScalingConfig:
         return (self.resources_per_worker or {}).get("GPU", 1 if self.use_gpu else 0)
 
     @property
+    def num_gpus_per_worker(self) -> float:
+        """Ray's name for :attr:`gpus_per_worker`."""
+        return self.gpus_per_worker
+
+    @property
+    def num_cpus_per_worker(self) -> float:
+        """CPUs of one worker, as Ray counts them."""
+        return self.worker_resources.get("CPU", 0)
+
+    @property
+    def total_resources(self) -> dict[str, float]:
+        """What all workers take together, as Ray counts it."""
+        return {name: amount * self.num_workers for name, amount in self.worker_resources.items()}
+
+    @property
     def worker_resources(self) -> dict[str, float]:
         """What one worker takes, as Ray counts it: one CPU, or with ``use_gpu`` one GPU, unless said otherwise."""
         named = {name: amount for name, amount in (self.resources_per_worker or {}).items() if amount}
@@ -97,6 +116,13 @@ class ScalingConfig:
         return named or {"CPU": 1}
 
 
+@without(
+    "controller_failure_limit",
+    "fail_fast",
+    "max_preemption_failures",
+    "preemption_grace_s",
+    "relax_collectives_on_preemption",
+)
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
     """What to do when a rank fails.
@@ -127,6 +153,7 @@ class FailureConfig:
                 _check_seconds(f"FailureConfig.{name}", getattr(self, name))
 
 
+@without("checkpoint_at_end", "checkpoint_frequency")
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """Which checkpoints to keep, and how long to wait for ranks that do not report.
@@ -167,8 +194,9 @@ class LoggingConfig:
 
     def __post_init__(self) -> None:
         _check_type("LoggingConfig.log_level", self.log_level, str, "a str")
+        if self.log_level.upper() not in _LOG_LEVELS:
+            _check_choice("LoggingConfig.log_level", self.log_level, _LOG_LEVELS)
         object.__setattr__(self, "log_level", self.log_level.upper())
-        _check_choice("LoggingConfig.log_level", self.log_level, _LOG_LEVELS)
         if self.ranks is not None:
             _check_type("LoggingConfig.ranks", self.ranks, Collection, "a list of ranks or None")
             for rank in self.ranks:
@@ -178,6 +206,7 @@ class LoggingConfig:
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
+@without("local_dir", "log_to_file", "progress_reporter", "stop", "storage_filesystem", "sync_config")
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Name, place and policies of a run; its directory is ``{storage_path}/{name}``.
@@ -185,8 +214,9 @@ class RunConfig:
     name: a file name; default: time and a random suffix, unique.
     storage_path: local or shared directory, ``~`` and relative paths allowed; default ``~/distrain_results``.
     log_dir: directory for the logs, in a directory named like the run; default ``logs`` in the run directory.
-    stop_grace_s: seconds that workers have to stop when the user stops the run: those that call should_stop() are asked
-        first, and get SIGTERM afterwards; the others get SIGTERM at once. In the end comes SIGKILL.
+    stop_grace_s: seconds that workers have to stop when the user stops the run. If any of them calls should_stop(),
+        that becomes true, and when the time is over SIGTERM follows for whoever is left, and two seconds later SIGKILL;
+        otherwise SIGTERM comes at once, and SIGKILL when the time is over.
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
     callbacks: objects of :class:`~distrain.UserCallback`, called in this process.
     logging_config: what is shown. verbose: Ray Tune's number for it; 0 means log level WARNING.
@@ -281,7 +311,7 @@ class RunConfig:
 
 def _warn(text: str) -> None:
     """At the line of the user that made the config."""
-    warnings.warn(text, UserWarning, stacklevel=4)
+    warnings.warn(text, UserWarning, stacklevel=5)
 
 
 def _check_type(label: str, value: object, kind: Any, allowed: str) -> None:

@@ -108,6 +108,7 @@ class Coordinator:
             hung=machine.hung,
             no_retry=machine.retries.refusal,
             entered=machine.retries.ever_entered,
+            earlier=list(machine.earlier),
             hosts=[rank.host for rank in machine.plan.ranks] if machine.plan else (),
             finished=sorted(outcomes),
             where=self._watch.where(machine.stopped_ranks),

@@ -39,7 +39,6 @@ __all__ = [
     "InvalidTransition",
     "JobError",
     "LaunchError",
-    "Portable",
     "PreemptionError",
     "ResourcesError",
     "StorageError",
@@ -99,7 +98,9 @@ class WorkerGroupError(TrainingFailedError):
     """At least one rank failed.
 
     worker_failures: each failed rank's original exception, or a stand-in that says how the process died. culprit: the
-        rank to blame; what it raised is also the ``__cause__``. failures: the facts of each, culprit first.
+        rank to blame; what it raised is also the ``__cause__``. failures: the facts of each, culprit first. stopped:
+        the ranks that distrain stopped; where: the places at which they were, in lines. last_lines: by rank, what
+        failed ranks printed last.
     """
 
     def __init__(
@@ -110,6 +111,9 @@ class WorkerGroupError(TrainingFailedError):
         culprit: int,
         exit_code: int = 1,
         failures: Sequence[RankFailure] = (),
+        stopped: Sequence[int] = (),
+        where: Sequence[str] = (),
+        last_lines: Mapping[int, Sequence[str]] | None = None,
         result: Any = None,
     ) -> None:
         super().__init__(message, result=result)
@@ -117,6 +121,9 @@ class WorkerGroupError(TrainingFailedError):
         self.worker_failures = dict(worker_failures)
         self.culprit = culprit
         self.exit_code = exit_code
+        self.stopped = tuple(stopped)
+        self.where = tuple(where)
+        self.last_lines = {rank: list(lines) for rank, lines in (last_lines or {}).items()}
 
     def __reduce__(self) -> tuple[object, ...]:
         portable = {rank: Portable(error) for rank, error in self.worker_failures.items()}
@@ -134,7 +141,7 @@ class HangError(WorkerGroupError):
 
 
 class ControllerError(TrainingFailedError):
-    """The run could not go on, and no rank is to blame: its directory cannot be written any more, or an agent was lost."""
+    """The run could not go on, and no rank is to blame: its directory cannot be written, or an agent was lost."""
 
 
 class LaunchError(ControllerError):

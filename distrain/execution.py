@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from distrain.job import Work
     from distrain.session import Line, Session
 
-__all__ = ["Executed", "Terminated", "execute", "terminate"]
+__all__ = ["Attempted", "Executed", "Terminated", "attempt", "conclude", "execute", "terminate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,24 @@ class Executed:
     error: BaseException | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempted:
+    """How far the work got: ``stage``, and the value or exception."""
+
+    stage: str
+    work: Work | None = None
+    value: Any = None
+    error: BaseException | None = None
+
+
 def execute(load: Callable[[], Work], session: Session, line: Line) -> Executed:
-    """Load the work, set up its framework, run it. Raises nothing."""
-    stage, work, value = "import", None, None
+    """Load the work, set up its framework, run it, and put what came of it into words. Raises nothing."""
+    return conclude(attempt(load, session, line), session)
+
+
+def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted:
+    """The first half of :func:`execute`: the user's part."""
+    stage, work = "import", None
     context = session.context
     try:
         work = load()
@@ -49,15 +64,24 @@ def execute(load: Callable[[], Work], session: Session, line: Line) -> Executed:
             work.backend.setup(context)
         stage = "run"
         line.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
-        value = work.run()
-        body = _pickled_value(value) if context.world_rank == 0 else b""
+        return Attempted(stage=stage, work=work, value=work.run())
     except BaseException as error:
-        if isinstance(error, SystemExit) and _exit_code(error) == 0 and stage == "run":
-            return Executed(outcome=_outcome(session, stage=stage), work=work)
-        if isinstance(error, SystemExit) and isinstance(error.code, str):
-            print(error.code, file=sys.stderr)  # as the interpreter does
-        return Executed(outcome=_failure(context, stage, error), work=work, error=error)
-    return Executed(outcome=_outcome(session, stage=stage, body=body), work=work, value=value)
+        return Attempted(stage=stage, work=work, error=error)
+
+
+def conclude(done: Attempted, session: Session) -> Executed:
+    """The second half of :func:`execute`: ours."""
+    context, error, body = session.context, done.error, b""
+    if error is None and context.world_rank == 0:
+        try:
+            body = _pickled_value(done.value)
+        except Exception as unpicklable:
+            error = unpicklable
+    if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and done.stage == "run"):
+        return Executed(outcome=_outcome(session, stage=done.stage, body=body), work=done.work, value=done.value)
+    if isinstance(error, SystemExit) and isinstance(error.code, str):
+        print(error.code, file=sys.stderr)  # as the interpreter does
+    return Executed(outcome=_failure(context, done.stage, error), work=done.work, error=error)
 
 
 class Terminated(SystemExit):

@@ -28,7 +28,8 @@ __all__ = [
 # What survivors of a dead peer raise, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15).
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|wait timeout after|"
-    r"collective operation timeout|socket timeout|store.{0,40}timed out|"
+    r"collective operation timeout|operation timed out!|socket timeout|store.{0,40}timed out|"
+    r"failed to pass monitoredbarrier|"
     r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|socket closed|"
     r"which goes first on this host, failed",
     re.IGNORECASE,
@@ -103,7 +104,7 @@ def failure_of(
             summary=summary,
             traceback=outcome.traceback,
             exit_code=outcome.exit_code,
-            consequence=bool(_CONSEQUENCE.search(outcome.error or "")),
+            consequence=bool(_CONSEQUENCE.search(_message(outcome))),
             max_rss_bytes=exited.max_rss_bytes if exited is not None else 0,
             payload=outcome.body,
         )
@@ -140,6 +141,12 @@ def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s:
         )
         for number, rank in enumerate(order)
     ]
+
+
+def _message(outcome: wire.Outcome) -> str:
+    """The whole text of the exception, without the lines of code that lead to it."""
+    first = (outcome.error or "").removesuffix(" ...")
+    return outcome.traceback[max(outcome.traceback.rfind(first), 0) :] if first in outcome.traceback else first
 
 
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
@@ -206,6 +213,11 @@ def failure_screen(
             f"{_title(finished)} had finished train_func when others still waited for "
             f"{'it' if len(finished) == 1 else 'them'}. Every rank must take part in every collective: do all have the "
             "same number of batches?"
+        )
+    elif stopped and all(failure.consequence for failure in failures):
+        lines.append(
+            f"no rank is known to have failed by itself; the cause may lie with {_title(stopped)}, stopped before "
+            f"{'it' if len(stopped) == 1 else 'they'} could say so"
         )
     for number, group in enumerate(groups):
         first = group[0]

@@ -181,7 +181,7 @@ class ForkServer:
                     status=status,
                     max_rss_bytes=usage.ru_maxrss * _RSS_UNIT,
                     by_us=by_us,
-                    oom_limit_bytes=self._oom.new_kill() if status and not by_us else None,
+                    oom_limit_bytes=self._oom.killed() if status else None,
                 )
 
     def _leave(self) -> None:

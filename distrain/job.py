@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import linecache
 import os
 import pickle
 import pickletools
@@ -44,6 +45,7 @@ __all__ = [
 
 LARGE_PAYLOAD_BYTES = 10_000_000
 _DEEPEST_SEARCH = 6
+_LARGEST_SOURCES = 1 << 20
 _MOST_ITEMS = 100
 """A collection with more items is named as a whole."""
 _NEVER_PRELOADED = frozenset({"tensorflow", "keras", "tf_keras"})
@@ -75,8 +77,12 @@ class FunctionWork(Work):
 
     function: Callable[..., Any]
     config: dict[str, Any]
+    sources: dict[str, list[str]] = field(default_factory=dict)
+    """Lines of code that is in no file, such as a notebook's cells, for tracebacks."""
 
     def run(self) -> Any:
+        for name, lines in self.sources.items():
+            linecache.cache.setdefault(name, (sum(map(len, lines)), None, lines, name))
         return call_with_config(self.function, self.config)
 
     def fresh(self) -> FunctionWork:
@@ -195,12 +201,21 @@ class Job:
 
 def make_job(work: Work) -> Job:
     """Pickle ``work``. Raises JobError that names the path to the variable that cannot be pickled."""
+    if isinstance(work, FunctionWork):
+        work = replace(work, sources=_sources_without_files())
     try:
         blob = _dumps(work)
     except Exception as error:
         raise JobError(_explain(work, error)) from error
     preload = dict.fromkeys((*work.backend.preload, *third_party_modules(blob, work)))
     return Job(blob=blob, preload=tuple(preload), warning=_size_warning(work, len(blob)))
+
+
+def _sources_without_files() -> dict[str, list[str]]:
+    """What ``linecache`` knows of code that was not read from a file: the cells of a notebook."""
+    entries = [entry for entry in list(linecache.cache.values()) if len(entry) == 4 and entry[1] is None]
+    sources = {str(entry[3]): list(entry[2]) for entry in entries}
+    return sources if sum(entry[0] for entry in entries) <= _LARGEST_SOURCES else {}
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -3,7 +3,7 @@
 Workers carry torchrun's environment variables, so a plain ``Trainer(strategy="ddp", devices=workers_per_host)`` works
 as well. What is here lets ``devices="auto"`` mean this worker's device, reports epochs and their checkpoints, and
 refuses a Trainer that would train alone. Works with ``lightning.pytorch`` and with ``pytorch_lightning``: with the one
-that is imported already, else with the one that is installed.
+that is imported already in the user's process (or named by DISTRAIN_LIGHTNING), else with the one that is installed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -37,10 +38,18 @@ __all__ = [
 ]
 
 
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_CHOICE = "DISTRAIN_LIGHTNING"
+
+
 def _installed_lightning() -> Any:
-    """``lightning.pytorch`` or ``pytorch_lightning``, whose classes do not mix."""
-    for name in sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules):
+    """``lightning.pytorch`` or ``pytorch_lightning``, whose classes do not mix. Workers go by what the user's process
+    has found."""
+    chosen = os.environ.get(_CHOICE)
+    for name in sorted(_PACKAGES, key=lambda name: (name != chosen, name not in sys.modules)):
         if find_spec(name.partition(".")[0]) is not None:
+            if name in sys.modules:
+                os.environ.setdefault(_CHOICE, name)
             import_module(f"{name}.plugins.environments")
             return sys.modules[name]
     raise ModuleNotFoundError(
@@ -90,6 +99,14 @@ class _InWorker:
     """A strategy of processes that distrain has started: there is nothing to launch, and each has its device."""
 
     def __init__(self, **options: Any) -> None:
+        if _CHOICE not in os.environ and all(name in sys.modules for name in _PACKAGES):
+            other = next(name for name in _PACKAGES if name != pl.__name__)
+            warnings.warn(
+                f"distrain.lightning works with {pl.__name__}; if your Trainer is that of {other}, import {other} "
+                f"before distrain.lightning, or set {_CHOICE}={other}",
+                UserWarning,
+                stacklevel=2,
+            )
         if get_device().type == "cpu":  # accelerator="auto" would take a GPU that this worker was not given
             options.setdefault("parallel_devices", [get_device()])
         super().__init__(**options)

@@ -145,7 +145,7 @@ class LocalRun:
             self._ledger.end()
         if error is not None and not _stop_reason(error):
             self._callbacks.after_exception({0: error})
-        failure = failure_of(0, "this process", 1, outcome=outcome, exited=None)
+        failure = failure_of(0, "localhost", 1, outcome=outcome, exited=None)
         self.end = RunEnd(
             state=self._state(outcome, error),
             attempt=attempt,
@@ -299,16 +299,15 @@ def _module_path(path: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
+    """What train_func and libraries change in it goes, as it does with a worker."""
+    before = dict(os.environ)
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 # -- the other ranks of torchrun -------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ EXIT_TIMEOUT_S = 30.0
 TERM_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for ranks that were asked to stop, and did not."""
 _STORY_LENGTH = 200
+_EARLIER_KEPT = 5
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
@@ -95,6 +96,8 @@ class RunMachine:
         self._deadline: float | None = None
         self.hung: Hung | None = None
         """What the latest attempt was stopped for, if it hung."""
+        self.earlier: deque[str] = deque(maxlen=_EARLIER_KEPT)
+        """How the attempts before the latest one failed, a line each."""
         self.retries = Retries(request.failure_config, request.checkpoint)
         self._votes = StopVotes()
 
@@ -346,11 +349,12 @@ class RunMachine:
         if again or self.state is RunState.STOPPING:
             return self._stop(0.0, now)
         grace_s = self.request.stop_grace_s
-        said = Say(f"{why}: stopping the workers, {grace_s:g} s at most; again to kill them at once")
         if self._votes.listeners and grace_s:
             self._deadline = now + grace_s
-            return [said, *self._tell_ranks(self._votes.ask(), wire.AskStop)]
-        return [said, *self._stop(grace_s, now)]
+            said = f"{why}: stopping the workers; should_stop() is true, SIGTERM follows after {grace_s:g} s at most"
+            return [Say(f"{said}; again to kill them at once"), *self._tell_ranks(self._votes.ask(), wire.AskStop)]
+        said = f"{why}: stopping the workers, {grace_s:g} s at most; again to kill them at once"
+        return [Say(said), *self._stop(grace_s, now)]
 
     def _on_listener(self, message: wire.Listens | wire.Vote, now: float) -> list[Action]:
         """A rank calls should_stop(), or waits in it to hear where all stop."""
@@ -397,7 +401,9 @@ class RunMachine:
         elif self.stop_reason is not None:
             self._end(RunState.ABORTED)
         elif self._may_retry():
-            return [*ended, Say(self._what_failed()), *self._retry(now)]
+            what_failed = self._what_failed()
+            self.earlier.append(f"attempt {self.attempt} before: {what_failed.splitlines()[0]}")
+            return [*ended, Say(what_failed), *self._retry(now)]
         else:
             self._end(RunState.FAILED)
         return ended

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["RankOutput", "ReportLines", "log_level", "say", "warn"]
+__all__ = ["RankOutput", "ReportLines", "log_level", "say", "warn", "without_controls"]
 
 _LONGEST_LINE = 64 << 10
 _LINES_KEPT = 100
@@ -96,7 +97,21 @@ class _Stream:
 
 
 def _last_state(line: bytes) -> str:
-    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+    return without_controls(text)
+
+
+def without_controls(text: str) -> str:
+    """The text, which may have several lines, without what moves about on a terminal."""
+    return _CONTROLS.sub("", text)
+
+
+_CONTROLS = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-ln-~]"  # control sequences other than colours (m): they move about in what others wrote
+    r"|\x1b[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?"  # titles, links
+    r"|\x1b[^\[\]PX^_]|\x1b$|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
+)
+"""ECMA-48; a tabulator and colours stay."""
 
 
 class RankOutput:
@@ -109,6 +124,7 @@ class RankOutput:
         self._path = file
         self._file: IO[bytes] | None = None
         self._broken = False
+        self._mid_line = False
         self._streams = {1: _Stream(), 2: _Stream()}
         self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
 
@@ -118,8 +134,8 @@ class RankOutput:
         self._show(stream, self._streams[stream].feed(data, time.monotonic()))
 
     def note(self, text: str) -> None:
-        """Into the file only."""
-        self._write(text.encode(errors="backslashreplace"))
+        """Into the file only, from the beginning of a line."""
+        self._write(b"\n" * self._mid_line + text.encode(errors="backslashreplace"))
 
     def _write(self, data: bytes) -> None:
         if self._broken:
@@ -129,6 +145,7 @@ class RankOutput:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._path.open("ab")
             self._file.write(data)
+            self._mid_line = not data.endswith(b"\n")
         except OSError as error:
             self._give_up(error)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import failures, job, local
+from distrain.absent import without
 from distrain.backend import BackendConfig
 from distrain.callbacks import Callbacks, RunContext
 from distrain.checkpoint import Checkpoint
@@ -31,16 +34,20 @@ from distrain.errors import (
     WorkerGroupError,
 )
 from distrain.events import Hung, RunEnd, RunRequest
-from distrain.output import log_level, say, warn
+from distrain.output import log_level, say, warn, without_controls
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.states import RunState
 from distrain.storage import RunStore, open_run, read_manifest, write_atomically
 from distrain.transport import LocalTransport, Transport
 from distrain.version import __version__
 
+if TYPE_CHECKING:
+    from types import TracebackType
+
 __all__ = ["DataParallelTrainer", "run_work"]
 
 
+@without("dataset_config", "datasets", "preprocessor", "validation_config")
 class DataParallelTrainer:
     """Run a training function on a group of workers.
 
@@ -74,6 +81,21 @@ class DataParallelTrainer:
         self._resume_from = _instance("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, None)
         self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
 
+    @classmethod
+    def restore(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> NoReturn:
+        """Ray AIR's way to continue a run. Raises TypeError that names the one here."""
+        raise TypeError(
+            f"{cls.__name__}.restore() is not needed: make the trainer as before, with "
+            f"RunConfig(name={os.path.basename(os.path.normpath(path))!r}, storage_path=...); an unfinished run of "
+            "that name goes on at its last checkpoint"
+        )
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str]) -> bool:
+        """Whether ``fit()`` under that name would continue a run."""
+        manifest = read_manifest(Path(path).expanduser())
+        return bool(manifest) and manifest.get("status") != "finished"
+
     def fit(self) -> Result:
         """Train, and wait for the end.
 
@@ -87,10 +109,8 @@ def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise TypeError(
-            f"{name} must be a {kind.__module__.partition('.')[0]}.{kind.__name__}, "
-            f"got {value!r:.80} ({type(value).__name__})"
-        )
+        wanted = "dict" if kind is Mapping else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+        raise TypeError(f"{name} must be a {wanted}, got {value!r:.80} ({type(value).__name__})")
     return value
 
 
@@ -323,16 +343,27 @@ class _Run:
     def _keep_error(self, error: TrainingFailedError) -> None:
         text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
         if isinstance(error, WorkerGroupError):
-            text |= {"culprit": error.culprit, "failures": [failure.as_json() for failure in error.failures]}
+            text |= {
+                "culprit": error.culprit,
+                "failures": [
+                    {**failure.as_json(), "last_lines": error.last_lines.get(failure.rank, [])}
+                    for failure in error.failures
+                ],
+                "stopped": error.stopped,
+                "where": error.where,
+            }
         write_atomically(self._store.paths.error_text, json.dumps(text, indent=1).encode())
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
     def _error(self, end: RunEnd, result: Result) -> BaseException:
-        if end.stop_reason == "SIGINT":
-            return KeyboardInterrupt()
         if end.stop_reason is not None:
-            return PreemptionError(f"the run was stopped by {end.stop_reason}; its directory is {result.path}")
+            lines = self._stopped(end, result)
+            if end.stop_reason != "SIGINT":
+                _exit_with_143()
+                return PreemptionError("\n".join(lines))
+            warn("\n    ".join(lines))
+            return KeyboardInterrupt()
         if end.hung is not None and not end.failures:
             return self._hang_error(end, end.hung, result)
         if end.failures and not (end.problem and all(failure.lost for failure in end.failures)):
@@ -350,11 +381,14 @@ class _Run:
             found, stopped=end.stopped_ranks, finished=end.finished, where=end.where, last_lines=end.last_lines
         )
         return WorkerGroupError(
-            "\n".join([screen, *self._postscript(end, result)]),
+            without_controls("\n".join([screen, *self._postscript(end, result)])),
             worker_failures={f.rank: end.errors.get(f.rank) or job.original(f) for f in found},
             culprit=found[0].rank,
             exit_code=found[0].exit_code,
             failures=found,
+            stopped=end.stopped_ranks,
+            where=end.where,
+            last_lines={failure.rank: end.last_lines.get(failure.rank, ()) for failure in found},
         )
 
     def _hang_error(self, end: RunEnd, hung: Hung, result: Result) -> HangError:
@@ -368,14 +402,43 @@ class _Run:
             worker_failures={failure.rank: RuntimeError(failure.summary) for failure in found},
             culprit=found[0].rank,
             failures=found,
+            stopped=end.stopped_ranks,
+            where=hung.where,
+            last_lines=end.last_lines,
         )
+
+    def _stopped(self, end: RunEnd, result: Result) -> list[str]:
+        latest = f"at {Path(result.checkpoint.path).name}" if result.checkpoint else "from the beginning"
+        again = f"RunConfig(name={self._store.paths.root.name!r})"
+        lines = [f"the run was stopped by {end.stop_reason}; started again as {again}, it goes on {latest}"]
+        own = [f for f in end.failures if not f.consequence and f.exit_code != 128 + signal.SIGTERM]
+        if own:
+            screen = failures.failure_screen(own, stopped=(), last_lines=end.last_lines)
+            lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
+        if end.where:
+            lines += ["ranks that did not stop in time were killed:", *(f"    {line}" for line in end.where)]
+        return [*lines, f"run:  {result.path}"]
 
     def _postscript(self, end: RunEnd, result: Result) -> list[str]:
         """What every account of a failure ends with."""
-        lines = [end.no_retry] if end.no_retry else []
+        lines = [*end.earlier, *([end.no_retry] if end.no_retry else [])]
         if self._asked.scaling.num_workers:
             lines.append(f"logs: {self._store.paths.log(end.attempt, 0, self._log_dir).parent}")
         return [*lines, f"run:  {result.path}"]
+
+
+def _exit_with_143() -> None:
+    """What a process that was ended by SIGTERM says to who started it, also if nobody catches our exception."""
+    show = sys.excepthook
+
+    def show_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = show
+        show(kind, error, trace)
+        if isinstance(error, PreemptionError):
+            sys.exit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is threading.main_thread():
+        sys.excepthook = show_and_exit
 
 
 def _return_value(blob: bytes) -> Any:

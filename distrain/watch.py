@@ -169,7 +169,9 @@ class Watch:
             with contextlib.suppress(OSError):  # who asked will say that there was no answer
                 path.parent.mkdir(parents=True, exist_ok=True)
                 aside = path.with_suffix(".new")
-                aside.write_text("\n".join(where or ("no rank is at work now",)))
+                aside.write_text(
+                    "\n".join(where or ("no rank is at work: the workers are being started, or have ended",))
+                )
                 aside.rename(path)
 
         return answer

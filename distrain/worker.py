@@ -24,7 +24,7 @@ from distrain import job, main_module, wire
 from distrain.channel import Channel, widen_pipe
 from distrain.checkpoint import Checkpoint
 from distrain.context import TrainContext
-from distrain.execution import execute, terminate
+from distrain.execution import Attempted, attempt, conclude, terminate
 from distrain.process import STACKS_SIGNAL
 from distrain.session import Session
 
@@ -70,9 +70,14 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
         _reseed()
     session = Session(channel, _context(spec), Checkpoint(spec.checkpoint) if spec.checkpoint else None)
     Session.current = session
-    executed = execute(lambda: _load(fds.job), session, channel)
+    try:
+        done = attempt(lambda: _load(fds.job), session, channel)
+        _hush_signals()
+    except BaseException as error:  # raised by a signal handler, in the last moment
+        _hush_signals()
+        done = Attempted(stage="run", error=error)
+    executed = conclude(done, session)
     outcome, work = executed.outcome, executed.work
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nothing left to unwind, and the outcome must get out
     _flush()
     with contextlib.suppress(OSError):
         channel.send(outcome)
@@ -151,6 +156,13 @@ def _answer_signals(stacks_fd: int) -> None:
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, terminate)
+
+
+def _hush_signals() -> None:
+    """There is nothing left to unwind, and the outcome must get out: no handler in Python is called from now on."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
 
 
 def _reseed() -> None:

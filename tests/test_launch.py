@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain import Result
+from distrain.survey import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +64,22 @@ def test_a_torchrun_script_runs_unmodified(launch: Launch, tmp_path: Path, start
     (tmp_path / "train.py").write_text(TORCHRUN_SCRIPT)
     run = launch("--nproc-per-node", "2", "--start-method", start_method, "train.py", "--epochs", "3")
     assert lines(run) == [f"[rank {rank}] 2 3 {rank} False" for rank in range(2)]
+
+
+def test_torchruns_options_are_understood_or_said_to_do_nothing(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os; print(os.environ['WORLD_SIZE'], os.environ['TORCHELASTIC_MAX_RESTARTS'])"
+    )
+    run = launch("--standalone", "--nnodes=1", "--nproc_per_node=2", "--max-restarts", "3", "train.py")
+    assert lines(run) == ["[rank 0] 2 3", "[rank 1] 2 3"]
+    assert "without effect" not in run.stderr
+    run = launch("--nproc-per-node", "cpu", "--rdzv-backend", "c10d", "--master_port=29501", "train.py")
+    assert run.stdout.count("\n") == usable_cpus()
+    assert "distrain: --master-port, --rdzv-backend: torchrun's, without effect here\n" in run.stderr
+    run = launch("--nnodes", "2", "train.py")
+    assert run.returncode == 2
+    assert "--nnodes 2: distrain works on one host so far" in run.stderr
+    assert launch("--nproc-per-node", "many", "train.py").returncode == 2
 
 
 def test_a_script_may_leave_its_process_group_open(launch: Launch, tmp_path: Path) -> None:

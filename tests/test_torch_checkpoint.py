@@ -19,7 +19,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import distrain
-from distrain import CheckpointError
+from distrain import Checkpoint, CheckpointError
 from distrain.torch import TorchCheckpoint, TorchTrainer, prepare_model
 from distrain.torch.checkpoint import portable
 
@@ -94,6 +94,18 @@ def test_an_old_file_with_the_prefix_can_be_read(tmp_path: Path) -> None:
     assert same_weights(TorchCheckpoint(tmp_path).get_model(target), source)
 
 
+def test_a_dict_checkpoint_gives_its_model(tmp_path: Path) -> None:
+    source, target = Net(), Net()
+    checkpoint = Checkpoint.from_dict({"model": source.state_dict(), "epoch": 3})
+    assert TorchCheckpoint.from_checkpoint(checkpoint).get_model(target) is target
+    assert same_weights(source, target)
+    again = TorchCheckpoint(checkpoint.to_directory(tmp_path)).get_model(Net())
+    assert same_weights(source, again)
+    without = TorchCheckpoint.from_checkpoint(Checkpoint.from_dict({"weights": 1}))
+    with pytest.raises(CheckpointError, match=r"from_dict\(\['weights'\]\) has no model.pt"):
+        without.get_model()
+
+
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"from_model takes a torch\.nn\.Module, got OrderedDict"):
         TorchCheckpoint.from_model(Net().state_dict())  # type: ignore[arg-type]
@@ -165,6 +177,24 @@ def test_a_portable_dict_has_no_trace_of_ddp(ddp: DistributedDataParallel) -> No
     assert given["weights"] is state_dict
     assert list(state_dict) == keys
     assert state_dict._metadata == metadata
+
+
+def test_a_portable_dict_has_no_trace_of_torch_compile(ddp: DistributedDataParallel) -> None:
+    bare = ddp.module
+    for wrapped in (torch.compile(ddp), torch.compile(bare), DistributedDataParallel(torch.compile(bare))):
+        made = portable({"model": wrapped, "weights": wrapped.state_dict()})
+        assert made["model"] is bare
+        assert list(made["weights"]) == list(bare.state_dict())
+
+
+def test_what_is_sharded_is_refused(ddp: DistributedDataParallel) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    sharded = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)])
+    for value in (sharded, {"layer.weight": sharded}, {"state": {0: {"exp_avg": sharded}}}, [(1, [sharded])]):
+        with pytest.raises(ValueError, match="sharded"):
+            portable({"weights": value})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pickle
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
-from distrain.checkpoint import Checkpoint
+from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchCheckpoint", "portable"]
 
-_PREFIX = "module."
+_PREFIXES = ("_orig_mod.", "module.", "_orig_mod.")
+"""Of torch.compile, of DistributedDataParallel, and of a compiled model within that."""
 
 
 class TorchCheckpoint(Checkpoint):
@@ -38,8 +39,9 @@ class TorchCheckpoint(Checkpoint):
     MODEL_FILENAME = "model.pt"
 
     @classmethod
-    def from_state_dict(cls, state_dict: Mapping[str, Any]) -> Self:
+    def from_state_dict(cls, state_dict: Mapping[str, Any], *, preprocessor: None = None) -> Self:
         """A checkpoint of a ``state_dict()``; that of a DistributedDataParallel loses its ``module.`` prefix.
+        ``preprocessor`` was Ray AIR's.
 
         The file lies in a temporary directory that goes with this object: report it, or copy it with ``to_directory``.
         Raises TypeError for anything but a dict, ValueError for a sharded one.
@@ -49,7 +51,7 @@ class TorchCheckpoint(Checkpoint):
         return cls._saved(_without_prefix(state_dict), state_dict.values())
 
     @classmethod
-    def from_model(cls, model: nn.Module) -> Self:
+    def from_model(cls, model: nn.Module, *, preprocessor: None = None) -> Self:
         """A checkpoint of the whole model, pickled, without DistributedDataParallel around it. Its class is needed to
         load it, unless it was defined in the script itself. Prefer :meth:`from_state_dict`.
 
@@ -65,14 +67,22 @@ class TorchCheckpoint(Checkpoint):
 
         Unpickles what is not a mere ``state_dict``: read only checkpoints that you trust.
 
+        A checkpoint made by :meth:`from_dict` has its model under the key ``"model"``.
+
         Raises CheckpointError if there is no model in the checkpoint, ValueError if it has a ``state_dict`` only and no
         ``model`` is given, RuntimeError from torch if the weights do not fit.
         """
         with self.as_directory() as folder:
             file = Path(folder) / self.MODEL_FILENAME
-            if not file.is_file():
-                raise CheckpointError(f"{self.path} has no {self.MODEL_FILENAME}: it was not made by TorchCheckpoint")
-            saved = _load(file)
+            if file.is_file():
+                saved = _load(file)
+            elif (Path(folder) / DICT_FILE).is_file() and "model" in (data := self.to_dict()):
+                saved = data["model"]  # as in Ray AIR
+            else:
+                raise CheckpointError(
+                    f"{self.path or self} has no {self.MODEL_FILENAME}, so it was not made by TorchCheckpoint, and is "
+                    'no dict with a "model"'
+                )
         if isinstance(saved, nn.Module):
             if model is None:
                 return saved
@@ -87,12 +97,7 @@ class TorchCheckpoint(Checkpoint):
 
     @classmethod
     def _saved(cls, content: Any, tensors: Any) -> Self:
-        if any(hasattr(tensor, "device_mesh") for tensor in tensors):  # DTensors
-            raise ValueError(
-                "the model is sharded (FSDP), and this rank has its part of it only. On every rank call "
-                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("
-                "full_state_dict=True, cpu_offload=True)), and on rank 0 TorchCheckpoint.from_state_dict() with that"
-            )
+        _check_whole(tensors)
         folder = tempfile.mkdtemp(prefix="distrain-checkpoint-")
         checkpoint = cls(folder)
         weakref.finalize(checkpoint, _remove, folder, os.getpid())
@@ -113,12 +118,14 @@ def _remove(folder: str, pid: int) -> None:
 
 
 def portable(data: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a dict checkpoint that means something in a single process: in the place of DistributedDataParallel the
-    model within, and ``state_dict``s without its ``module.`` prefix. ``data`` and what is in it stay as they are."""
+    """A copy of a dict checkpoint that means something in a single process: in the place of DistributedDataParallel
+    (and of what ``torch.compile`` made) the model within, and ``state_dict``s without their prefixes. ``data`` and what
+    is in it stay as they are. Raises ValueError for what is sharded."""
     return {key: _portable_value(value) for key, value in data.items()}
 
 
 def _portable_value(value: Any) -> Any:
+    _check_whole(_tensors(value))
     if isinstance(value, nn.Module):
         return _unwrapped(value)
     if isinstance(value, Mapping):
@@ -126,17 +133,50 @@ def _portable_value(value: Any) -> Any:
     return value
 
 
+def _tensors(value: Any) -> Iterator[Any]:
+    """Those of models, and what is in dicts and lists."""
+    if isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, torch.Tensor):
+        yield value
+
+
+def _check_whole(tensors: Iterable[Any]) -> None:
+    if any(hasattr(tensor, "device_mesh") for tensor in tensors):  # DTensors
+        raise ValueError(
+            "the model is sharded (FSDP), and this rank has its part of it only. On every rank call "
+            "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("
+            "full_state_dict=True, cpu_offload=True)), or get_state_dict() with the optimizer; what that gives on rank "
+            "0 can be saved"
+        )
+
+
 def _unwrapped(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    """Without DistributedDataParallel, and without what torch.compile made."""
+    inner: Any = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
+    return model if inner is None else _unwrapped(inner)
 
 
 def _without_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A copy without the prefix if every key has it and every value is a tensor; otherwise what was given."""
-    prefixed = all(isinstance(key, str) and key.startswith(_PREFIX) for key in state_dict)
+    """A copy without the prefixes that wrappers give to all keys, if every value is a tensor; otherwise what was
+    given."""
+    for prefix in _PREFIXES:
+        state_dict = _without(prefix, state_dict)
+    return state_dict
+
+
+def _without(prefix: str, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    prefixed = all(isinstance(key, str) and key.startswith(prefix) for key in state_dict)
     if not state_dict or not prefixed or not all(isinstance(value, torch.Tensor) for value in state_dict.values()):
         return state_dict
     clone: Any = copy.copy(state_dict) if isinstance(state_dict, MutableMapping) else dict(state_dict)
     if hasattr(state_dict, "_metadata"):
         clone._metadata = copy.copy(state_dict._metadata)
-    consume_prefix_in_state_dict_if_present(clone, _PREFIX)
+    consume_prefix_in_state_dict_if_present(clone, prefix)
     return clone  # type: ignore[no-any-return]

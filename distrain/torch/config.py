@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -63,6 +64,9 @@ class TorchConfig(BackendConfig):
             raise TypeError(
                 f"TorchConfig.backend must be a str or None, got {self.backend!r} ({type(self.backend).__name__})"
             )
+        if self.init_method == "tcp":
+            warnings.warn('TorchConfig(init_method="tcp") is "env" here', UserWarning, stacklevel=3)
+            object.__setattr__(self, "init_method", "env")
         if self.init_method not in _INIT_METHODS:
             raise ValueError(f"TorchConfig.init_method must be one of {_INIT_METHODS}, got {self.init_method!r}")
         if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, (int, float)):
@@ -83,6 +87,8 @@ class TorchConfig(BackendConfig):
             raise RuntimeError(
                 "this process has a process group already: destroy it before fit(), or call train_func itself"
             )
+        device = f"cuda:{context.devices[0]}" if context.devices else "cpu"
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device)  # which accelerate and transformers take
         if context.devices:
             torch.cuda.set_device(context.devices[0])
         timeout = timedelta(seconds=self.timeout_s)

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from distrain.session import session_of
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
-from distrain.torch.reproducibility import loader_generator
+from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import shared, shares_already
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def prepare_data_loader(
     out, with more than one worker:
 
     - An order that is shuffled or not, by a DistributedSampler. Ranks get equally many samples; some come twice if that
-      does not come out even. Without ``set_epoch`` the order changes after each complete pass.
+      does not come out even. Without ``set_epoch`` the order changes after each complete pass, of which all ranks
+      have to make equally many.
     - An order of a sampler of your own (WeightedRandomSampler, RandomSampler with replacement, ...): all ranks draw the
       same order, seeded by the epoch, and each takes every n-th of it; see
       :class:`~distrain.torch.sampler.ShareSampler`. The sampler has to be made alike on every rank.
@@ -78,7 +79,7 @@ def _samplers(loader: DataLoader[Any], context: TrainContext) -> dict[str, Any]:
     order = loader.batch_sampler if batched else loader.sampler
     if shares_already(order):
         return {}
-    order = shared(order, context.world_size, context.world_rank)
+    order = shared(order, context.world_size, context.world_rank, order_seed())
     sampler = order.sampler if type(order) is BatchSampler else order
     return {"sampler": sampler, "batch_sampler": order if batched else None}
 

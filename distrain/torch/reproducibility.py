@@ -11,7 +11,7 @@ import torch
 
 from distrain.session import Session, session_of
 
-__all__ = ["enable_reproducibility", "loader_generator"]
+__all__ = ["enable_reproducibility", "loader_generator", "order_seed"]
 
 _SEEDS: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
 
@@ -20,8 +20,9 @@ def enable_reproducibility(seed: int = 0) -> None:
     """Seed Python's, numpy's and torch's random numbers, the same on every rank, and have torch choose deterministic
     algorithms. Call it at the top of train_func.
 
-    The workers of data loaders that pass :func:`prepare_data_loader` afterwards draw the same numbers in every run,
-    other ones in each worker of each rank. A loader's own ``generator`` and ``worker_init_fn`` are kept.
+    Data loaders that pass :func:`prepare_data_loader` afterwards are shuffled by this seed, and their workers draw the
+    same numbers in every run, other ones in each worker of each rank. A loader's own ``generator`` and
+    ``worker_init_fn`` are kept.
 
     torch raises RuntimeError for operations that have no deterministic algorithm, and what still makes runs differ is
     in its notes on reproducibility. Raises RuntimeError outside of a worker.
@@ -36,6 +37,11 @@ def enable_reproducibility(seed: int = 0) -> None:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+
+
+def order_seed() -> int:
+    """What shuffled orders start from, the same on all ranks; 0, as in a DistributedSampler, if nobody chose it."""
+    return _SEEDS.get(session_of("torch.prepare_data_loader"), 0)
 
 
 def loader_generator() -> torch.Generator | None:

@@ -29,29 +29,29 @@ def shares_already(sampler: Any) -> bool:
     )
 
 
-def shared(sampler: Any, world_size: int, rank: int) -> Any:
+def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
     """A sampler that gives this rank its share of what ``sampler`` gives, and has ``set_epoch()``.
 
     A :class:`CountingSampler` if all that was said about the order is whether it is shuffled; a plain BatchSampler over
     a shared sampler, with the batch size unchanged; otherwise a :class:`ShareSampler`, of batches if the sampler makes
-    batches. With one worker the order is ``sampler``'s own.
+    batches. With one worker the order is ``sampler``'s own. The seed must be the same on all ranks.
 
     Raises ValueError for a sampler without a length, which cannot be shared out evenly.
     """
     if type(sampler) is BatchSampler:
-        inner = shared(sampler.sampler, world_size, rank)
+        inner = shared(sampler.sampler, world_size, rank, seed)
         return BatchSampler(inner, sampler.batch_size, sampler.drop_last)
     if world_size == 1:
         return sampler if hasattr(sampler, "set_epoch") else WholeSampler(sampler)
     if _is_plain(sampler):
         shuffle = isinstance(sampler, RandomSampler)
-        return CountingSampler(sampler.data_source, num_replicas=world_size, rank=rank, shuffle=shuffle)
+        return CountingSampler(sampler.data_source, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)
     if not isinstance(sampler, Sized):
         raise ValueError(
             f"prepare_data_loader: the loader's sampler ({type(sampler).__name__}) has no len(), so that it cannot be "
             "shared out evenly; give each rank its share yourself, and pass add_dist_sampler=False"
         )
-    return ShareSampler(sampler, world_size, rank)
+    return ShareSampler(sampler, world_size, rank, seed)
 
 
 def _is_plain(sampler: Any) -> bool:
@@ -82,7 +82,8 @@ class WholeSampler(Sampler[Any]):
 
 class CountingSampler(DistributedSampler[Any]):
     """A DistributedSampler that goes on to the next epoch by itself, at the end of each complete pass, so that a
-    forgotten ``set_epoch()`` does not mean the same order for ever."""
+    forgotten ``set_epoch()`` does not mean the same order for ever. Where only some ranks make a complete pass, they
+    get out of step, and have to call it."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from self._share()
@@ -98,12 +99,12 @@ class ShareSampler(CountingSampler):
 
     Each rank has a copy of the sampler, made alike; that all copies give the same order is brought about by seeding
     what they draw from: the random state of torch, numpy and Python, and generators that are attributes of the sampler.
-    All are as before afterwards. The seed is the epoch. A sampler whose order depends on anything else that differs
-    among the ranks has to do its own sharing.
+    All are as before afterwards. They start from ``seed`` plus the epoch. A sampler whose order depends on anything
+    else that differs among the ranks has to do its own sharing.
     """
 
-    def __init__(self, sampler: Any, world_size: int, rank: int) -> None:
-        super().__init__(sampler, num_replicas=world_size, rank=rank, shuffle=False)
+    def __init__(self, sampler: Any, world_size: int, rank: int, seed: int = 0) -> None:
+        super().__init__(sampler, num_replicas=world_size, rank=rank, shuffle=False, seed=seed)
         self.sampler = sampler
 
     def _share(self) -> Iterable[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import without
 from distrain.torch.config import TorchConfig
 from distrain.trainer import DataParallelTrainer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchTrainer"]
 
 
+@without("dataset_config", "datasets", "preprocessor", "validation_config")
 class TorchTrainer(DataParallelTrainer):
     """Run a PyTorch training function on a group of workers that share a process group.
 
@@ -39,7 +41,7 @@ class TorchTrainer(DataParallelTrainer):
         if torch_backend is not None:
             if torch_config is not None:
                 raise TypeError("torch_backend is another name of torch_config; give one of them")
-            warnings.warn("torch_backend is an old name; use torch_config", DeprecationWarning, stacklevel=2)
+            warnings.warn("torch_backend is an old name; use torch_config", DeprecationWarning, stacklevel=3)
             torch_config = torch_backend
         if torch_config is not None and not isinstance(torch_config, TorchConfig):
             raise TypeError(

@@ -186,7 +186,7 @@ def test_all_ranks_stop_at_the_same_call_and_the_run_goes_on_next_time(
     running.ask(number)
     code, output, took_s = running.end()
     assert said in output
-    assert code == (-number if number == signal.SIGINT else 1)
+    assert code == (-number if number == signal.SIGINT else 143)
     assert took_s < 10.0  # of a grace of 30
     stopped_at = running.stopped_at()
     assert set(stopped_at) == {0, 1, 2, 3}
@@ -240,7 +240,7 @@ def train():
     wait_until_asked(running)
     code, output, _ = running.end()
     assert "PREEMPTED" in output
-    assert code == 1
+    assert code == 143
     assert set(running.stopped_at()) == {0, 1, 2}
 
 
@@ -289,7 +289,7 @@ def train():
     running.ask(signal.SIGTERM)
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
-    assert code == 1
+    assert code == 143
     assert 1.0 <= took_s < 6.0
     assert set(running.stopped_at()) == {0}
     assert {path.name for path in running.place.glob("unwound-*")} == {"unwound-1", "unwound-2"}
@@ -320,7 +320,7 @@ def train():
     running.ask(signal.SIGTERM)
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
-    assert code == 1
+    assert code == 143
     sigterm_s = float((running.place / "sigterm").read_text()) - asked
     lived_s = float((running.place / "lived").read_text()) - asked
     assert 1.0 <= sigterm_s < 3.0
@@ -344,7 +344,7 @@ def train():
     running.ask(signal.SIGTERM)
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
-    assert code == 1
+    assert code == 143
     assert took_s < 5.0
     assert len(list(running.place.glob("unwound-*"))) == 3
 
@@ -368,7 +368,7 @@ def train():
     running.ask(signal.SIGTERM)
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
-    assert code == 1
+    assert code == 143
     assert took_s < 10.0
     stopped_at = running.stopped_at()
     assert set(stopped_at) == {0, 1, 2}
@@ -397,7 +397,7 @@ def train():
     wait_until_asked(running)
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
-    assert code == 1
+    assert code == 143
     assert took_s < 10.0
     assert set(running.stopped_at()) == {0, 2}
 
@@ -425,7 +425,7 @@ def train():
     running.ask(numbers[1])
     code, output, took_s = running.end()
     assert "PREEMPTED the run was stopped by SIGTERM" in output
-    assert code == 1
+    assert code == 143
     assert took_s < 5.0
 
 
@@ -441,7 +441,7 @@ def test_without_workers_should_stop_hears_the_signal(start: Start, number: sign
     running.ask(number)
     code, output, took_s = running.end()
     assert said in output
-    assert code == (-number if number == signal.SIGINT else 1)
+    assert code == (-number if number == signal.SIGINT else 143)
     assert took_s < 5.0
     step = running.stopped_at()[0]
     assert files_of(Result.from_path(running.run).checkpoint) == {"step.txt": str(step)}
@@ -468,7 +468,7 @@ def train():
     running.ask(signal.SIGTERM)
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
-    assert code == 1
+    assert code == 143
     assert took_s < 5.0
     assert (running.place / "unwound-0").exists()
 

@@ -334,7 +334,7 @@ def test_sigterm_of_the_users_process_stops_the_run(launch: Launch, test_run_id:
     running = launch(way, grace_s=0.3)
     running.user.send_signal(signal.SIGTERM)
     code, output, took_s = running.end()
-    assert code == 1
+    assert code == 143
     assert "ENDED PreemptionError the run was stopped by SIGTERM" in output
     assert took_s < NOTHING_LEFT_WITHIN_S
     assert_nothing_is_left(running, test_run_id)

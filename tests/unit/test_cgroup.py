@@ -138,7 +138,7 @@ def test_a_path_may_have_a_colon(kernel: FakeKernel) -> None:
 def test_no_kill(kernel: FakeKernel) -> None:
     kernel.belong("0::/job")
     kernel.group("job", memory_max=1 << 20, memory_events="low 0\noom 0\noom_kill 2")
-    assert OomWatch().new_kill() is None
+    assert OomWatch().killed() is None
 
 
 @pytest.mark.parametrize(
@@ -153,21 +153,17 @@ def test_no_kill(kernel: FakeKernel) -> None:
     ],
     ids=["v2", "v1"],
 )
-def test_a_kill_in_our_group_has_its_limit_and_counts_once(
-    kernel: FakeKernel, own: str, path: str, files: dict[str, Any]
-) -> None:
+def test_a_kill_in_our_group_has_its_limit(kernel: FakeKernel, own: str, path: str, files: dict[str, Any]) -> None:
     def kills(number: int) -> None:
         kernel.group(path, **{name: str(text).format(number) for name, text in files.items()})
 
     kernel.belong(own)
     kills(2)
     watch = OomWatch()
-    assert watch.new_kill() is None
+    assert watch.killed() is None
     kills(3)
-    assert watch.new_kill() == 1 << 20
-    assert watch.new_kill() is None
-    kills(5)
-    assert watch.new_kill() == 1 << 20
+    assert watch.killed() == 1 << 20
+    assert watch.killed() == 1 << 20, "it is told of every rank of the attempt"
 
 
 def test_a_kill_in_a_group_above_us_has_the_limit_of_that(kernel: FakeKernel) -> None:
@@ -176,7 +172,7 @@ def test_a_kill_in_a_group_above_us_has_the_limit_of_that(kernel: FakeKernel) ->
     kernel.group("slice/job", memory_max=1 << 30, memory_events="oom_kill 0")
     watch = OomWatch()
     kernel.group("slice", memory_events="oom_kill 1")
-    assert watch.new_kill() == 1 << 20
+    assert watch.killed() == 1 << 20
 
 
 def test_v2_the_kill_is_also_counted_by_groups_without_a_limit(kernel: FakeKernel) -> None:
@@ -187,24 +183,22 @@ def test_v2_the_kill_is_also_counted_by_groups_without_a_limit(kernel: FakeKerne
     watch = OomWatch()
     kernel.group("slice", memory_events="oom_kill 1")
     kernel.group("slice/job", memory_events="oom_kill 1")
-    assert watch.new_kill() == 1 << 20
+    assert watch.killed() == 1 << 20
 
 
 def test_a_kill_somewhere_on_the_host(kernel: FakeKernel) -> None:
     watch = OomWatch()
     kernel.vmstat.write_text("nr_free_pages 5\noom_kill 4\n")
-    assert watch.new_kill() == 0
-    assert watch.new_kill() is None
+    assert watch.killed() == 0
 
 
-def test_a_kill_in_our_group_is_not_counted_again_for_the_host(kernel: FakeKernel) -> None:
+def test_a_kill_in_our_group_counts_before_one_on_the_host(kernel: FakeKernel) -> None:
     kernel.belong("0::/job")
     kernel.group("job", memory_max=1 << 20, memory_events="oom_kill 0")
     watch = OomWatch()
     kernel.group("job", memory_events="oom_kill 1")
     kernel.vmstat.write_text("oom_kill 4\n")
-    assert watch.new_kill() == 1 << 20
-    assert watch.new_kill() is None
+    assert watch.killed() == 1 << 20
 
 
 def test_files_that_are_not_there_or_disappear_are_no_kill(kernel: FakeKernel) -> None:
@@ -213,11 +207,11 @@ def test_files_that_are_not_there_or_disappear_are_no_kill(kernel: FakeKernel) -
     watch = OomWatch()
     (folder / "memory.events").unlink()
     kernel.vmstat.unlink()
-    assert watch.new_kill() is None
+    assert watch.killed() is None
 
 
 def test_this_machine_has_something_to_say_or_nothing() -> None:
     quota, limit = cpu_quota(), memory_limit()
     assert quota is None or quota > 0
     assert limit is None or limit > 1 << 20
-    assert OomWatch().new_kill() in (None, 0, limit)
+    assert OomWatch().killed() in (None, 0, limit)

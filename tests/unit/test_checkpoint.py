@@ -240,3 +240,18 @@ def test_a_subclass_takes_over_what_a_checkpoint_holds(tmp_path: Path) -> None:
 
 def test_there_is_no_preprocessor() -> None:
     assert Checkpoint.from_dict({}).get_preprocessor() is None  # type: ignore[func-returns-value]
+
+
+def test_urls_other_than_of_files_are_refused(tmp_path: Path) -> None:
+    assert Checkpoint(tmp_path.as_uri()).path == str(tmp_path)
+    assert Checkpoint.from_directory(tmp_path.as_uri()).uri == tmp_path.as_uri()
+    assert Checkpoint.from_dict({}).uri is None
+    with pytest.raises(CheckpointError, match="s3://bucket/run"):
+        Checkpoint("s3://bucket/run")
+    with pytest.raises(CheckpointError, match="only local and shared directories"):
+        Checkpoint(tmp_path, filesystem=object())  # type: ignore[arg-type]
+
+
+def test_metadata_that_is_no_json_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="JSON"):
+        Checkpoint.from_dict({}).set_metadata({"a": object()})

@@ -105,6 +105,22 @@ def test_text_without_carriage_returns_waits_for_its_line_end(
     assert capsys.readouterr().out == "[rank 3] Epoch 1 ... done\n"
 
 
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"\x1b[31mred\x1b[0m\n", "\x1b[31mred\x1b[0m"),
+        (b"\x1b[A\x1b[2Jup and clear\x1b[K\n", "up and clear"),
+        (b"\x1b]0;title\x07text\n", "text"),
+        (b"\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n", "link"),
+        (b"a\x00\x0e\x07b\x7f\tc\n", "ab\tc"),
+        (b"\x1bcreset, cut \x1b\n", "reset, cut "),
+    ],
+)
+def test_a_rank_cannot_move_about_on_the_console(capsys: Console, log: Path, data: bytes, line: str) -> None:
+    assert shown(capsys, log, data) == [f"[rank 3] {line}"]
+    assert log.read_bytes() == data
+
+
 def test_windows_line_ends_are_line_ends(capsys: Console, log: Path) -> None:
     assert shown(capsys, log, b"one\r\ntwo\r\n") == ["[rank 3] one", "[rank 3] two"]
 
@@ -139,9 +155,7 @@ def test_a_console_that_lacks_a_character_does_not_end_the_run(
 
 @given(
     lines=st.lists(
-        st.text(
-            st.characters(exclude_characters="\r\n\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", codec="utf-8"), max_size=20
-        )
+        st.text(st.characters(exclude_categories=["Cc"], exclude_characters="\u2028\u2029", codec="utf-8"), max_size=20)
     ),
     data=st.data(),
 )
@@ -177,8 +191,10 @@ def test_the_file_holds_the_raw_bytes_of_both_streams(output: RankOutput, log: P
     output.feed(1, b" 10%\r 50%\xff")
     output.feed(2, b"warning\n")
     output.note("a traceback\n")
+    output.feed(1, b"100%")
+    output.note("another\n")
     output.close()
-    assert log.read_bytes() == b" 10%\r 50%\xffwarning\na traceback\n"
+    assert log.read_bytes() == b" 10%\r 50%\xffwarning\na traceback\n100%\nanother\n"
 
 
 def test_a_note_is_not_shown(capsys: Console, output: RankOutput) -> None:

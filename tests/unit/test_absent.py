@@ -1,0 +1,106 @@
+"""What Ray Train has and distrain has not: accepted where it makes no difference, else one clear line."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+import distrain
+from distrain import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+from distrain.absent import IGNORED, MISSING
+from distrain.torch import TorchConfig, TorchTrainer
+
+
+def train() -> None: ...
+
+
+CONSTRUCTORS: list[tuple[Any, dict[str, Any], list[str]]] = [
+    (ScalingConfig, {}, ["label_selector", "use_tpu", "elastic_resize_monitor_interval_s"]),
+    (FailureConfig, {}, ["controller_failure_limit", "fail_fast", "max_preemption_failures"]),
+    (CheckpointConfig, {}, ["checkpoint_at_end", "checkpoint_frequency"]),
+    (RunConfig, {}, ["local_dir", "log_to_file", "progress_reporter", "stop", "storage_filesystem", "sync_config"]),
+    (
+        DataParallelTrainer,
+        {"train_loop_per_worker": train},
+        ["datasets", "dataset_config", "preprocessor", "validation_config"],
+    ),
+    (TorchTrainer, {"train_loop_per_worker": train}, ["datasets", "dataset_config", "validation_config"]),
+]
+CASES = [
+    pytest.param(make, own, name, id=f"{make.__name__}-{name}") for make, own, names in CONSTRUCTORS for name in names
+]
+
+
+@pytest.mark.parametrize(("make", "own", "name"), CASES)
+def test_an_argument_of_rays_is_explained(make: Any, own: dict[str, Any], name: str) -> None:
+    if name in MISSING:
+        with pytest.raises(TypeError) as raised:
+            make(**own, **{name: 5})
+        assert str(raised.value) == f"{make.__name__}({name}=...): {MISSING[name]}"
+    else:
+        with pytest.warns(UserWarning, match="has no effect") as warned:
+            make(**own, **{name: 5})
+        assert IGNORED[name] in str(warned[0].message)
+        assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize(("make", "own", "name"), CASES)
+def test_its_default_is_accepted(make: Any, own: dict[str, Any], name: str) -> None:
+    make(**own, **{name: None})
+
+
+def test_other_names_are_refused_as_ever() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nmae'"):
+        RunConfig(nmae="x")  # type: ignore[call-arg]
+
+
+def test_a_class_keeps_its_signature_and_its_copies() -> None:
+    from dataclasses import replace
+    from inspect import signature
+
+    assert "num_workers" in signature(ScalingConfig).parameters
+    assert replace(RunConfig(name="a"), name="b") == RunConfig(name="b")
+
+
+@pytest.mark.parametrize("name", ["get_dataset_shard", "SyncConfig", "TRAIN_DATASET_KEY", "get_preemption_info"])
+def test_a_name_of_rays_is_explained(name: str) -> None:
+    with pytest.warns(UserWarning, match=name) as warned, pytest.raises(AttributeError, match="no attribute") as raised:
+        getattr(distrain, name)
+    assert MISSING[name] in str(raised.value)
+    assert warned[0].filename == __file__
+
+
+def test_importing_a_name_of_rays_shows_the_sentence() -> None:
+    with pytest.warns(UserWarning, match="Ray Data"), pytest.raises(ImportError):
+        from distrain import get_dataset_shard  # type: ignore[attr-defined] # noqa: F401
+
+
+def test_any_other_name_is_just_not_there() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not hasattr(distrain, "whatever")
+
+
+def test_no_sentence_is_for_a_name_that_is_there() -> None:
+    assert not (MISSING.keys() | IGNORED.keys()) & {*distrain.__all__, *distrain._MODULES}
+    assert not MISSING.keys() & IGNORED.keys()
+
+
+@pytest.mark.parametrize("trainer", [DataParallelTrainer, TorchTrainer])
+def test_restore_names_the_way_to_continue(trainer: Any, tmp_path: Any) -> None:
+    with pytest.raises(TypeError, match=r"RunConfig\(name='run', storage_path=...\)"):
+        trainer.restore(f"{tmp_path}/run/")
+    assert not trainer.can_restore(tmp_path / "run")
+
+
+def test_init_method_tcp_is_env() -> None:
+    with pytest.warns(UserWarning, match='is "env" here'):
+        assert TorchConfig(init_method="tcp").init_method == "env"
+
+
+def test_resources_as_ray_counts_them() -> None:
+    scaling = ScalingConfig(num_workers=4, resources_per_worker={"CPU": 2, "TPU": 0})
+    assert scaling.total_resources == {"CPU": 8}
+    assert (scaling.num_cpus_per_worker, scaling.num_gpus_per_worker) == (2, 0)
