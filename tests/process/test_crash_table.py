@@ -496,3 +496,25 @@ def test_the_table_is_complete() -> None:
     assert {cell.ranks for cell in table} == set(RANKS)
     every = [Cell(failure=f, place=p, ranks=r) for f, p, r in itertools.product(FAILURES, PLACES, RANKS)]
     assert all(any(is_out(cell) for cell in every) for is_out, _ in LEFT_OUT)
+
+
+def test_a_child_that_the_kernel_has_killed_is_told_with_its_ranks_exception(
+    memory_group: Path, tmp_path: Path
+) -> None:
+    """As with the workers of a DataLoader, also if the rank then has to be killed while it leaves."""
+
+    def train(config: dict[str, Any]) -> None:
+        if distrain.get_context().get_world_rank() == 1:
+            atexit.register(time.sleep, 1000)
+            eat = "taken = []\nwhile True: taken.append(bytearray(b'x') * (4 << 20))"
+            raise RuntimeError(f"the child ended with {subprocess.run([sys.executable, '-c', eat]).returncode}")
+        meet()
+
+    transport = make_fake_ssh(tmp_path, f"echo $$ > {memory_group}/cgroup.procs\n{SSH_THAT_EXECUTES}")
+    work = FunctionWork(function=train, config={}, backend=BackendConfig())
+    with pytest.raises(distrain.WorkerGroupError) as raised:
+        run_work(work, ScalingConfig(num_workers=2), RunConfig(storage_path=tmp_path), transports=[transport])
+    text = str(raised.value)
+    assert text.startswith("rank 1 on ")
+    assert "RuntimeError: the child ended with -9 (meanwhile, the kernel killed a process for lack of memory" in text
+    assert f"the cgroup allows {GROUP_BYTES >> 20} MiB" in text

@@ -308,6 +308,44 @@ def test_a_crash_in_native_code_shows_the_users_line(any_fit: Fit) -> None:
     assert "execution.py" not in text
 
 
+class Slow(Exception):
+    def __str__(self) -> str:
+        began = time.monotonic()
+        while time.monotonic() < began + 0.5:
+            pass
+        return "slow text"
+
+
+def raise_with_an_alarm_to_come() -> None:
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    raise Slow
+
+
+def return_with_alarms_to_come() -> str:
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.001)
+    return "done"
+
+
+def ring(number: int, frame: object) -> None:
+    raise RuntimeError("alarm")
+
+
+def test_a_signal_handler_that_raises_too_late_does_not_hide_the_failure(any_fit: Fit) -> None:
+    """As torch's for the workers of a DataLoader may do."""
+    text = str(failure(any_fit, raise_with_an_alarm_to_come))
+    assert "Slow: slow text" in text
+    assert "alarm" not in text.replace("raise_with_an_alarm_to_come", "")
+
+
+def test_a_signal_handler_that_raises_too_late_does_not_spoil_a_success(
+    any_fit: Fit, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert any_fit(return_with_alarms_to_come).return_value == "done"
+    assert "could not be started" not in capfd.readouterr().err
+
+
 def test_a_sigterm_from_elsewhere_is_told_as_such(any_fit: Fit) -> None:
     def be_ended() -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain import Result
+from distrain import PreemptionError, Result
 from tests.conftest import wait_until
 from tests.process.conftest import files_of, records
 
@@ -262,6 +262,27 @@ def test_the_command_line_exits_with_143(start: Start) -> None:
     code, output, _ = running.end()
     assert code == 143, output
     assert set(running.stopped_at()) == {0, 1}
+
+
+def test_a_failure_while_stopping_is_told(start: Start) -> None:
+    source = """
+def train():
+    here("trains")
+    while not distrain.should_stop():
+        time.sleep(0.001)
+    if distrain.get_context().get_world_rank() == 1:
+        raise OSError(28, "No space left on device")
+"""
+    running = start(source)
+    running.wait_for("trains-0", "trains-1", "trains-2")
+    running.ask(signal.SIGTERM)
+    code, output, _ = running.end()
+    assert code == 143
+    assert "meanwhile, there was a failure:" in output
+    assert "rank 1 on localhost: OSError: [Errno 28] No space left on device" in output
+    error = Result.from_path(running.run).error
+    assert isinstance(error, PreemptionError)
+    assert "No space left on device" in str(error)
 
 
 # -- not all of them listen ------------------------------------------------------------------------------------------
