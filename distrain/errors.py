@@ -97,10 +97,10 @@ class TrainingFailedError(DistrainError):
 class WorkerGroupError(TrainingFailedError):
     """At least one rank failed.
 
-    worker_failures: each failed rank's original exception, or a stand-in that says how the process died. culprit: the
-        rank to blame; what it raised is also the ``__cause__``. failures: the facts of each, culprit first. stopped:
-        the ranks that distrain stopped; where: the places at which they were, in lines. last_lines: by rank, what
-        failed ranks printed last.
+    worker_failures: each failed rank's original exception, or a StandInError that says how the process died. culprit:
+        the rank to blame; what it raised is also the ``__cause__``. failures: the facts of each, culprit first.
+        stopped: the ranks that distrain stopped; where: the places at which they were, in lines. last_lines: by rank,
+        what failed ranks printed last.
     """
 
     def __init__(
@@ -132,8 +132,12 @@ class WorkerGroupError(TrainingFailedError):
     @property
     def original(self) -> BaseException | None:
         """The exception that the culprit raised; None if it did not end by one, or if it cannot be pickled."""
-        raised = any(failure.rank == self.culprit and failure.payload for failure in self.failures)
-        return self.worker_failures.get(self.culprit) if raised else None
+        error = self.worker_failures.get(self.culprit)
+        return None if isinstance(error, StandInError) else error
+
+
+class StandInError(RuntimeError):
+    """Among ``worker_failures``, for a rank that did not end by an exception, or by one that cannot be pickled."""
 
 
 class HangError(WorkerGroupError):

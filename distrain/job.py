@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from distrain.errors import JobError
+from distrain.errors import JobError, StandInError
 
 if TYPE_CHECKING:
     from distrain.backend import BackendConfig
@@ -426,5 +426,5 @@ def original(failure: RankFailure) -> BaseException:
     except Exception:
         error = None
     if not isinstance(error, BaseException):
-        error = RuntimeError(f"rank {failure.rank} on {failure.host}: {failure.summary}")
+        error = StandInError(f"rank {failure.rank} on {failure.host}: {failure.summary}")
     return error

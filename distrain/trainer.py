@@ -30,6 +30,7 @@ from distrain.errors import (
     LaunchError,
     PreemptionError,
     ResourcesError,
+    StandInError,
     TrainingFailedError,
     WorkerGroupError,
 )
@@ -399,7 +400,7 @@ class _Run:
         found = failures.hang_failures(hosts, hung.suspects, after_s=hung.after_s)
         return HangError(
             "\n".join([*lines, *self._postscript(end, result)]),
-            worker_failures={failure.rank: RuntimeError(failure.summary) for failure in found},
+            worker_failures={failure.rank: StandInError(failure.summary) for failure in found},
             culprit=found[0].rank,
             failures=found,
             stopped=end.stopped_ranks,

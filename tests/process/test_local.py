@@ -475,7 +475,7 @@ def test_a_signal_unwinds_and_leaves_an_unfinished_run(
     lines = user_script(SIGNALLED, number, str(storage), timeout_s=30).stdout.splitlines()
     assert lines[0] == "unwound"
     assert lines[1].startswith(raised)
-    assert lines[2] == str({"step": 1} if number == "SIGTERM" else None)
+    assert lines[-1] == str({"step": 1} if number == "SIGTERM" else None)
     assert run_json(storage / "run")["status"] == "aborted"
     assert len(list((storage / "run").glob("checkpoint_*"))) == 1
 
