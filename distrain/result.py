@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import warnings
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +17,14 @@ import cloudpickle
 from distrain.checkpoint import Checkpoint
 from distrain.config import CheckpointConfig
 from distrain.errors import StorageError, TrainingFailedError
-from distrain.rounds import best_first
+from distrain.rounds import best_first, score
 from distrain.storage import CommittedCheckpoint, RunPaths, checkpoint_metrics, read_manifest, read_metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pandas
+    from fsspec import AbstractFileSystem
 
 __all__ = ["Result"]
 
@@ -70,7 +75,7 @@ class Result:
         metrics = None
         for record in read_metrics(paths):
             metrics = record["metrics"]
-        committed = [CommittedCheckpoint(folder, checkpoint_metrics(folder)) for folder in paths.checkpoints()]
+        committed = list(_readable(paths))
         return make_result(
             paths,
             committed,
@@ -80,11 +85,50 @@ class Result:
             return_value=_unpickle(paths.return_value),
         )
 
+    @property
+    def filesystem(self) -> AbstractFileSystem:
+        """Where ``path`` is."""
+        import fsspec
+
+        return fsspec.filesystem("file")
+
+    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
+        """Of the ``best_checkpoints``, the one with the largest (``mode="max"``) or smallest (``"min"``) metric;
+        ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. NaN is never the best.
+
+        Raises ValueError for another mode, RuntimeError if there is no checkpoint, or none with that metric.
+        """
+        if mode not in ("max", "min"):
+            raise ValueError(f'get_best_checkpoint: mode must be "max" or "min", got {mode!r}')
+        if not self.best_checkpoints:
+            raise RuntimeError(f"there is no checkpoint in {self.path}")
+        scored = [(score(metrics, metric, mode), checkpoint) for checkpoint, metrics in self.best_checkpoints]
+        best, checkpoint = max(scored, key=lambda pair: pair[0])
+        if best == -math.inf:
+            known = sorted({name for _, metrics in self.best_checkpoints for name in _flat(metrics)})
+            raise RuntimeError(f"no checkpoint has a metric {metric!r}; there are {', '.join(known) or 'none'}")
+        return checkpoint
+
     def __repr__(self) -> str:
         lines = [f"path={self.path!r}", f"metrics={self.metrics!r}", f"checkpoint={self.checkpoint!r}"]
         if self.error is not None:
             lines.insert(0, f"error={type(self.error).__name__}")
         return "Result(\n  " + ",\n  ".join(lines) + "\n)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows: dict[str, Any] = {} if self.error is None else {"error": self.error}
+        rows |= {"path": self.path, "checkpoint": self.checkpoint, **_flat(self.metrics or {})}
+        cells = (f"<tr><th>{escape(n)}</th><td><pre>{escape(str(value))}</pre></td></tr>" for n, value in rows.items())
+        return f"<table>{''.join(cells)}</table>"
+
+
+def _readable(paths: RunPaths) -> Iterator[CommittedCheckpoint]:
+    for folder in paths.checkpoints():
+        try:
+            yield CommittedCheckpoint(folder, checkpoint_metrics(folder))
+        except StorageError as error:
+            warnings.warn(f"passed over: {error}", stacklevel=3)
 
 
 def make_result(

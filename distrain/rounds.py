@@ -28,6 +28,7 @@ __all__ = [
     "Rounds",
     "Say",
     "best_first",
+    "score",
     "surplus",
 ]
 

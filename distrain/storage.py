@@ -6,6 +6,7 @@
         run.json                    what ran, when, how it ended
         metrics.jsonl               every report of every rank, one line each
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
+        checkpoint_000000.damaged/  one whose files were not what its manifest said when the run went on
         logs/attempt_0/rank_0.log   what each rank wrote
         stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
         error.json, error.pkl       why it failed
@@ -30,6 +31,7 @@ import shutil
 import time
 import uuid
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -50,13 +52,17 @@ __all__ = [
     "choose_run",
     "copy_file",
     "crc32_of",
+    "damage_of",
     "list_files",
     "open_run",
 ]
 
 _DEFAULT_STORAGE = "~/distrain_results"
 _CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})$")
+_NUMBERED = re.compile(r"checkpoint_(\d{6,})(?:\.damaged)?$")
 _COPY_BYTES = 4 << 20
+_READERS = 4
+"""Threads that check files; crc32 runs without the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,11 @@ class RunPaths:
             found = [p for p in self.root.iterdir() if _CHECKPOINT_NAME.match(p.name) and p.is_dir()]
             return sorted(found, key=lambda path: int(path.name.rpartition("_")[2]))
         return []
+
+    def next_index(self) -> int:
+        """The number of the next checkpoint: no name is used twice."""
+        found = (_NUMBERED.match(path.name) for path in self.root.iterdir())
+        return max((int(match[1]) + 1 for match in found if match), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +206,9 @@ class RunStore:
             except OSError as error:
                 raise StorageError(f"cannot use the run directory {root}: {error}") from error
             self._sweep()
-            self.committed = [CommittedCheckpoint(path, checkpoint_metrics(path)) for path in self.paths.checkpoints()]
+            self._next_index = self.paths.next_index()
+            self.committed = self._intact()
             undo.pop_all()
-        self._next_index = self.committed[-1].index + 1 if self.committed else 0
 
     def _lock(self) -> int:
         fd = os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -219,6 +230,26 @@ class RunStore:
     def _sweep(self) -> None:
         """Half-written checkpoints and half-done deletions of earlier runs: nobody can be writing them now."""
         shutil.rmtree(self.paths.staging, ignore_errors=True)
+
+    def _intact(self) -> list[CommittedCheckpoint]:
+        """The checkpoints of an earlier part of the run, without those that were damaged since. All bytes of the latest
+        are looked at, since the run goes on from it; of the others, the manifest."""
+        found: list[CommittedCheckpoint] = []
+        damaged: list[str] = []
+        for path in reversed(self.paths.checkpoints()):
+            try:
+                damage = damage_of(path, thoroughly=not found)
+            except OSError as error:
+                raise StorageError(f"cannot read the checkpoint {path}: {error}") from error
+            if damage is None:
+                found.append(CommittedCheckpoint(path, checkpoint_metrics(path)))
+            else:
+                aside = path.with_name(f"{path.name}.damaged")
+                path.rename(aside)
+                damaged.append(f"{path} is damaged: {damage}; it is called {aside.name} from now on")
+        for text in damaged:
+            warn(text)
+        return found[::-1]
 
     def close(self) -> None:
         """Flush everything and give the directory free."""
@@ -325,6 +356,36 @@ def _open_lines(path: Path) -> IO[str]:
     if end < size:
         file.truncate(end)
     return file
+
+
+def damage_of(path: Path, *, thoroughly: bool = True) -> str | None:
+    """What is wrong with a committed checkpoint; None if its files are what its manifest says, metadata aside, which
+    may be changed at any time. ``thoroughly``: look at the files' bytes, too. Raises OSError if it cannot be read."""
+    try:
+        manifest = json.loads((path / MANIFEST_FILE).read_text())
+        files = {name: (fact["size"], fact["crc32"]) for name, fact in manifest["files"].items()}
+        manifest["metrics"].items()
+    except FileNotFoundError:
+        return f"{MANIFEST_FILE} is missing"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
+    files.pop(METADATA_FILE, None)
+    for name, (size, _) in files.items():
+        try:
+            found = (path / name).stat().st_size
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if found != size:
+            return f"{name} has {found} bytes instead of {size}"
+    return _changed_file(path, {name: crc32 for name, (_, crc32) in files.items()}) if thoroughly else None
+
+
+def _changed_file(path: Path, crc32s: Mapping[str, str]) -> str | None:
+    with ThreadPoolExecutor(_READERS) as pool:
+        for name, (_, crc32) in zip(crc32s, pool.map(lambda name: crc32_of(path / name), crc32s), strict=True):
+            if f"{crc32:08x}" != crc32s[name]:
+                return f"{name} has changed since it was committed"
+    return None
 
 
 def checkpoint_metrics(path: Path) -> dict[str, Any]:

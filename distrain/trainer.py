@@ -20,7 +20,7 @@ from distrain import failures, job, local
 from distrain.absent import without
 from distrain.backend import BackendConfig
 from distrain.callbacks import Callbacks, RunContext
-from distrain.checkpoint import Checkpoint
+from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.config import RunConfig, ScalingConfig
 from distrain.coordinator import Coordinator
 from distrain.errors import (
@@ -38,7 +38,7 @@ from distrain.events import Hung, RunEnd, RunRequest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.states import RunState
-from distrain.storage import RunStore, open_run, read_manifest, write_atomically
+from distrain.storage import RunStore, damage_of, open_run, read_manifest, write_atomically
 from distrain.transport import LocalTransport, Transport
 from distrain.version import __version__
 
@@ -55,7 +55,8 @@ class DataParallelTrainer:
     train_loop_per_worker: function with no argument or one, the config. It runs in the main thread of every worker.
     train_loop_config: handed to it, ``{}`` by default; it is pickled once per run, so keep large objects out of it.
     backend_config: the framework's settings and hooks.
-    resume_from_checkpoint: where a *new* run starts from; a run that goes on prefers its own latest checkpoint.
+    resume_from_checkpoint: where a *new* run starts from, a checkpoint or the path of one; a run that goes on prefers
+        its own latest checkpoint.
     metadata: JSON that ``get_context().get_metadata()`` returns, and that every checkpoint of the run gets.
 
     Raises TypeError or ValueError for bad arguments.
@@ -69,7 +70,7 @@ class DataParallelTrainer:
         backend_config: BackendConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
-        resume_from_checkpoint: Checkpoint | None = None,
+        resume_from_checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._work = job.FunctionWork(
@@ -79,6 +80,8 @@ class DataParallelTrainer:
         )
         self._scaling = _instance("scaling_config", scaling_config, ScalingConfig, ScalingConfig())
         self._run = _instance("run_config", run_config, RunConfig, RunConfig())
+        if isinstance(resume_from_checkpoint, (str, os.PathLike)):
+            resume_from_checkpoint = Checkpoint(resume_from_checkpoint)
         self._resume_from = _instance("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, None)
         self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
 
@@ -113,6 +116,20 @@ def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
         wanted = "dict" if kind is Mapping else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         raise TypeError(f"{name} must be a {wanted}, got {value!r:.80} ({type(value).__name__})")
     return value
+
+
+def _check_intact(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a checkpoint that is not there, or is damaged."""
+    if not checkpoint.exists():
+        raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
+    folder = Path(checkpoint.path)
+    if checkpoint.path and (folder / MANIFEST_FILE).exists():
+        try:
+            damage = damage_of(folder)
+        except OSError as error:
+            damage = f"it cannot be read: {error}"
+        if damage is not None:
+            raise CheckpointError(f"resume_from_checkpoint: {folder} is damaged: {damage}")
 
 
 def _json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,8 +231,8 @@ class _Run:
 
     def train(self) -> Result:
         resume_from = self._asked.resume_from
-        if resume_from is not None and not resume_from.exists():
-            raise CheckpointError(f"resume_from_checkpoint: there is no directory {resume_from.path}")
+        if resume_from is not None:
+            _check_intact(resume_from)
         request = self._asked.request(
             self._run_id,
             self._store.paths.root,

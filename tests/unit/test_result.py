@@ -155,3 +155,47 @@ def test_repr_is_readable() -> None:
 def test_what_cannot_be_pickled_is_left_out() -> None:
     assert pickle_or_none(sys._getframe()) is None
     assert pickle.loads(pickle_or_none({"a": 1}) or b"") == {"a": 1}
+
+
+# -- the best checkpoint ---------------------------------------------------------------------------------------------
+
+LOSSES: list[dict[str, Any]] = [{"loss": 2.0, "eval": {"acc": 0.1}}, {"loss": math.nan}, {"loss": 1.0}, {"x": 1}]
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "best"), [("loss", "min", 2), ("loss", "max", 0), ("eval/acc", "min", 0), ("x", "max", 3)]
+)
+def test_the_best_checkpoint_by_any_metric(write_run: Write, metric: str, mode: str, best: int) -> None:
+    result = Result.from_path(write_run([], LOSSES))
+    assert Path(result.get_best_checkpoint(metric, mode).path).name == f"checkpoint_00000{best}"
+
+
+def test_a_best_checkpoint_that_cannot_be_had_is_explained(write_run: Write) -> None:
+    result = Result.from_path(write_run([], LOSSES))
+    with pytest.raises(ValueError, match='must be "max" or "min"'):
+        result.get_best_checkpoint("loss", "best")
+    with pytest.raises(RuntimeError, match="no checkpoint has a metric 'acc'; there are eval/acc, loss, x"):
+        result.get_best_checkpoint("acc", "max")
+
+
+def test_without_checkpoints_there_is_no_best_one(write_run: Write) -> None:
+    with pytest.raises(RuntimeError, match="there is no checkpoint in"):
+        Result.from_path(write_run([])).get_best_checkpoint("loss", "max")
+
+
+def test_a_damaged_checkpoint_is_passed_over(write_run: Write) -> None:
+    root = write_run([], [{"loss": 2}, {"loss": 1}])
+    (root / "checkpoint_000001" / ".manifest.json").write_text("{")
+    with pytest.warns(UserWarning, match="passed over: .*checkpoint_000001 is damaged"):
+        assert scores(Result.from_path(root)) == [2]
+
+
+def test_a_notebook_shows_a_table(write_run: Write) -> None:
+    html = Result.from_path(write_run([{"loss": 2, "eval": {"<b>": 1}}]))._repr_html_()
+    assert "<th>loss</th><td><pre>2</pre></td>" in html
+    assert "<th>eval/&lt;b&gt;</th>" in html
+
+
+def test_the_file_system_has_the_run(write_run: Write) -> None:
+    result = Result.from_path(write_run([]))
+    assert result.filesystem.exists(result.path)

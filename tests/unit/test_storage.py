@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import zlib
@@ -17,10 +18,19 @@ from distrain import storage
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import StorageError
 from distrain.rounds import Commit, CommittedFile
-from distrain.storage import CommittedCheckpoint, RunPaths, RunStore, choose_run, copy_file, crc32_of, list_files
+from distrain.storage import (
+    CommittedCheckpoint,
+    RunPaths,
+    RunStore,
+    choose_run,
+    copy_file,
+    crc32_of,
+    damage_of,
+    list_files,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 HOLD_THE_LOCK = """
@@ -151,18 +161,91 @@ def test_a_staging_directory_of_another_generation_is_another_one(root: Path) ->
     second.close()
 
 
-def test_a_damaged_checkpoint_is_named(root: Path) -> None:
-    (root / "checkpoint_000000").mkdir(parents=True)
-    with pytest.raises(StorageError, match="checkpoint_000000 is damaged"):
-        RunStore(root)
-
-
 def test_a_store_that_could_not_be_opened_holds_no_lock(root: Path) -> None:
-    (root / "checkpoint_000000").mkdir(parents=True)
-    with pytest.raises(StorageError):
+    (root / "checkpoint_000000" / MANIFEST_FILE).mkdir(parents=True)  # which reading cannot be done
+    with pytest.raises(StorageError, match=r"cannot read the checkpoint .*checkpoint_000000: .*directory"):
         RunStore(root)
+    (root / "checkpoint_000000" / MANIFEST_FILE).rmdir()
     (root / "checkpoint_000000").rmdir()
     RunStore(root).close()
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (lambda folder: os.truncate(folder / "model.pt", 3), "model.pt has 3 bytes instead of 7"),
+    "flipped": (
+        lambda folder: rewrite(folder / "model.pt", lambda data: bytes([data[0] ^ 1]) + data[1:]),
+        "model.pt has changed since it was committed",
+    ),
+    "missing": (lambda folder: (folder / "model.pt").unlink(), "model.pt is missing"),
+    "no manifest": (lambda folder: (folder / MANIFEST_FILE).unlink(), f"{MANIFEST_FILE} is missing"),
+    "half a manifest": (
+        lambda folder: rewrite(folder / MANIFEST_FILE, lambda data: data[:20]),
+        f"{MANIFEST_FILE} cannot be understood",
+    ),
+    "another manifest": (
+        lambda folder: rewrite(folder / MANIFEST_FILE, lambda data: b'{"files": []}'),
+        f"{MANIFEST_FILE} cannot be understood",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_and_its_number_is_not_used_again(
+    root: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = RunStore(root)
+    commit(first, 1, step=1)
+    damage, said = DAMAGES[kind]
+    damage(commit(first, 2, step=2).path)
+    first.close()
+    store = RunStore(root)
+    assert [(saved.path.name, saved.metrics) for saved in store.committed] == [("checkpoint_000000", {"step": 1})]
+    assert (root / "checkpoint_000001.damaged").is_dir()
+    assert f"checkpoint_000001 is damaged: {said}" in capsys.readouterr().err
+    assert commit(store, 1).path.name == "checkpoint_000002"
+    store.close()
+
+
+def test_several_damaged_checkpoints_are_passed_over(root: Path) -> None:
+    first = RunStore(root)
+    folders = [commit(first, ordinal).path for ordinal in (1, 2, 3)]
+    first.close()
+    for folder in folders[1:]:
+        DAMAGES["flipped"][0](folder)
+    store = RunStore(root)
+    assert [saved.path for saved in store.committed] == folders[:1]
+    store.close()
+
+
+def test_what_users_may_change_is_no_damage(root: Path) -> None:
+    first = RunStore(root)
+    first.metadata = {"seed": 1}
+    folder = commit(first).path
+    first.close()
+    Checkpoint(folder).update_metadata({"note": "good"})
+    (folder / "notes.txt").write_text("mine")
+    assert damage_of(folder) is None
+    store = RunStore(root)
+    assert len(store.committed) == 1
+    store.close()
+
+
+def test_of_older_checkpoints_only_the_manifest_is_looked_at(root: Path) -> None:
+    first = RunStore(root)
+    older, _ = commit(first, 1).path, commit(first, 2).path
+    first.close()
+    DAMAGES["flipped"][0](older)
+    store = RunStore(root)
+    assert len(store.committed) == 2
+    store.close()
+    assert damage_of(older) == "model.pt has changed since it was committed"
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------
