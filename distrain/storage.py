@@ -6,7 +6,7 @@
         run.json                    what ran, when, how it ended
         metrics.jsonl               every report of every rank, one line each
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
-        checkpoint_000000.damaged/  one whose files were not what its manifest said when the run went on
+        damaged-checkpoint_000001/  one whose files were not what its manifest said when the run went on
         logs/attempt_0/rank_0.log   what each rank wrote
         stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
         error.json, error.pkl       why it failed
@@ -59,7 +59,7 @@ __all__ = [
 
 _DEFAULT_STORAGE = "~/distrain_results"
 _CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})$")
-_NUMBERED = re.compile(r"checkpoint_(\d{6,})(?:\.damaged)?$")
+_NUMBERED = re.compile(r"(?:damaged-)?checkpoint_(\d{6,})$")
 _COPY_BYTES = 4 << 20
 _READERS = 4
 """Threads that check files; crc32 runs without the GIL."""
@@ -244,7 +244,7 @@ class RunStore:
             if damage is None:
                 found.append(CommittedCheckpoint(path, checkpoint_metrics(path)))
             else:
-                aside = path.with_name(f"{path.name}.damaged")
+                aside = path.with_name(f"damaged-{path.name}")
                 path.rename(aside)
                 damaged.append(f"{path} is damaged: {damage}; it is called {aside.name} from now on")
         for text in damaged:

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 import distrain
-from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, StorageError, WorkerGroupError
+from distrain import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointError,
+    FailureConfig,
+    Result,
+    StorageError,
+    WorkerGroupError,
+)
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, reported
 
@@ -285,6 +293,50 @@ def test_an_unfinished_run_of_the_same_name_goes_on(any_fit: Fit, capsys: pytest
     assert [metrics["epoch"] for metrics in reported(result.path, rank=0)] == [0, 1, 2]
     assert len(names(result.path)) == 3
     assert "continuing the unfinished run" in capsys.readouterr().err
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    any_fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: dict[str, Any]) -> str:
+        checkpoint = distrain.get_checkpoint()
+        began = "nowhere" if checkpoint is None else Path(checkpoint.path, "epoch.txt").read_text()
+        for epoch in range(2):
+            if distrain.get_context().get_world_rank() == 0:
+                save("epoch.txt", f"{epoch}", {"epoch": epoch})
+        distrain.collective.barrier()
+        if config["fails"]:
+            raise ValueError("not finished")
+        return began
+
+    with pytest.raises(WorkerGroupError):
+        any_fit(train, {"fails": True}, name="mine")
+    run = any_fit.storage / "mine"
+    flip_a_bit(run / "checkpoint_000001" / "epoch.txt")
+    result = any_fit(train, {"fails": False}, name="mine")
+    assert result.return_value == "0"
+    said = capsys.readouterr().err
+    assert "checkpoint_000001 is damaged: epoch.txt has changed since it was committed" in said
+    assert "continuing the unfinished run" in said
+    assert "at checkpoint_000000" in said
+    assert names(result.path) == ["checkpoint_000000", "checkpoint_000002", "checkpoint_000003"]
+    assert (run / "damaged-checkpoint_000001" / "epoch.txt").exists()
+
+
+def test_a_damaged_checkpoint_to_resume_from_is_refused_before_anything_starts(fit: Fit) -> None:
+    first = fit(train_three_epochs, {}, name="first")
+    assert first.checkpoint is not None
+    assert fit(train_three_epochs, {}, name="second", resume_from=first.checkpoint).return_value == "began at 3"
+    flip_a_bit(Path(first.checkpoint.path, "epoch.txt"))
+    with pytest.raises(CheckpointError, match=r"checkpoint_000002 is damaged: epoch.txt has changed"):
+        fit(train_three_epochs, {}, name="third", resume_from=first.checkpoint)
+    assert not list((fit.storage / "third").glob("logs/*"))
 
 
 def test_a_finished_run_is_never_overwritten(fit: Fit) -> None:

@@ -207,7 +207,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_number_is_not_used_again(
     first.close()
     store = RunStore(root)
     assert [(saved.path.name, saved.metrics) for saved in store.committed] == [("checkpoint_000000", {"step": 1})]
-    assert (root / "checkpoint_000001.damaged").is_dir()
+    assert (root / "damaged-checkpoint_000001").is_dir()
     assert f"checkpoint_000001 is damaged: {said}" in capsys.readouterr().err
     assert commit(store, 1).path.name == "checkpoint_000002"
     store.close()
