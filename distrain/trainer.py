@@ -70,7 +70,7 @@ class DataParallelTrainer:
         backend_config: BackendConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
-        resume_from_checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+        resume_from_checkpoint: Checkpoint | str | Path | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._work = job.FunctionWork(
@@ -80,7 +80,7 @@ class DataParallelTrainer:
         )
         self._scaling = _instance("scaling_config", scaling_config, ScalingConfig, ScalingConfig())
         self._run = _instance("run_config", run_config, RunConfig, RunConfig())
-        if isinstance(resume_from_checkpoint, (str, os.PathLike)):
+        if isinstance(resume_from_checkpoint, (str, Path)):
             resume_from_checkpoint = Checkpoint(resume_from_checkpoint)
         self._resume_from = _instance("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, None)
         self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))

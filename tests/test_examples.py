@@ -129,6 +129,19 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert [round(float(weight)) for weight in weights[0].split(",")] == [1, -2, 3, -4]
 
 
+def test_sharded_checkpoints(tmp_path: Path) -> None:
+    output = output_of("sharded_checkpoints", tmp_path)
+    resumed = number("3 workers went on to 80 steps: loss", output)
+    assert resumed == pytest.approx(number("1 worker, 80 steps at a stretch: loss", output), rel=0.05)
+    assert resumed < number("2 workers, 40 steps: loss", output)
+
+
+def test_exact_resume(tmp_path: Path) -> None:
+    output = output_of("exact_resume", tmp_path)
+    assert "killed, and resumed at epoch 3: loss" in output
+    assert "the same, to the last bit\n" in output
+
+
 def test_amp(tmp_path: Path) -> None:
     output = output_of("amp", tmp_path)
     assert "weights: torch.float32\n" in output

@@ -11,7 +11,7 @@ from distrain.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from os import PathLike
+    from pathlib import Path
 
     from distrain.checkpoint import Checkpoint
     from distrain.config import RunConfig, ScalingConfig
@@ -35,7 +35,7 @@ class TorchTrainer(DataParallelTrainer):
         torch_config: TorchConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
-        resume_from_checkpoint: Checkpoint | str | PathLike[str] | None = None,
+        resume_from_checkpoint: Checkpoint | str | Path | None = None,
         metadata: Mapping[str, Any] | None = None,
         torch_backend: TorchConfig | None = None,
     ) -> None:

@@ -18,8 +18,10 @@ from distrain import (
     Checkpoint,
     CheckpointConfig,
     CheckpointError,
+    DataParallelTrainer,
     FailureConfig,
     Result,
+    RunConfig,
     StorageError,
     WorkerGroupError,
 )
@@ -351,6 +353,19 @@ def test_a_new_run_starts_from_a_directory(any_fit: Fit, tmp_path: Path) -> None
     (folder / "epoch.txt").write_text("1")
     result = any_fit(train_three_epochs, {}, resume_from=Checkpoint.from_directory(folder))
     assert result.return_value == "began at 2"
+
+
+def test_a_trainer_takes_a_path_or_a_file_url_to_start_from(fit: Fit, tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "epoch.txt").write_text("1")
+    for start in (tmp_path / "start", str(tmp_path / "start"), (tmp_path / "start").as_uri()):
+        trainer = DataParallelTrainer(
+            train_three_epochs,
+            train_loop_config={},
+            run_config=RunConfig(storage_path=fit.storage),
+            resume_from_checkpoint=start,
+        )
+        assert trainer.fit().return_value == "began at 2"
 
 
 def test_a_new_run_starts_from_another_runs_checkpoint(fit: Fit) -> None:
