@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from distrain.result import Result
     from distrain.session import get_checkpoint, get_context, report, should_stop
     from distrain.trainer import DataParallelTrainer
+    from distrain.uploads import CheckpointUploadMode
     from distrain.version import __version__
 
 _HOMES = {
@@ -56,6 +57,7 @@ _HOMES = {
     "context": ("TrainContext",),
     "session": ("get_checkpoint", "get_context", "report", "should_stop"),
     "trainer": ("DataParallelTrainer",),
+    "uploads": ("CheckpointUploadMode",),
     "version": ("__version__",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -67,6 +69,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointError",
+    "CheckpointUploadMode",
     "CollectiveError",
     "ControllerError",
     "DataParallelTrainer",

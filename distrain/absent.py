@@ -17,7 +17,6 @@ _LATER = "not in distrain yet"
 
 MISSING = {
     "CheckpointConsistencyMode": _LATER,
-    "CheckpointUploadMode": _LATER,
     "DataConfig": _DATA,
     "NCCLHangError": "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s",
     "PreemptionInfo": "use should_stop()",

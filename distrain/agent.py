@@ -12,7 +12,6 @@ import os
 import platform
 import resource
 import signal
-import sys
 import tempfile
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from distrain.forkserver_link import ForkServerLink
 from distrain.loop import Loop
 from distrain.ports import reserve_port
 from distrain.survey import survey
+from distrain.uploader_link import UploaderLink
 
 if TYPE_CHECKING:
     import socket
@@ -93,10 +93,11 @@ class Agent:
         self._with_gpus = with_gpus
         self._loop = Loop()
         self._parent = os.getppid()
-        self._up = Channel(*_private_stdio())
+        self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
         self._job_fd = -1
         self._forkserver: ForkServerLink | None = None
+        self._uploader: UploaderLink | None = None
         self._attempt = -1
         self._workers: dict[int, _Worker] = {}
         self._started = False
@@ -194,8 +195,16 @@ class Agent:
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
                 self._ask_for_stacks()
                 self._loop.call_in("stacks", STACKS_PATIENCE_S, self._send_stacks)
+            case wire.Upload() if message.attempt == self._attempt:
+                self._upload(message)
             case wire.Close():
                 self._loop.stop()
+
+    def _upload(self, message: wire.Upload) -> None:
+        if self._uploader is None:
+            flags = self._prepared.python_flags if self._prepared else ()
+            self._uploader = UploaderLink(self._loop, self._up.queue, flags=flags)
+        self._uploader.order(message)
 
     def _pass_down(self, frame: wire.Frame) -> None:
         worker = self._workers.get(frame.header["rank"])
@@ -472,14 +481,3 @@ def _keep_in_memory(data: bytes) -> int:
     while view:
         view = view[os.write(fd, view) :]
     return fd
-
-
-def _private_stdio() -> tuple[int, int]:
-    """The wire, moved away from descriptors 0 and 1, so that no stray print can corrupt it."""
-    read_fd, write_fd = os.dup(0), os.dup(1)
-    devnull = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(devnull, 0)
-    os.close(devnull)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return read_fd, write_fd

@@ -76,6 +76,7 @@ class Coordinator:
             store,
             checkpoint_config,
             tell=self._tell_rank,
+            upload=self._tell_rank,
             saved=lambda path: self._happened(events.CheckpointSaved(path)),
             failed=self._storage_failed,
             callbacks=callbacks,
@@ -260,7 +261,7 @@ class Coordinator:
             warn(why)
         self._happened(events.StorageFailed(why))
 
-    def _tell_rank(self, message: wire.ToWorker) -> None:
+    def _tell_rank(self, message: wire.ToWorker | wire.Upload) -> None:
         assert self.machine.plan is not None
         self._hosts[self.machine.plan.ranks[message.rank].host].send(message)
 

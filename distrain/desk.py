@@ -17,6 +17,7 @@ class Desk:
     """A worker's line to the ledger of the same process: what it sends is heard, and answered, at once."""
 
     at_end = False
+    uploads = False
 
     def __init__(self) -> None:
         self.listens = False

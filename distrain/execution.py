@@ -64,7 +64,9 @@ def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted
             work.backend.setup(context)
         stage = "run"
         line.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
-        return Attempted(stage=stage, work=work, value=work.run())
+        value = work.run()
+        session.finish_uploads()
+        return Attempted(stage=stage, work=work, value=value)
     except BaseException as error:
         return Attempted(stage=stage, work=work, error=error)
 

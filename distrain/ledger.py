@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import collectives, rounds, rows, wire
@@ -27,8 +28,9 @@ __all__ = ["Ledger"]
 class Ledger:
     """The reports of one attempt after the other.
 
-    tell: sends a message to a rank. saved: hears the path of every checkpoint that was committed. failed: hears why the
-    run directory cannot be written any more; training on would lose what is reported.
+    tell: sends a message to a rank. upload: has its host store a rank's files. saved: hears the path of every
+    checkpoint that was committed. failed: hears why the run directory cannot be written any more; training on would
+    lose what is reported.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Ledger:
         config: CheckpointConfig,
         *,
         tell: Callable[[wire.ToWorker], None],
+        upload: Callable[[wire.Upload], None],
         saved: Callable[[str], None],
         failed: Callable[[str], None],
         callbacks: Callbacks | None = None,
@@ -46,6 +49,7 @@ class Ledger:
         self._store = store
         self._config = config
         self._tell = tell
+        self._upload = upload
         self._saved = saved
         self._failed = failed
         self._callbacks = callbacks
@@ -56,6 +60,8 @@ class Ledger:
         """A new attempt; nobody will hear of the last one's open rounds."""
         self._attempt = attempt
         self._world_size = world_size
+        self._announced: dict[tuple[int, int], wire.Reported] = {}
+        """What a rank has said of its n-th checkpoint."""
         self._rounds = rounds.Rounds(world_size, self._config, incomparable={DICT_FILE})
         self._collectives = collectives.Collectives(world_size)
         self._rows = rows.Rows(world_size) if self._callbacks else None
@@ -69,6 +75,12 @@ class Ledger:
             case wire.Reported():
                 self._on_reported(message, now)
             case wire.Delivered():
+                if self._announced[message.rank, message.ordinal].mode == "ASYNC":
+                    self._tell(
+                        wire.Stored(
+                            attempt=message.attempt, rank=message.rank, ordinal=message.ordinal, failed=message.failed
+                        )
+                    )
                 parts = (message.rank, message.ordinal, message.files, message.skipped)
                 self._decide(self._rounds.delivered(*parts, now, message.failed))
             case wire.Joined():
@@ -128,42 +140,85 @@ class Ledger:
             self.metrics = metrics
             self._lines.report(message.index, metrics, now)
         files = [path for path, _ in message.files]
+        if message.ordinal is not None:
+            self._announced[message.rank, message.ordinal] = message
         if self._rows:
             self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal, now))
         self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now))
 
     def _decide(self, decisions: Sequence[rounds.Decision]) -> None:
-        attempt = self._attempt
         for decision in decisions:
             match decision:
                 case rounds.GrantFiles(rank, ordinal, files):
                     with self._storage_failures(f"checkpoint {ordinal}"):
-                        folder = str(self._store.staging_directory(attempt, ordinal, rank))
-                        self._tell(
-                            wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
-                        )
+                        self._grant(rank, ordinal, files)
                 case rounds.Refuse(rank, ordinal, why):
-                    self._tell(
-                        wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why)
-                    )
+                    self._refuse(rank, ordinal, why)
                 case rounds.Commit():
                     self._commit(decision)
                 case rounds.Drop(ordinal):
-                    if self._rows:
-                        self._call_back(self._rows.settled(ordinal, None))
+                    self._settled(ordinal, None)
                 case rounds.Say(text):
                     warn(text)
+
+    def _grant(self, rank: int, ordinal: int, files: tuple[str, ...]) -> None:
+        said = self._announced[rank, ordinal]
+        folder = said.folder
+        if said.mode != "NO_UPLOAD":
+            folder = str(self._store.staging_directory(self._attempt, ordinal, rank))
+        if said.mode == "ASYNC":
+            self._upload(
+                wire.Upload(
+                    attempt=self._attempt,
+                    rank=rank,
+                    ordinal=ordinal,
+                    source=said.folder,
+                    files=list(files),
+                    others=[path for path, _ in said.files if path not in set(files)],
+                    directory=folder,
+                    delete=said.delete,
+                )
+            )
+        else:
+            self._tell(
+                wire.Grant(attempt=self._attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
+            )
+
+    def _refuse(self, rank: int, ordinal: int, why: str) -> None:
+        if self._announced[rank, ordinal].mode == "ASYNC":
+            self._tell(wire.Stored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
+        else:
+            self._tell(
+                wire.Grant(attempt=self._attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why)
+            )
 
     def _commit(self, commit: rounds.Commit) -> None:
         """Make it a checkpoint, tell everybody, and only then delete what is superfluous now."""
         with self._storage_failures(f"checkpoint {commit.ordinal}"):
-            path = str(self._store.commit(self._attempt, commit).path)
+            said = [self._announced.pop((rank, commit.ordinal)) for rank in commit.ranks]
+            in_place = {part.folder if part.mode == "NO_UPLOAD" else None for part in said}
+            if len(in_place) > 1:
+                warn(
+                    f"checkpoint {commit.ordinal} is dropped: with CheckpointUploadMode.NO_UPLOAD all ranks that bring "
+                    "one must name the same directory"
+                )
+                self._settled(commit.ordinal, None)
+                return
+            name = next((part.name for part in said if part.name), None)
+            folder = in_place.pop()
+            if folder is None:
+                path = str(self._store.commit(self._attempt, commit, name=name).path)
+            else:
+                path = str(self._store.adopt(self._attempt, commit, Path(folder)).path)
             self._saved(path)
             for rank in range(self._world_size):
                 self._tell(wire.Committed(attempt=self._attempt, rank=rank, ordinal=commit.ordinal, path=path))
-            if self._rows:
-                self._call_back(self._rows.settled(commit.ordinal, path))
+            self._settled(commit.ordinal, path)
             self._delete_surplus()
+
+    def _settled(self, ordinal: int, path: str | None) -> None:
+        if self._rows:
+            self._call_back(self._rows.settled(ordinal, path))
 
     def _delete_surplus(self) -> None:
         kept = [committed.metrics for committed in self._store.committed]

@@ -103,6 +103,7 @@ class LocalRun:
             store,
             checkpoint_config,
             tell=self._desk.answer,
+            upload=self._upload,
             saved=self._saved,
             failed=self._storage_failed,
             callbacks=callbacks,
@@ -182,6 +183,9 @@ class LocalRun:
             case _:
                 self._ledger.handle(message)
                 self._ledger.flush()
+
+    def _upload(self, order: wire.Upload) -> None:
+        raise AssertionError(f"nobody can store {order.source} while train_func goes on")
 
     def _saved(self, path: str) -> None:
         self._checkpoint = path

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RUN_IDS",
     "STACKS_SIGNAL",
+    "Process",
     "adopt_orphans",
     "bootstrap_argv",
     "count_native_threads",
@@ -41,6 +42,7 @@ __all__ = [
     "kill_group",
     "live_without_parent",
     "open_pidfd",
+    "private_stdio",
     "spawn",
     "spawn_quiet",
     "sweep",
@@ -71,6 +73,9 @@ if root:
 from importlib import import_module
 import_module("distrain." + program).main(sys.argv[3:])
 """
+
+
+Process = subprocess.Popen[bytes]
 
 
 def bootstrap_argv(program: str, *arguments: str, python: str = "", flags: Sequence[str] = ()) -> list[str]:
@@ -109,6 +114,17 @@ def spawn_quiet(
         start_new_session=True,
         pass_fds=tuple(pass_fds),
     )
+
+
+def private_stdio() -> tuple[int, int]:
+    """The wire, moved away from descriptors 0 and 1, so that no stray print can corrupt it."""
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return read_fd, write_fd
 
 
 def describe(argv: Sequence[str]) -> str:

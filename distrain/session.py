@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
-from distrain.checkpoint import Checkpoint
+from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.metrics import encode_metrics
-from distrain.storage import copy_file, crc32_of, list_files
+from distrain.storage import crc32_of, list_files
+from distrain.uploads import CheckpointUploadMode, Storing, taker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,10 +48,18 @@ __all__ = [
 ]
 
 
+MOST_UPLOADS = 2
+"""Of one rank at once; report() waits for the first before it leaves a third behind."""
+_AS_USUAL = Storing()
+SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode
+
+
 class Line(Protocol):
     """The worker's connection: a :class:`~distrain.channel.Channel`, or what stands for one in the same process."""
 
     at_end: bool
+    uploads: bool
+    """Whether checkpoints can be stored while the worker goes on."""
 
     def send(self, message: wire.FromWorker) -> None: ...
 
@@ -76,6 +87,8 @@ class Session:
         self._vote_at = 0
         self.stopped = False
         """Whether should_stop() has been true."""
+        self._uploading: dict[int, Checkpoint] = {}
+        self._not_stored: list[str] = []
         self._met: wire.Met | None = None
         self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
         """What a dict checkpoint becomes when it is reported; the backend may have a say."""
@@ -85,15 +98,18 @@ class Session:
         self._holder = 0
         self._pid = os.getpid()
 
-    def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
+    def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: Storing = _AS_USUAL) -> None:
         body = encode_metrics(metrics)
         _check_checkpoint(checkpoint, self.context)
+        if not self._channel.uploads and storing.mode is ASYNC:
+            storing = replace(storing, mode=SYNC, delete=storing.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
             self._listen()
+            self._raise_what_was_not_stored()
             ordinal, folder, files = None, None, []
             if checkpoint is not None:
-                reported = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
-                folder = Path(stack.enter_context(reported.as_directory()))
+                checkpoint, storing = self._to_store(checkpoint, storing)
+                folder = Path(stack.enter_context(checkpoint.as_directory()))
                 files = list_files(folder)
                 ordinal = self._checkpoints = self._checkpoints + 1
             self._reports += 1
@@ -106,10 +122,52 @@ class Session:
                     ordinal=ordinal,
                     files=files,
                     body=body,
+                    folder=str(folder or ""),
+                    mode=storing.mode.value,
+                    name=storing.name,
+                    delete=storing.deletes,
                 )
             )
-            if folder is not None and ordinal is not None:
-                self._deliver(ordinal, folder, files)
+            if folder is None or ordinal is None:
+                return
+            if storing.mode is ASYNC:
+                assert checkpoint is not None
+                self._uploading[ordinal] = checkpoint  # whose files may go with the object
+                self._await_uploads(MOST_UPLOADS)
+            else:
+                self._deliver(ordinal, folder, files, delete=storing.deletes)
+
+    def _to_store(self, checkpoint: Checkpoint, storing: Storing) -> tuple[Checkpoint, Storing]:
+        """A directory, and what is to be done with it."""
+        checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
+        if storing.function is not None:
+            name = storing.name or self.context.get_storage().make_default_checkpoint_dir_name()
+            checkpoint = storing.function(checkpoint, name)
+            if not isinstance(checkpoint, Checkpoint) or not checkpoint.path:
+                raise TypeError(
+                    f"report(): checkpoint_upload_fn must return the Checkpoint that it has stored, got {checkpoint!r}"
+                )
+            storing = replace(storing, mode=NO_UPLOAD, function=None)
+        if storing.mode is NO_UPLOAD:
+            _check_in_place(checkpoint, self.context)
+            return checkpoint, replace(storing, delete=False)
+        if storing.mode is ASYNC and not checkpoint.path:
+            return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True)
+        return checkpoint, storing
+
+    def _await_uploads(self, most: int) -> None:
+        while len(self._uploading) > most:
+            self._listen(wait=True)
+
+    def _raise_what_was_not_stored(self) -> None:
+        if self._not_stored:
+            raise CheckpointError(self._not_stored.pop(0))
+
+    def finish_uploads(self) -> None:
+        """Wait until all checkpoints are stored. Raises CheckpointError if one cannot be."""
+        with self._alone("finish_uploads()"):
+            self._await_uploads(0)
+            self._raise_what_was_not_stored()
 
     def should_stop(self) -> bool:
         with self._alone("should_stop()"):
@@ -172,7 +230,7 @@ class Session:
             self._listen(wait=True)
         return self._met
 
-    def _deliver(self, ordinal: int, folder: Path, files: list[tuple[str, int]]) -> None:
+    def _deliver(self, ordinal: int, folder: Path, files: list[tuple[str, int]], *, delete: bool) -> None:
         """Wait for the coordinator's word on who copies what, copy our part, and say so."""
         grant = self._await_grant(ordinal)
         if grant.refused is not None:
@@ -180,16 +238,19 @@ class Session:
         granted = set(grant.files)
         target = Path(grant.directory)
         delivered, skipped = [], []
+        take = taker(folder, target, delete=delete)
         try:
             for path, _ in files:
                 if path in granted:
-                    delivered.append((path, *copy_file(folder / path, target / path)))
+                    delivered.append((path, *take(path)))
                 else:
                     skipped.append((path, *crc32_of(folder / path)))
         except BaseException as error:
             self._send_delivered(ordinal, [], [], failed=repr(error))
             raise
         self._send_delivered(ordinal, delivered, skipped)
+        if delete:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _send_delivered(
         self,
@@ -231,6 +292,10 @@ class Session:
             match frame.message():
                 case wire.Grant() as grant:
                     self._grants[grant.ordinal] = grant
+                case wire.Stored(ordinal=ordinal, failed=failed):
+                    self._uploading.pop(ordinal, None)
+                    if failed is not None:
+                        self._not_stored.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
                 case wire.Committed(path=path):
                     self.checkpoint = Checkpoint(path)
                 case wire.Met() as met:
@@ -250,17 +315,40 @@ class Session:
 # -- the public functions --------------------------------------------------------------------------------------------
 
 
-def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
+def report(
+    metrics: Mapping[str, Any],
+    checkpoint: Checkpoint | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode = SYNC,
+    delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+) -> None:
     """Report metrics, and optionally a checkpoint, from any rank, any number of times.
 
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy and torch scalars become
     numbers. Without a checkpoint the call waits for nobody. With one it returns when the checkpoint's files may be
     deleted or overwritten; the checkpoint is committed once every rank has brought its part.
 
-    Raises TypeError or ValueError for metrics that cannot be recorded, CheckpointError for a checkpoint that cannot be
-    stored, RuntimeError outside of a worker.
+    checkpoint_dir_name: what its directory in the run directory is to be called, instead of ``checkpoint_000000``; that
+        of the lowest rank that names one counts. If there is one of that name, the new one gets a number.
+    checkpoint_upload_mode: see :class:`~distrain.CheckpointUploadMode`. With ASYNC at most two checkpoints of a rank
+        are on their way at once, and the run ends when all are stored; that one could not be stored is raised by a
+        later call. Do not touch its files any more.
+    delete_local_checkpoint_after_upload: default: True with ASYNC, else False. Files on the file system of the run
+        directory are then moved instead of copied.
+    checkpoint_upload_fn: called with the checkpoint and a name; stores it as a directory of the run directory by
+        itself, and returns the Checkpoint there.
+
+    Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
+    checkpoint that cannot be stored, RuntimeError outside of a worker.
     """
-    session_of("report").report(metrics, checkpoint)
+    storing = Storing(
+        name=checkpoint_dir_name,
+        mode=checkpoint_upload_mode,
+        delete=delete_local_checkpoint_after_upload,
+        function=checkpoint_upload_fn,
+    )
+    session_of("report").report(metrics, checkpoint, storing)
 
 
 def get_context() -> TrainContext:
@@ -366,3 +454,16 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
             f"report(): {checkpoint.path} contains the run directory {run}, and would be copied into itself. "
             "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
         )
+
+
+def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
+    """Raises ValueError if NO_UPLOAD cannot be meant."""
+    folder = Path(os.path.realpath(checkpoint.path))
+    run = Path(os.path.realpath(context.get_trial_dir()))
+    if folder.parent != run or folder.name.startswith("."):
+        raise ValueError(
+            f"report(): with CheckpointUploadMode.NO_UPLOAD the checkpoint must be a directory in the run directory "
+            f"{run} (get_context().get_storage().build_checkpoint_path_from_name(...)), got {checkpoint.path}"
+        )
+    if (folder / MANIFEST_FILE).exists():
+        raise ValueError(f"report(): {folder} is a committed checkpoint already")

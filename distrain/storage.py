@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
+    "DAMAGED",
     "CommittedCheckpoint",
     "RunPaths",
     "RunStore",
@@ -58,8 +59,9 @@ __all__ = [
 ]
 
 _DEFAULT_STORAGE = "~/distrain_results"
-_CHECKPOINT_NAME = re.compile(r"checkpoint_(\d{6,})$")
-_NUMBERED = re.compile(r"(?:damaged-)?checkpoint_(\d{6,})$")
+DAMAGED = "damaged-"
+_OWN_NAME = re.compile(r"checkpoint_(\d{6,})$")
+_NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _COPY_BYTES = 4 << 20
 _READERS = 4
 """Threads that check files; crc32 runs without the GIL."""
@@ -120,16 +122,29 @@ class RunPaths:
         return self.root / "stacks" / f"attempt_{attempt}" / f"rank_{rank}.txt"
 
     def checkpoints(self) -> list[Path]:
-        """Committed checkpoints, oldest first."""
-        with contextlib.suppress(FileNotFoundError):
-            found = [p for p in self.root.iterdir() if _CHECKPOINT_NAME.match(p.name) and p.is_dir()]
-            return sorted(found, key=lambda path: int(path.name.rpartition("_")[2]))
-        return []
+        """Committed checkpoints, oldest first: those of our names, and others with a manifest."""
+        return [path for _, path in self._numbered(_OWN_NAME) if not path.name.startswith(DAMAGED)]
 
     def next_index(self) -> int:
-        """The number of the next checkpoint: no name is used twice."""
-        found = (_NUMBERED.match(path.name) for path in self.root.iterdir())
-        return max((int(match[1]) + 1 for match in found if match), default=0)
+        """The number of the next checkpoint: none is used twice."""
+        return max((index + 1 for index, _ in self._numbered(_NUMBERED)), default=0)
+
+    def _numbered(self, own_name: re.Pattern[str]) -> list[tuple[int, Path]]:
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.root.iterdir():
+                match = own_name.match(path.name)
+                if path.is_dir() and (match or (path / MANIFEST_FILE).exists()):
+                    found.append((int(match[1]) if match else _index_of(path), path))
+        return sorted(found)
+
+
+def _index_of(path: Path) -> int:
+    """Of a checkpoint with a name that the user gave it; -1 if its manifest cannot be read."""
+    try:
+        return int(json.loads((path / MANIFEST_FILE).read_text())["index"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +153,6 @@ class CommittedCheckpoint:
 
     path: Path
     metrics: dict[str, Any]
-
-    @property
-    def index(self) -> int:
-        match = _CHECKPOINT_NAME.match(self.path.name)
-        assert match
-        return int(match.group(1))
 
 
 # -- which directory -------------------------------------------------------------------------------------------------
@@ -244,7 +253,7 @@ class RunStore:
             if damage is None:
                 found.append(CommittedCheckpoint(path, checkpoint_metrics(path)))
             else:
-                aside = path.with_name(f"damaged-{path.name}")
+                aside = path.with_name(f"{DAMAGED}{path.name}")
                 path.rename(aside)
                 damaged.append(f"{path} is damaged: {damage}; it is called {aside.name} from now on")
         for text in damaged:
@@ -289,8 +298,9 @@ class RunStore:
     def _staging_root(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
-    def commit(self, attempt: int, commit: Commit) -> CommittedCheckpoint:
-        """Join the ranks' parts and make them the run's next checkpoint. Raises OSError; then nothing is committed."""
+    def commit(self, attempt: int, commit: Commit, *, name: str | None = None) -> CommittedCheckpoint:
+        """Join the ranks' parts and make them the run's next checkpoint, in a directory of that name, if it is free.
+        Raises OSError; then nothing is committed."""
         root = self._staging_root(attempt, commit.ordinal)
         merged = root / "merged"
         merged.mkdir()
@@ -298,7 +308,38 @@ class RunStore:
             target = merged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / f"rank_{file.rank}" / file.path).rename(target)
-        files = self._with_metadata(merged, commit.files)
+        _write_and_sync(merged / MANIFEST_FILE, self._manifest(attempt, commit, merged))
+        _sync_directories(merged, commit)
+        final = self._free(name) if name else self.paths.checkpoint(self._next_index)
+        merged.rename(final)
+        shutil.rmtree(root, ignore_errors=True)
+        return self._committed(final, commit)
+
+    def adopt(self, attempt: int, commit: Commit, folder: Path) -> CommittedCheckpoint:
+        """Make a directory of the run directory, in which the ranks' files are on disk, its next checkpoint. Raises
+        OSError; then nothing is committed."""
+        _sync_directories(folder, commit)
+        write_atomically(folder / MANIFEST_FILE, self._manifest(attempt, commit, folder))
+        sync_directory(folder)
+        return self._committed(folder, commit)
+
+    def _committed(self, path: Path, commit: Commit) -> CommittedCheckpoint:
+        sync_directory(self.paths.root)
+        self._next_index += 1
+        self.committed.append(CommittedCheckpoint(path, dict(commit.metrics)))
+        return self.committed[-1]
+
+    def _free(self, name: str) -> Path:
+        path, number = self.paths.root / name, 1
+        while path.exists():
+            number += 1
+            path = self.paths.root / f"{name}-{number}"
+        if number > 1:
+            warn(f"there is a {name} in {self.paths.root} already; this checkpoint is called {path.name}")
+        return path
+
+    def _manifest(self, attempt: int, commit: Commit, folder: Path) -> bytes:
+        files = self._with_metadata(folder, commit.files)
         finite, nonfinite = _without_nonfinite(commit.metrics)
         manifest = {
             "index": self._next_index,
@@ -309,16 +350,7 @@ class RunStore:
             "nonfinite": nonfinite,
             "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in files},
         }
-        _write_and_sync(merged / MANIFEST_FILE, json.dumps(manifest, indent=1).encode())
-        for folder in {Path(), *(parent for f in commit.files for parent in Path(f.path).parents)}:
-            sync_directory(merged / folder)
-        final = self.paths.checkpoint(self._next_index)
-        merged.rename(final)
-        sync_directory(self.paths.root)
-        shutil.rmtree(root, ignore_errors=True)
-        self._next_index += 1
-        self.committed.append(CommittedCheckpoint(final, dict(commit.metrics)))
-        return self.committed[-1]
+        return json.dumps(manifest, indent=1).encode()
 
     def _with_metadata(self, folder: Path, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
         """Add the run's metadata to the checkpoint's own, which come first."""
@@ -345,6 +377,11 @@ class RunStore:
             aside = self.paths.staging / f"deleted-{checkpoint.path.name}-{self._generation}"
             checkpoint.path.rename(aside)
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync_directories(root: Path, commit: Commit) -> None:
+    for folder in {Path(), *(parent for file in commit.files for parent in Path(file.path).parents)}:
+        sync_directory(root / folder)
 
 
 def _open_lines(path: Path) -> IO[str]:

@@ -54,8 +54,10 @@ __all__ = [
     "StacksTaken",
     "Stop",
     "StopAt",
+    "Stored",
     "TakeStacks",
     "ToWorker",
+    "Upload",
     "Vote",
     "WorkerSpec",
     "encode",
@@ -171,6 +173,21 @@ class StacksTaken(Message):
 
     attempt: int
     silent: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload(Message):
+    """Coordinator: bring ``files`` of ``source`` into ``directory``, hash the ``others``, and answer with
+    :class:`Delivered`, while the rank trains on. ``delete``: the source is not needed afterwards."""
+
+    attempt: int
+    rank: int
+    ordinal: int
+    source: str
+    files: list[str]
+    others: list[str]
+    directory: str
+    delete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +307,14 @@ class Grant(ToWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stored(ToWorker):
+    """An :class:`Upload` for this rank is done; ``failed``: why it is not."""
+
+    ordinal: int
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(ToWorker):
     """The checkpoint is safe at ``path``; get_checkpoint() returns it from now on."""
 
@@ -333,13 +358,21 @@ class Running(FromWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported(FromWorker):
     """One call of report(). ``body``: the metrics as JSON. With a checkpoint, ``ordinal`` counts this rank's
-    checkpoints of the attempt from 1, and ``files`` lists ``[relative path, size in bytes]``."""
+    checkpoints of the attempt from 1, and ``files`` lists ``[relative path, size in bytes]`` in ``folder``.
+
+    mode: the name of a :class:`~distrain.uploads.CheckpointUploadMode`. name: what the checkpoint's directory is to be
+    called. delete: ``folder`` is not needed afterwards.
+    """
 
     index: int
     time: float
     ordinal: int | None
     files: list[tuple[str, int]]
     body: bytes
+    folder: str = ""
+    mode: str = "SYNC"
+    name: str | None = None
+    delete: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOTHING_LEFT_WITHIN_S = 5.0
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; all below us would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("distrain", deadline=None)  # a busy machine is no bug
 settings.load_profile("distrain")

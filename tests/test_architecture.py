@@ -26,8 +26,8 @@ FLOORS = [
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "events", "machine",
     "loop", "channel", "process", "ports", "transport", "cgroup", "gpus", "survey", "output", "checkpoint", "storage",
-    "result", "metrics", "context", "session", "collective", "execution", "ledger", "watch",
-    "worker", "forkserver", "forkserver_link", "agent", "coordinator",
+    "uploads", "result", "metrics", "context", "session", "collective", "execution", "ledger", "watch",
+    "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent", "coordinator",
     "desk", "outer", "local", "trainer",
     "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
     "torch.sampler", "torch.reproducibility", "torch.data",
@@ -36,7 +36,7 @@ FLOORS = [
 ]  # fmt: skip
 """A module may import what stands before it. The packages' ``__init__`` are lazy, and exempt."""
 
-PROGRAMS = {"agent", "forkserver", "worker", "coordinator"}
+PROGRAMS = {"agent", "forkserver", "uploader", "worker", "coordinator"}
 THINKING = [
     "errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks",
     "stopping", "retries", "events", "machine",

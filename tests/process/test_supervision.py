@@ -376,10 +376,13 @@ distrain.DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit(
     command = [sys.executable, "-c", source, str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as user:
         assert user.stderr is not None
-        assert b"starting 3 workers" in user.stderr.readline()
-        time.sleep(after_s)
-        user.send_signal(number)
-        assert user.wait(timeout=NOTHING_LEFT_WITHIN_S) == -number
+        try:
+            assert b"starting 3 workers" in user.stderr.readline()
+            time.sleep(after_s)
+            user.send_signal(number)
+            assert user.wait(timeout=NOTHING_LEFT_WITHIN_S) == -number
+        finally:
+            user.kill()
     wait_until(lambda: not run_members(test_run_id), timeout_s=NOTHING_LEFT_WITHIN_S, what="the census is empty")
 
 

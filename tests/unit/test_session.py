@@ -265,6 +265,7 @@ class InterruptedLine:
     """A line within whose send() a signal handler runs."""
 
     at_end = False
+    uploads = False
 
     def __init__(self) -> None:
         self.handler: Any = lambda: None

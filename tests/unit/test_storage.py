@@ -92,7 +92,7 @@ def test_the_manifest_tells_files_sizes_hashes_ranks_and_metrics(store: RunStore
 
 def test_commits_are_numbered_on(store: RunStore) -> None:
     assert [commit(store, ordinal).path.name for ordinal in (1, 2)] == ["checkpoint_000000", "checkpoint_000001"]
-    assert [saved.index for saved in store.committed] == [0, 1]
+    assert [saved.path.name for saved in store.committed] == ["checkpoint_000000", "checkpoint_000001"]
 
 
 def test_nothing_is_left_of_the_staging_after_a_commit(store: RunStore) -> None:
@@ -115,7 +115,7 @@ def test_a_reopened_run_knows_its_checkpoints_and_numbers_on(root: Path) -> None
     second = RunStore(root)
     assert second.committed == [CommittedCheckpoint(root / "checkpoint_000000", {"loss": math.inf})]
     assert second.latest == second.committed[0]
-    assert commit(second).index == 1
+    assert commit(second).path.name == "checkpoint_000001"
     second.close()
 
 
@@ -124,8 +124,8 @@ def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: RunS
         commit(store, ordinal)
     store.delete([0, 1])
     assert [path.name for path in store.paths.checkpoints()] == ["checkpoint_000002"]
-    assert [saved.index for saved in store.committed] == [2]
-    assert commit(store, 4).index == 3
+    assert [saved.path.name for saved in store.committed] == ["checkpoint_000002"]
+    assert commit(store, 4).path.name == "checkpoint_000003"
 
 
 def test_checkpoints_are_listed_oldest_first_however_many_digits_they_have(root: Path) -> None:

@@ -1,0 +1,121 @@
+"""How a rank's files get into the run directory: copied, moved, or hashed where they are. Runs in: worker, uploader."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.storage import DAMAGED, copy_file, crc32_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from distrain.checkpoint import Checkpoint
+
+__all__ = ["CheckpointUploadMode", "Files", "Storing", "bring", "taker"]
+
+Files = list[tuple[str, int, int]]
+"""Relative path, size in bytes, crc32."""
+
+
+class CheckpointUploadMode(enum.Enum):
+    """When ``distrain.report()`` returns, and who stores the files.
+
+    SYNC: when this rank's files are in the run directory. ASYNC: at once; a process of its own stores them, and by
+    default deletes the local ones then. NO_UPLOAD: the files are in a directory of the run directory already, and stay
+    there.
+    """
+
+    SYNC = "SYNC"
+    ASYNC = "ASYNC"
+    NO_UPLOAD = "NO_UPLOAD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storing:
+    """How ``report()`` is to store a checkpoint, as its caller says. Raises TypeError or ValueError for what cannot
+    be."""
+
+    name: str | None = None
+    mode: CheckpointUploadMode = CheckpointUploadMode.SYNC
+    delete: bool | None = None
+    function: Callable[[Checkpoint, str], Checkpoint] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mode, CheckpointUploadMode):
+            raise TypeError(f"report(): checkpoint_upload_mode must be a CheckpointUploadMode, got {self.mode!r}")
+        if self.function is not None and not callable(self.function):
+            raise TypeError(f"report(): checkpoint_upload_fn must be a function, got {self.function!r}")
+        if self.name is None:
+            return
+        if not isinstance(self.name, str):
+            raise TypeError(f"report(): checkpoint_dir_name must be a str, got {self.name!r}")
+        if not self.name or "/" in self.name or "\0" in self.name or self.name.startswith((".", DAMAGED)):
+            raise ValueError(f"report(): checkpoint_dir_name must be a plain name of a directory, got {self.name!r}")
+
+    @property
+    def deletes(self) -> bool:
+        return self.mode is CheckpointUploadMode.ASYNC if self.delete is None else self.delete
+
+
+def taker(source: Path, target: Path, *, delete: bool) -> Callable[[str], tuple[int, int]]:
+    """What brings a file, by its relative path, from one directory into the other, on disk for good, and returns its
+    size and crc32. ``delete``: the source is not needed any more, so that its files may be moved."""
+    if source == target:
+        return lambda path: _sync(target / path)
+    if delete:
+        return lambda path: _move(source / path, target / path)
+    return lambda path: copy_file(source / path, target / path)
+
+
+def _move(source: Path, target: Path) -> tuple[int, int]:
+    if source.is_symlink() or source.stat().st_nlink > 1:  # somebody else's file, too
+        return copy_file(source, target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return copy_file(source, target)
+    return _sync(target)
+
+
+def _sync(path: Path) -> tuple[int, int]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return crc32_of(path)
+
+
+def bring(order: wire.Upload) -> wire.Delivered:
+    """Do an upload, and say what came of it. Raises nothing. The source is deleted, if it may be, once all is done."""
+    source, target = Path(order.source), Path(order.directory)
+    files: Files = []
+    skipped: Files = []
+    failed = None
+    take = taker(source, target, delete=order.delete)
+    try:
+        files += _each(take, order.files)
+        skipped += _each(lambda path: crc32_of(source / path), order.others)
+    except OSError as error:
+        files, skipped, failed = [], [], f"{error}; what could not be stored is in {source}"
+    if order.delete and failed is None:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(source)
+    return wire.Delivered(
+        attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped, failed=failed
+    )
+
+
+def _each(take: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:
+    return [(path, *take(path)) for path in paths]

@@ -1,0 +1,355 @@
+"""When report() returns, and who stores a checkpoint's files: the modes, names and functions of Ray's report()."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import Checkpoint, CheckpointError, CheckpointUploadMode, FailureConfig, WorkerGroupError
+from distrain.session import MOST_UPLOADS
+from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, make_fit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ASYNC, NO_UPLOAD, SYNC = CheckpointUploadMode.ASYNC, CheckpointUploadMode.NO_UPLOAD, CheckpointUploadMode.SYNC
+
+
+def folder_with(text: str, name: str = "model.txt") -> str:
+    folder = tempfile.mkdtemp()
+    Path(folder, name).write_text(text)
+    return folder
+
+
+def rank() -> int:
+    return distrain.get_context().get_world_rank()
+
+
+def names(run: str) -> list[str]:
+    return [path.name for path in sorted(Path(run).iterdir()) if (path / ".manifest.json").exists()]
+
+
+# -- what is left of the local files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+@pytest.mark.parametrize("delete", [None, True, False])
+def test_the_local_files_are_deleted_if_asked_for(
+    any_fit: Fit, mode: CheckpointUploadMode, delete: bool | None
+) -> None:
+    def train(config: dict[str, Any]) -> list[str]:
+        folders = []
+        for epoch in range(3):
+            folders.append(folder_with(f"epoch {epoch}", f"part-{rank()}.txt"))
+            distrain.report(
+                {"epoch": epoch},
+                checkpoint=Checkpoint.from_directory(folders[-1]),
+                checkpoint_upload_mode=config["mode"],
+                delete_local_checkpoint_after_upload=config["delete"],
+            )
+        return folders
+
+    result = any_fit(train, {"mode": mode, "delete": delete})
+    deletes = mode is ASYNC if delete is None else delete
+    assert [os.path.exists(folder) for folder in result.return_value] == [not deletes] * 3
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {"part-0.txt": f"epoch {epoch}", "part-1.txt": f"epoch {epoch}"} for epoch in range(3)
+    ]
+    assert_no_half_checkpoint(any_fit.storage)
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_dicts_are_stored_in_every_mode(any_fit: Fit, mode: CheckpointUploadMode) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for epoch in range(3):
+            checkpoint = Checkpoint.from_dict({"epoch": epoch})
+            distrain.report({}, checkpoint=checkpoint, checkpoint_upload_mode=config["mode"])
+
+    result = any_fit(train, {"mode": mode})
+    assert [checkpoint.to_dict()["epoch"] for checkpoint, _ in result.best_checkpoints] == [0, 1, 2]
+
+
+def test_a_file_that_somebody_else_has_too_is_copied(fit: Fit, tmp_path: Path) -> None:
+    (tmp_path / "shared.txt").write_text("shared")
+
+    def train(config: dict[str, str]) -> None:
+        folder = tempfile.mkdtemp()
+        os.link(config["shared"], Path(folder, "linked.txt"))
+        os.symlink(config["shared"], Path(folder, "pointed.txt"))
+        distrain.report({}, checkpoint=Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+
+    result = fit(train, {"shared": str(tmp_path / "shared.txt")}, workers=1)
+    assert files_of(result.checkpoint) == {"linked.txt": "shared", "pointed.txt": "shared"}
+    (tmp_path / "shared.txt").write_text("changed")
+    assert files_of(result.checkpoint) == {"linked.txt": "shared", "pointed.txt": "shared"}
+
+
+# -- ASYNC -----------------------------------------------------------------------------------------------------------
+
+
+def stopped_uploader() -> psutil.Process | None:
+    """The uploader of this host, stopped as soon as it is there."""
+    agent = psutil.Process().parent().parent()  # type: ignore[union-attr]
+    assert agent is not None
+    for process in agent.children():
+        if "uploader" in process.cmdline():
+            process.suspend()
+            return process
+    return None
+
+
+def report_async(text: str) -> None:
+    distrain.report({}, checkpoint=Checkpoint(folder_with(text)), checkpoint_upload_mode=ASYNC)
+
+
+def test_async_reports_return_before_the_files_are_stored_and_are_bounded(fit: Fit) -> None:
+    def train() -> list[float]:
+        report_async("first")
+        while distrain.get_checkpoint() is None:
+            time.sleep(0.001)
+        uploader = stopped_uploader()
+        assert uploader is not None
+        for number in range(MOST_UPLOADS):
+            report_async(f"{number}")
+        waker = threading.Timer(0.5, uploader.resume)
+        waker.start()
+        began = time.monotonic()
+        report_async("one too many")
+        return [time.monotonic() - began]
+
+    result = fit(train, workers=1)
+    assert result.return_value[0] > 0.3
+    assert files_of(result.checkpoint) == {"model.txt": "one too many"}
+    assert len(result.best_checkpoints) == MOST_UPLOADS + 2
+
+
+def test_all_uploads_are_done_before_fit_returns(any_fit: Fit) -> None:
+    def train() -> None:
+        folder = tempfile.mkdtemp()
+        Path(folder, f"large-{rank()}").write_bytes(os.urandom(1 << 20) * 32)
+        distrain.report({}, checkpoint=Checkpoint(folder), checkpoint_upload_mode=ASYNC)
+
+    result = any_fit(train)
+    assert result.checkpoint is not None
+    assert sorted(path.name for path in Path(result.checkpoint.path).glob("large-*")) == ["large-0", "large-1"]
+    assert_no_half_checkpoint(any_fit.storage)
+
+
+def test_an_upload_that_fails_is_raised_by_a_later_call(any_fit: Fit) -> None:
+    def train() -> None:
+        report_async("first")
+        while distrain.get_checkpoint() is None:
+            time.sleep(0.001)
+        uploader = stopped_uploader()
+        assert uploader is not None
+        folder = folder_with("gone")
+        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
+        shutil.rmtree(folder)
+        uploader.resume()
+        while True:
+            distrain.report({})
+            time.sleep(0.001)
+
+    with pytest.raises(
+        WorkerGroupError, match=r"2\. checkpoint of this rank could not be stored: .*No such file"
+    ) as raised:
+        any_fit(train, workers=1)
+    assert isinstance(raised.value.worker_failures[0], CheckpointError)
+    assert files_of(raised.value.result.checkpoint) == {"model.txt": "first"}
+
+
+def test_an_uploader_that_is_killed_is_an_error_and_the_next_attempt_has_another(fit: Fit) -> None:
+    def train() -> str:
+        if distrain.get_checkpoint() is not None:
+            report_async("again")
+            return "resumed"
+        report_async("first")
+        while distrain.get_checkpoint() is None:
+            time.sleep(0.001)
+        uploader = stopped_uploader()
+        assert uploader is not None
+        report_async("lost")
+        uploader.send_signal(signal.SIGKILL)
+        while True:
+            distrain.report({})
+            time.sleep(0.001)
+
+    result = fit(train, workers=1, failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == "resumed"
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {"model.txt": "first"},
+        {"model.txt": "again"},
+    ]
+
+
+def test_without_retries_a_lost_upload_is_explained(fit: Fit) -> None:
+    def train() -> None:
+        report_async("first")
+        while distrain.get_checkpoint() is None:
+            time.sleep(0.001)
+        uploader = stopped_uploader()
+        assert uploader is not None
+        report_async("lost")
+        uploader.send_signal(signal.SIGKILL)
+
+    with pytest.raises(
+        WorkerGroupError, match=r"the 2\. checkpoint of this rank could not be stored: the uploader has"
+    ) as e:
+        fit(train, workers=1)
+    assert isinstance(e.value.worker_failures[0], CheckpointError)
+    assert files_of(e.value.result.checkpoint) == {"model.txt": "first"}
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_may_have_names_and_keep_their_order(any_fit: Fit) -> None:
+    def train() -> None:
+        for name in ("zebra", None, "ape", "zebra"):
+            distrain.report({"name": name}, checkpoint=Checkpoint(folder_with(str(name))), checkpoint_dir_name=name)
+
+    result = any_fit(train)
+    assert names(result.path) == ["ape", "checkpoint_000001", "zebra", "zebra-2"]
+    again = distrain.Result.from_path(result.path)
+    for found in (result, again):
+        assert [(Path(c.path).name, m["name"]) for c, m in found.best_checkpoints] == [
+            ("zebra", "zebra"),
+            ("checkpoint_000001", None),
+            ("ape", "ape"),
+            ("zebra-2", "zebra"),
+        ]
+    assert files_of(Checkpoint(f"{result.path}/zebra")) == {"model.txt": "zebra"}
+
+
+def test_the_numbers_go_on_after_named_checkpoints(fit: Fit) -> None:
+    def train(config: dict[str, Any]) -> None:
+        distrain.report({}, checkpoint=Checkpoint(folder_with("x")), checkpoint_dir_name=config["name"])
+        if config["name"]:
+            raise ValueError("go on")
+
+    with pytest.raises(WorkerGroupError):
+        fit(train, {"name": "mine"}, name="run", workers=1)
+    result = fit(train, {"name": None}, name="run", workers=1)
+    assert names(result.path) == ["checkpoint_000001", "mine"]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "damaged-x", 5])
+def test_names_that_cannot_be_are_refused(fit: Fit, name: Any) -> None:
+    def train(config: dict[str, Any]) -> None:
+        distrain.report({}, checkpoint=Checkpoint(folder_with("x")), checkpoint_dir_name=config["name"])
+
+    with pytest.raises(WorkerGroupError, match="checkpoint_dir_name must be a") as raised:
+        fit(train, {"name": name}, workers=1)
+    assert isinstance(raised.value.__cause__, (TypeError, ValueError))
+
+
+# -- stored by the user ----------------------------------------------------------------------------------------------
+
+
+def in_place(name: str) -> Path:
+    return Path(distrain.get_context().get_storage().build_checkpoint_path_from_name(name))
+
+
+def test_no_upload_makes_a_checkpoint_of_what_is_there(any_fit: Fit) -> None:
+    def train() -> str:
+        for epoch in range(2):
+            folder = in_place(f"epoch-{epoch}")
+            (folder / "parts").mkdir(parents=True, exist_ok=True)
+            (folder / "parts" / f"{rank()}.txt").write_text(f"{epoch}")
+            distrain.collective.barrier()
+            distrain.report({"epoch": epoch}, Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
+        return str(folder)
+
+    result = any_fit(train)
+    assert names(result.path) == ["epoch-0", "epoch-1"]
+    assert result.checkpoint is not None
+    assert result.checkpoint.path == result.return_value
+    assert files_of(result.checkpoint) == {"parts/0.txt": "1", "parts/1.txt": "1"}
+    manifest = json.loads(Path(result.path, "epoch-1", ".manifest.json").read_text())
+    assert manifest["files"].keys() == {"parts/0.txt", "parts/1.txt"}
+    assert_no_half_checkpoint(any_fit.storage)
+
+
+def elsewhere() -> Path:
+    return Path(folder_with("x"))
+
+
+def committed_already() -> Path:
+    distrain.report({}, Checkpoint(folder_with("x")))
+    while (checkpoint := distrain.get_checkpoint()) is None:
+        time.sleep(0.001)
+    return Path(checkpoint.path)
+
+
+@pytest.mark.parametrize(("make", "why"), [(elsewhere, "must be a directory in"), (committed_already, "already")])
+def test_no_upload_of_something_else_is_refused(fit: Fit, make: Callable[[], Path], why: str) -> None:
+    def train(config: dict[str, Any]) -> None:
+        distrain.report({}, Checkpoint(config["make"]()), checkpoint_upload_mode=NO_UPLOAD)
+
+    with pytest.raises(WorkerGroupError, match=why):
+        fit(train, {"make": make}, workers=1)
+
+
+def test_ranks_that_disagree_on_the_directory_are_told(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        folder = in_place(f"of-{rank()}")
+        folder.mkdir()
+        (folder / f"{rank()}.txt").write_text("x")
+        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
+
+    assert fit(train).checkpoint is None
+    assert "all ranks that bring one must name the same directory" in capsys.readouterr().err
+
+
+def test_an_upload_function_stores_by_itself(any_fit: Fit) -> None:
+    def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        return Checkpoint(checkpoint.to_directory(in_place(name)))
+
+    def train() -> None:
+        for name in ("mine", None):
+            if rank() == 0:
+                checkpoint = Checkpoint(folder_with("x"))
+                distrain.report({}, checkpoint, checkpoint_dir_name=name, checkpoint_upload_fn=store)
+            else:
+                distrain.report({})
+
+    result = any_fit(train)
+    first, second = names(result.path)
+    assert first.startswith("checkpoint_")
+    assert second == "mine"
+    assert files_of(result.checkpoint) == {"model.txt": "x"}
+
+
+def test_an_upload_function_that_gives_nothing_back_is_refused(fit: Fit) -> None:
+    def train() -> None:
+        distrain.report({}, Checkpoint(folder_with("x")), checkpoint_upload_fn=lambda checkpoint, name: None)  # type: ignore
+
+    with pytest.raises(WorkerGroupError, match="checkpoint_upload_fn must return the Checkpoint that it has stored"):
+        fit(train, workers=1)
+
+
+# -- without workers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_without_workers_the_modes_mean_the_same(tmp_path: Path, mode: CheckpointUploadMode) -> None:
+    def train() -> str:
+        folder = folder_with("x")
+        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=mode)
+        return folder
+
+    fit = make_fit("forkserver-local", tmp_path)
+    result = fit(train, workers=0)
+    assert files_of(result.checkpoint) == {"model.txt": "x"}
+    assert os.path.exists(result.return_value) == (mode is SYNC)
