@@ -77,7 +77,7 @@ def conclude(done: Attempted, session: Session) -> Executed:
     if error is None and context.world_rank == 0:
         try:
             body = _pickled_value(done.value)
-        except Exception as unpicklable:
+        except BaseException as unpicklable:  # its __reduce__ is the user's code
             error = unpicklable
     if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and done.stage == "run"):
         return Executed(outcome=_outcome(session, stage=done.stage, body=body), work=done.work, value=done.value)
