@@ -31,7 +31,6 @@ import shutil
 import time
 import uuid
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -63,8 +62,6 @@ DAMAGED = "damaged-"
 _OWN_NAME = re.compile(r"checkpoint_(\d{6,})$")
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _COPY_BYTES = 4 << 20
-_READERS = 4
-"""Threads that check files; crc32 runs without the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,10 +415,9 @@ def damage_of(path: Path, *, thoroughly: bool = True) -> str | None:
 
 
 def _changed_file(path: Path, crc32s: Mapping[str, str]) -> str | None:
-    with ThreadPoolExecutor(_READERS) as pool:
-        for name, (_, crc32) in zip(crc32s, pool.map(lambda name: crc32_of(path / name), crc32s), strict=True):
-            if f"{crc32:08x}" != crc32s[name]:
-                return f"{name} has changed since it was committed"
+    for name, expected in crc32s.items():
+        if f"{crc32_of(path / name)[1]:08x}" != expected:
+            return f"{name} has changed since it was committed"
     return None
 
 
