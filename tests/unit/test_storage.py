@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -456,13 +457,38 @@ def test_an_unreadable_manifest_is_a_storage_error(tmp_path: Path) -> None:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
+def in_small_steps(reader: int, writer: int, count: int) -> int:
+    return os.write(writer, os.read(reader, 700_000))
+
+
+def only_at_first(reader: int, writer: int, count: int) -> int:
+    if os.lseek(reader, 0, os.SEEK_CUR):
+        raise OSError(errno.EXDEV, "not between these")
+    return os.write(writer, os.read(reader, 999))
+
+
+@pytest.mark.parametrize("by_kernel", [None, in_small_steps, only_at_first, lambda *_: 0])
 @pytest.mark.parametrize("size", [0, 1, 1000, (4 << 20) + 1])
-def test_a_copy_is_equal_and_tells_size_and_crc(tmp_path: Path, size: int) -> None:
+def test_a_copy_is_equal_and_tells_size_and_crc(
+    tmp_path: Path, size: int, by_kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_kernel is not None:
+        monkeypatch.setattr(os, "copy_file_range", by_kernel)
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     (tmp_path / "source").write_bytes(data)
     told = copy_file(tmp_path / "source", tmp_path / "deep" / "target")
     assert (tmp_path / "deep" / "target").read_bytes() == data
     assert told == (len(data), zlib.crc32(data)) == crc32_of(tmp_path / "source")
+
+
+def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(reader: int, writer: int, count: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "source").write_bytes(b"1")
+    monkeypatch.setattr(os, "copy_file_range", full)
+    with pytest.raises(OSError, match="No space left"):
+        copy_file(tmp_path / "source", tmp_path / "target")
 
 
 def test_files_are_listed_with_sizes_below_all_folders(tmp_path: Path) -> None:
