@@ -223,8 +223,12 @@ class RunStore:
             ) from None
         except OSError:  # a file system without locks: then nobody can be told apart
             return fd
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
+        except OSError:  # a full disk
+            os.close(fd)
+            raise
         return fd
 
     def _sweep(self) -> None:
