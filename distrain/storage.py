@@ -22,6 +22,7 @@ complete, always.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -203,6 +204,7 @@ class RunStore:
                 self._lock_fd = self._lock()
                 undo.callback(os.close, self._lock_fd)
                 self._metrics = undo.enter_context(_open_lines(self.paths.metrics))
+                self._place = root.stat()
             except OSError as error:
                 raise StorageError(f"cannot use the run directory {root}: {error}") from error
             self._sweep()
@@ -267,6 +269,7 @@ class RunStore:
     # -- small files ----------------------------------------------------------------------------------------------
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        self._check_place()
         write_atomically(self.paths.manifest, json.dumps(manifest, indent=1).encode())
 
     def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
@@ -286,15 +289,22 @@ class RunStore:
 
     def staging_directory(self, attempt: int, ordinal: int, rank: int) -> Path:
         """Where a rank writes its part of a checkpoint; the generation keeps ranks of earlier runs out."""
+        self._check_place()
         folder = self._staging_root(attempt, ordinal) / f"rank_{rank}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def _check_place(self) -> None:
+        """Raises OSError if the run directory was unmounted, moved or deleted: the run must not go on in a new one."""
+        if not os.path.samestat(self.paths.root.stat(), self._place):
+            raise OSError(errno.ESTALE, "the run directory is not the one any more that the run began in")
 
     def _staging_root(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
     def commit(self, attempt: int, commit: Commit) -> CommittedCheckpoint:
         """Join the ranks' parts and make them the run's next checkpoint. Raises OSError; then nothing is committed."""
+        self._check_place()
         root = self._staging_root(attempt, commit.ordinal)
         merged = root / "merged"
         merged.mkdir()
