@@ -43,7 +43,7 @@ from distrain.output import warn
 from distrain.rounds import Commit, CommittedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "CommittedCheckpoint",
@@ -467,14 +467,16 @@ def copy_file(source: Path, target: Path) -> tuple[int, int]:
     target.parent.mkdir(parents=True, exist_ok=True)
     size = crc = 0
     buffer = memoryview(bytearray(_COPY_BYTES))
-    with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
+    with _naming(source), source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
         while count := reader.readinto(buffer):
             crc = zlib.crc32(buffer[:count], crc)
             written = 0
-            while written < count:
-                written += writer.write(buffer[written:count])
+            with _naming(target):
+                while written < count:
+                    written += writer.write(buffer[written:count])
             size += count
-        os.fsync(writer.fileno())
+        with _naming(target):
+            os.fsync(writer.fileno())
     return size, crc
 
 
@@ -497,10 +499,21 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _write_and_sync(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with _naming(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An OSError of a write or of a read does not say by itself which file it was."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def sync_directory(path: Path) -> None:
