@@ -31,6 +31,7 @@ from distrain.errors import (
     PreemptionError,
     ResourcesError,
     StandInError,
+    StorageError,
     TrainingFailedError,
     WorkerGroupError,
 )
@@ -241,8 +242,11 @@ class _Run:
         )
         self._announce()
         self._store.metadata = dict(self._asked.metadata)
-        self._write_manifest("running")
-        self._drop_old_end()
+        try:
+            self._write_manifest("running")
+            self._drop_old_end()
+        except OSError as error:
+            raise StorageError(f"cannot use the run directory {self._store.paths.root}: {error}") from error
         started, concluded = time.monotonic(), False
         runner = self._runner(request)
         try:
@@ -387,7 +391,7 @@ class _Run:
         if end.failures and not (end.problem and all(failure.lost for failure in end.failures)):
             return self._worker_group_error(end, result)
         if end.storage_failed:
-            return ControllerError(f"{end.problem}\nrun:  {result.path}")
+            return ControllerError(f"{end.problem}\nonce that is mended: {self._again(result)}\nrun:  {result.path}")
         if end.resources_missing:
             return ResourcesError(end.problem)
         lines = [end.problem or "", *self._postscript(end, result)]
@@ -425,10 +429,12 @@ class _Run:
             last_lines=end.last_lines,
         )
 
-    def _stopped(self, end: RunEnd, result: Result) -> list[str]:
+    def _again(self, result: Result) -> str:
         latest = f"at {Path(result.checkpoint.path).name}" if result.checkpoint else "from the beginning"
-        again = f"RunConfig(name={self._store.paths.root.name!r})"
-        lines = [f"the run was stopped by {end.stop_reason}; started again as {again}, it goes on {latest}"]
+        return f"started again as RunConfig(name={self._store.paths.root.name!r}), it goes on {latest}"
+
+    def _stopped(self, end: RunEnd, result: Result) -> list[str]:
+        lines = [f"the run was stopped by {end.stop_reason}; {self._again(result)}"]
         own = [f for f in end.failures if not f.consequence and f.exit_code != 128 + signal.SIGTERM]
         if own:
             screen = failures.failure_screen(own, stopped=(), last_lines=end.last_lines)
