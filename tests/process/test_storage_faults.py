@@ -14,13 +14,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -29,6 +27,9 @@ import distrain
 from distrain import Checkpoint, Result, StorageError, TrainingFailedError
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 SEED = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
 PAGE_BYTES = 4096
@@ -216,7 +217,6 @@ SAMPLE = (
     "no page left",
     "two pages left",
     "0 inodes left",
-    "4 inodes left",
     "5 inodes left",
     "an error of the disk",
     "unmounted",
@@ -454,7 +454,7 @@ fit(num_to_keep=1 if method == "delete" else None)
 
 
 @pytest.mark.parametrize(
-    ("method", "must_have", "sampled"), [("commit", "rename write fsync", 8), ("delete", "rename unlink rmdir", 4)]
+    ("method", "must_have", "sampled"), [("commit", "rename write fsync", 6), ("delete", "rename unlink rmdir", 3)]
 )
 @pytest.mark.timeout(300)
 def test_killed_at_each_step_of_a(
@@ -485,11 +485,11 @@ def test_killed_at_each_step_of_a(
     before, reached = committed(user.run), newest(user.run)
     last = user(f"print(fit(num_to_keep={1 if method == 'delete' else None}).return_value)")
     assert last.stdout == f"began at {reached + 1}\n", last.stderr
-    assert sorted(path.name for path in user.run.glob("*checkpoint*")) == [
-        f"checkpoint_{index:06d}"
-        for index in range(0 if method == "commit" else reached + EPOCHS, reached + EPOCHS + 1)
-    ]
-    assert committed(user.run).items() >= (before.items() if method == "commit" else set())
+    names = sorted(path.name for path in user.run.glob("*checkpoint*"))
+    every = [f"checkpoint_{index:06d}" for index in range(reached + EPOCHS + 1)]
+    assert names == (every if method == "commit" else every[-1:])
+    if method == "commit":
+        assert committed(user.run).items() >= before.items()
     assert not (user.run / ".staging").exists()
     assert_reports_are_kept_once(user.run)
 
@@ -530,7 +530,6 @@ def test_the_second_goes_on_as_soon_as_the_first_is_dead_though_its_agent_hangs(
     before = committed(user.run)
     assert user("print(fit().return_value)").stdout == "began at 2\n"
     assert committed(user.run).items() > before.items()
-    assert not agent.is_running()
 
 
 def test_a_clock_that_jumps_back_changes_nothing(user: User) -> None:
