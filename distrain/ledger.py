@@ -138,6 +138,7 @@ class Ledger:
             match decision:
                 case rounds.GrantFiles(rank, ordinal, files):
                     with self._storage_failures(f"checkpoint {ordinal}"):
+                        self._store.flush()  # report() returns after this; a commit may keep us from it for long
                         folder = str(self._store.staging_directory(attempt, ordinal, rank))
                         self._tell(
                             wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
