@@ -151,6 +151,7 @@ class Ledger:
             match decision:
                 case rounds.GrantFiles(rank, ordinal, files):
                     with self._storage_failures(f"checkpoint {ordinal}"):
+                        self._store.flush()  # report() returns after this; a commit may keep us from it for long
                         self._grant(rank, ordinal, files)
                 case rounds.Refuse(rank, ordinal, why):
                     self._refuse(rank, ordinal, why)

@@ -42,7 +42,7 @@ from distrain.output import warn
 from distrain.rounds import Commit, CommittedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "DAMAGED",
@@ -213,6 +213,7 @@ class RunStore:
                 self._lock_fd = self._lock()
                 undo.callback(os.close, self._lock_fd)
                 self._metrics = undo.enter_context(_open_lines(self.paths.metrics))
+                self._place = root.stat()
             except OSError as error:
                 raise StorageError(f"cannot use the run directory {root}: {error}") from error
             self._sweep()
@@ -233,8 +234,12 @@ class RunStore:
             ) from None
         except OSError:  # a file system without locks: then nobody can be told apart
             return fd
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
+        except OSError:  # a full disk
+            os.close(fd)
+            raise
         return fd
 
     def _sweep(self) -> None:
@@ -273,6 +278,7 @@ class RunStore:
     # -- small files ----------------------------------------------------------------------------------------------
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        self._check_place()
         write_atomically(self.paths.manifest, json.dumps(manifest, indent=1).encode())
 
     def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
@@ -292,9 +298,15 @@ class RunStore:
 
     def staging_directory(self, attempt: int, ordinal: int, rank: int) -> Path:
         """Where a rank writes its part of a checkpoint; the generation keeps ranks of earlier runs out."""
+        self._check_place()
         folder = self._staging_root(attempt, ordinal) / f"rank_{rank}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def _check_place(self) -> None:
+        """Raises OSError if the run directory was unmounted, moved or deleted: the run must not go on in a new one."""
+        if not os.path.samestat(self.paths.root.stat(), self._place):
+            raise OSError(errno.ESTALE, "the run directory is not the one any more that the run began in")
 
     def _staging_root(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
@@ -302,6 +314,7 @@ class RunStore:
     def commit(self, attempt: int, commit: Commit, *, name: str | None = None) -> CommittedCheckpoint:
         """Join the ranks' parts and make them the run's next checkpoint, in a directory of that name, if it is free.
         Raises OSError; then nothing is committed."""
+        self._check_place()
         root = self._staging_root(attempt, commit.ordinal)
         merged = root / "merged"
         merged.mkdir()
@@ -313,12 +326,14 @@ class RunStore:
         _sync_directories(merged, commit)
         final = self._free(name) if name else self.paths.checkpoint(self._next_index)
         merged.rename(final)
+        saved = self._committed(final, commit)
         shutil.rmtree(root, ignore_errors=True)
-        return self._committed(final, commit)
+        return saved
 
     def adopt(self, attempt: int, commit: Commit, folder: Path) -> CommittedCheckpoint:
         """Make a directory of the run directory, in which the ranks' files are on disk, its next checkpoint. Raises
         OSError; then nothing is committed."""
+        self._check_place()
         _sync_directories(folder, commit)
         write_atomically(folder / MANIFEST_FILE, self._manifest(attempt, commit, folder))
         sync_directory(folder)
@@ -489,15 +504,18 @@ def copy_file(source: Path, target: Path) -> tuple[int, int]:
     """Copy and flush to disk; returns size in bytes and crc32 of what was written. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     buffer = memoryview(bytearray(_COPY_BYTES))
-    with source.open("rb", buffering=0) as reader, target.open("wb+", buffering=0) as writer:
-        size, crc = _copy_in_kernel(reader.fileno(), writer.fileno(), buffer)
+    with _naming(source), source.open("rb", buffering=0) as reader, target.open("wb+", buffering=0) as writer:
+        with _naming(target):
+            size, crc = _copy_in_kernel(reader.fileno(), writer.fileno(), buffer)
         while count := reader.readinto(buffer):
             crc = zlib.crc32(buffer[:count], crc)
             written = 0
-            while written < count:
-                written += writer.write(buffer[written:count])
+            with _naming(target):
+                while written < count:
+                    written += writer.write(buffer[written:count])
             size += count
-        os.fsync(writer.fileno())
+        with _naming(target):
+            os.fsync(writer.fileno())
     return size, crc
 
 
@@ -517,6 +535,8 @@ def _copy_in_kernel(reader: int, writer: int, buffer: memoryview) -> tuple[int, 
         end = size + count
         while size < end:
             read = os.preadv(writer, [buffer[: end - size]], size)
+            if not read:
+                raise OSError(errno.EIO, "the copy was made shorter while it was written")
             crc = zlib.crc32(buffer[:read], crc)
             size += read
     return size, crc
@@ -541,10 +561,21 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _write_and_sync(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with _naming(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An OSError of a write or of a read does not say by itself which file it was."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def sync_directory(path: Path) -> None:

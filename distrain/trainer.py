@@ -31,6 +31,7 @@ from distrain.errors import (
     PreemptionError,
     ResourcesError,
     StandInError,
+    StorageError,
     TrainingFailedError,
     WorkerGroupError,
 )
@@ -241,8 +242,11 @@ class _Run:
         )
         self._announce()
         self._store.metadata = dict(self._asked.metadata)
-        self._write_manifest("running")
-        self._drop_old_end()
+        try:
+            self._write_manifest("running")
+            self._drop_old_end()
+        except OSError as error:
+            raise StorageError(f"cannot use the run directory {self._store.paths.root}: {error}") from error
         started, concluded = time.monotonic(), False
         runner = self._runner(request)
         try:
@@ -253,8 +257,10 @@ class _Run:
             # Last of all: who finds a finished run, finds everything of it.
             end = runner.end
             ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
-            with contextlib.suppress(OSError):  # a full disk must not hide the error that brought us here
+            try:
                 self._write_manifest(end.state.value if ended else "failed", attempts=end.attempt + 1)
+            except OSError as error:  # a full disk must not hide the error that brought us here
+                warn(f"the run directory does not say how the run has ended, as that could not be written: {error}")
         return result
 
     def _start_from(self, resume_from: Checkpoint | None) -> str | None:
@@ -330,7 +336,10 @@ class _Run:
     def _conclude(self, end: RunEnd, seconds: float) -> Result:
         value = end.value
         if value is not None:
-            write_atomically(self._store.paths.return_value, value)
+            try:
+                write_atomically(self._store.paths.return_value, value)
+            except OSError as problem:  # no reason to lose a training
+                warn(f"what train_func returned is in this Result only, as it could not be written: {problem}")
         result = make_result(
             self._store.paths,
             self._store.committed,
@@ -387,7 +396,7 @@ class _Run:
         if end.failures and not (end.problem and all(failure.lost for failure in end.failures)):
             return self._worker_group_error(end, result)
         if end.storage_failed:
-            return ControllerError(f"{end.problem}\nrun:  {result.path}")
+            return ControllerError(f"{end.problem}\nonce that is mended: {self._again(result)}\nrun:  {result.path}")
         if end.resources_missing:
             return ResourcesError(end.problem)
         lines = [end.problem or "", *self._postscript(end, result)]
@@ -425,10 +434,12 @@ class _Run:
             last_lines=end.last_lines,
         )
 
-    def _stopped(self, end: RunEnd, result: Result) -> list[str]:
+    def _again(self, result: Result) -> str:
         latest = f"at {Path(result.checkpoint.path).name}" if result.checkpoint else "from the beginning"
-        again = f"RunConfig(name={self._store.paths.root.name!r})"
-        lines = [f"the run was stopped by {end.stop_reason}; started again as {again}, it goes on {latest}"]
+        return f"started again as RunConfig(name={self._store.paths.root.name!r}), it goes on {latest}"
+
+    def _stopped(self, end: RunEnd, result: Result) -> list[str]:
+        lines = [f"the run was stopped by {end.stop_reason}; {self._again(result)}"]
         own = [f for f in end.failures if not f.consequence and f.exit_code != 128 + signal.SIGTERM]
         if own:
             screen = failures.failure_screen(own, stopped=(), last_lines=end.last_lines)
@@ -442,6 +453,8 @@ class _Run:
         lines = [*end.earlier, *([end.no_retry] if end.no_retry else [])]
         if self._asked.scaling.num_workers:
             lines.append(f"logs: {self._store.paths.log(end.attempt, 0, self._log_dir).parent}")
+        if result.checkpoint:
+            lines.append(self._again(result))
         return [*lines, f"run:  {result.path}"]
 
 

@@ -1,0 +1,559 @@
+"""What storage may do to a run, each for real. After each fault no half checkpoint is offered, nothing committed is
+lost, and the message says what has happened, where, and how to go on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import Checkpoint, Result, StorageError, TrainingFailedError
+from tests.conftest import wait_until
+from tests.process.conftest import Fit, assert_no_half_checkpoint, records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SEED = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
+PAGE_BYTES = 4096
+EPOCHS = 5
+
+
+def train(config: dict[str, Any]) -> str:
+    """Each rank brings one file per epoch. The fault strikes when two epochs are committed; says where it began."""
+    rank = distrain.get_context().get_world_rank()
+    checkpoint = distrain.get_checkpoint()
+    begin = 0 if checkpoint is None else int(Path(checkpoint.path, f"shard-{rank}").read_text()) + 1
+    for epoch in range(begin, begin + config["epochs"]):
+        distrain.collective.barrier()
+        if epoch == 2 and rank == 0 and config["strike"]:
+            config["strike"]()
+        distrain.collective.barrier()
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, f"shard-{rank}").write_text(str(epoch))
+            distrain.report({"epoch": epoch}, checkpoint=Checkpoint.from_directory(folder))
+    return f"began at {begin}"
+
+
+def committed(run: Path) -> dict[str, bytes]:
+    """Every byte that is committed, by path. All checkpoints are complete, and each is the one after the one before."""
+    assert_no_half_checkpoint(run.parent)
+    for folder in run.glob("checkpoint_*"):
+        assert {path.name: path.read_text() for path in folder.glob("shard-*")} == {
+            f"shard-{rank}": str(int(folder.name[-6:])) for rank in range(2)
+        }
+    files = [path for path in run.glob("checkpoint_*/**/*") if path.is_file()]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+def newest(run: Path) -> int:
+    return max((int(path.name[-6:]) for path in run.glob("checkpoint_*")), default=-1)
+
+
+def assert_reports_are_kept_once(run: Path) -> None:
+    found = [(line["attempt"], line["rank"], line["index"]) for line in records(run)]
+    assert len(found) == len(set(found))
+
+
+# -- where it happens ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """A file system of its own, or a directory."""
+
+    place: Path
+    device: str = ""
+
+    @property
+    def run(self) -> Path:
+        return self.place / "runs" / "run"
+
+
+def mount(place: Path, undo: ExitStack, *options: str) -> Disk:
+    """Skips where nothing can be mounted."""
+    place.mkdir()
+    done = subprocess.run(["mount", *options, place], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"mounting needs root: {done.stderr.strip()}")
+    undo.callback(subprocess.run, ["umount", "--lazy", place], capture_output=True)
+    shown = subprocess.run(["findmnt", "-no", "SOURCE", place], capture_output=True, text=True)
+    return Disk(place=place, device=Path(shown.stdout.strip()).name)
+
+
+def small_disk(folder: Path, undo: ExitStack) -> Disk:
+    return mount(folder / "disk", undo, "-t", "tmpfs", "-o", "size=256k", "tmpfs")
+
+
+def disk_with_few_inodes(folder: Path, undo: ExitStack) -> Disk:
+    return mount(folder / "disk", undo, "-t", "tmpfs", "-o", "size=1m,nr_inodes=60", "tmpfs")
+
+
+def disk_that_breaks(folder: Path, undo: ExitStack) -> Disk:
+    """The kernel makes it read-only when it finds an error there; ``mount -o remount,ro`` refuses while files are open
+    for writing."""
+    image = folder / "image"
+    image.touch()
+    os.truncate(image, 8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    return mount(folder / "disk", undo, "-o", "loop,errors=remount-ro", str(image))
+
+
+def mounted_directory(folder: Path, undo: ExitStack) -> Disk:
+    (folder / "elsewhere").mkdir()
+    return mount(folder / "disk", undo, "--bind", str(folder / "elsewhere"))
+
+
+def directory(folder: Path, undo: ExitStack) -> Disk:
+    (folder / "disk").mkdir()
+    return Disk(place=folder / "disk")
+
+
+# -- what happens there, and what mends it ---------------------------------------------------------------------------
+
+
+def fill(disk: Disk, *, pages_left: int) -> None:
+    ballast = disk.place / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(PAGE_BYTES))
+        except OSError:
+            file.truncate(file.tell() - pages_left * PAGE_BYTES)
+
+
+def fill_with_files(disk: Disk, *, inodes_left: int) -> None:
+    made = []
+    try:
+        while True:
+            path = disk.place / f"ballast-{len(made)}"
+            path.touch()
+            made.append(path)
+    except OSError:
+        for path in made[:inodes_left]:
+            path.unlink()
+
+
+def empty(disk: Disk) -> None:
+    for path in disk.place.glob("ballast*"):
+        path.unlink()
+
+
+def find_an_error(disk: Disk) -> None:
+    Path("/sys/fs/ext4", disk.device, "trigger_fs_error").write_text("a test of distrain")
+
+
+def repair(disk: Disk) -> None:
+    subprocess.run(["umount", disk.place], check=True)
+    subprocess.run(["mount", "-o", "loop", disk.place.parent / "image", disk.place], check=True)
+
+
+def unmount(disk: Disk) -> None:
+    subprocess.run(["umount", "--lazy", disk.place], check=True)
+
+
+def mount_again(disk: Disk) -> None:
+    subprocess.run(["mount", "--bind", disk.place.parent / "elsewhere", disk.place], check=True)
+
+
+def move_away(disk: Disk) -> None:
+    disk.run.rename(disk.place / "moved")
+
+
+def move_back(disk: Disk) -> None:
+    shutil.rmtree(disk.run, ignore_errors=True)  # stacks and logs of the end
+    (disk.place / "moved").rename(disk.run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """``gone``: the run directory is not there until it is mended."""
+
+    disk: Callable[[Path, ExitStack], Disk]
+    strike: Callable[[Disk], None]
+    mend: Callable[[Disk], None]
+    says: str
+    gone: bool = False
+
+
+NO_SPACE = "No space left on device"
+FAULTS = {
+    "no page left": Fault(disk=small_disk, strike=partial(fill, pages_left=0), mend=empty, says=NO_SPACE),
+    "one page left": Fault(disk=small_disk, strike=partial(fill, pages_left=1), mend=empty, says=NO_SPACE),
+    "two pages left": Fault(disk=small_disk, strike=partial(fill, pages_left=2), mend=empty, says=NO_SPACE),
+    "three pages left": Fault(disk=small_disk, strike=partial(fill, pages_left=3), mend=empty, says=NO_SPACE),
+    **{
+        f"{left} inodes left": Fault(
+            disk=disk_with_few_inodes, strike=partial(fill_with_files, inodes_left=left), mend=empty, says=NO_SPACE
+        )
+        for left in range(9)
+    },
+    "an error of the disk": Fault(
+        disk=disk_that_breaks, strike=find_an_error, mend=repair, says="Read-only file system"
+    ),
+    "unmounted": Fault(
+        disk=mounted_directory, strike=unmount, mend=mount_again, says="No such file or directory", gone=True
+    ),
+    "moved away": Fault(disk=directory, strike=move_away, mend=move_back, says="No such file or directory", gone=True),
+}
+SAMPLE = (
+    "no page left",
+    "two pages left",
+    "0 inodes left",
+    "5 inodes left",
+    "an error of the disk",
+    "unmounted",
+    "moved away",
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "fault" in metafunc.fixturenames:
+        names = list(FAULTS) if metafunc.config.getoption("--all") else SAMPLE
+        metafunc.parametrize("fault", [FAULTS[name] for name in names], ids=names)
+
+
+@pytest.fixture
+def undo() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def fails(fit: Fit, strike: Callable[[], None] | None = None) -> TrainingFailedError | StorageError:
+    with pytest.raises((TrainingFailedError, StorageError)) as raised:
+        fit(train, {"strike": strike, "epochs": EPOCHS}, name="run")
+    return raised.value
+
+
+def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: ExitStack) -> None:
+    disk = fault.disk(tmp_path, undo)
+    fit = Fit(storage=disk.run.parent)
+    error = fails(fit, partial(fault.strike, disk))
+    assert fault.says in str(error)
+    assert str(disk.run) in str(error)
+    if isinstance(error, distrain.ControllerError):
+        assert "once that is mended: started again as RunConfig(name='run'), it goes on at checkpoint_" in str(error)
+    if not fault.gone:
+        before = committed(disk.run)
+        assert error.result.checkpoint.path == str(disk.run / f"checkpoint_{newest(disk.run):06d}")
+        still = fails(fit)
+        assert fault.says in str(still)
+        assert str(disk.run) in str(still)
+        assert committed(disk.run).items() >= before.items()
+    fault.mend(disk)
+    before, goes_on_at = committed(disk.run), newest(disk.run) + 1
+    assert goes_on_at >= 2
+    result = fit(train, {"strike": None, "epochs": EPOCHS}, name="run")
+    assert result.return_value == f"began at {goes_on_at}"
+    assert result.path == str(disk.run)
+    assert result.error is None
+    assert committed(disk.run).items() >= before.items()
+    assert newest(disk.run) == goes_on_at + EPOCHS - 1
+    assert not (disk.run / ".staging").exists()
+    assert_reports_are_kept_once(disk.run)
+
+
+def test_a_run_directory_that_is_deleted_in_the_middle_is_named(fit: Fit) -> None:
+    """There is nothing left to go on with, and no half run in its place."""
+    run = fit.storage / "run"
+    error = fails(fit, lambda: shutil.rmtree(run))
+    assert f"cannot write checkpoint 3 in {run}: [Errno 2] No such file or directory" in str(error)
+    assert not list(run.glob("checkpoint_*"))
+    assert not (run / "run.json").exists()
+    assert fit(train, {"strike": None, "epochs": 1}, name="run").return_value == "began at 0"
+
+
+def test_a_run_directory_that_another_one_has_replaced_is_left_alone(fit: Fit) -> None:
+    def strike() -> None:
+        run.rename(run.with_name("moved"))
+        run.mkdir()
+        (run / "theirs").touch()
+
+    run = fit.storage / "run"
+    error = fails(fit, strike)
+    assert f"cannot write checkpoint 3 in {run}: " in str(error)
+    assert "is not the one any more that the run began in" in str(error)
+    assert not list(run.glob("checkpoint_*"))
+    assert newest(run.with_name("moved")) == 1
+
+
+def test_a_new_run_on_a_full_disk_can_be_started_again_in_the_same_process(tmp_path: Path, undo: ExitStack) -> None:
+    disk = small_disk(tmp_path, undo)
+    fill(disk, pages_left=0)
+    fit = Fit(storage=disk.run.parent)
+    for _ in range(2):
+        error = fails(fit)
+        assert isinstance(error, StorageError)
+        assert f"cannot use the run directory {disk.run}: [Errno 28] No space left on device" in str(error)
+    empty(disk)
+    assert fit(train, {"strike": None, "epochs": 1}, name="run").return_value == "began at 0"
+
+
+def test_a_return_value_that_does_not_fit_on_the_disk_costs_no_more_than_itself(
+    tmp_path: Path, undo: ExitStack
+) -> None:
+    def too_much() -> str:
+        distrain.report({"loss": 1}, checkpoint=Checkpoint.from_dict({"w": 1}))
+        return "x" * 1_000_000
+
+    disk = small_disk(tmp_path, undo)
+    try:
+        result = Fit(storage=disk.run.parent)(too_much, workers=1, name="run")
+    except TrainingFailedError as error:
+        result = error.result
+    assert result.metrics == {"loss": 1}
+    assert result.checkpoint is not None
+
+
+def test_a_rank_that_cannot_store_its_part_says_how_to_go_on(tmp_path: Path, undo: ExitStack) -> None:
+    disk = small_disk(tmp_path, undo)
+    error = fails(Fit(storage=disk.run.parent), partial(fill, disk, pages_left=0))
+    assert "RunConfig(name='run'), it goes on at checkpoint_000001" in str(error)
+
+
+# -- user's processes ------------------------------------------------------------------------------------------------
+
+USERS_SCRIPT = f"""
+from __future__ import annotations
+import os, signal, sys, tempfile, time
+from pathlib import Path
+import distrain
+from distrain import Checkpoint
+
+{inspect.getsource(train)}
+def fit(strike=None, epochs={EPOCHS}, num_to_keep=None):
+    run = distrain.RunConfig(
+        name="run",
+        storage_path=sys.argv[1],
+        checkpoint_config=distrain.CheckpointConfig(num_to_keep=num_to_keep),
+    )
+    trainer = distrain.DataParallelTrainer(
+        train,
+        train_loop_config={{"strike": strike, "epochs": epochs}},
+        scaling_config=distrain.ScalingConfig(num_workers=2),
+        run_config=run,
+    )
+    return trainer.fit()
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class User:
+    """Starts user's processes that end with ``fit()`` in one run directory."""
+
+    folder: Path
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / "run"
+
+    def start(self, source: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        script = self.folder / "script.py"
+        script.write_text(USERS_SCRIPT + source)
+        command = [sys.executable, str(script), str(self.run.parent), *map(str, arguments)]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder, **options
+        )
+
+    def __call__(self, source: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        user = self.start(source, *arguments, **options)
+        said, complained = user.communicate(timeout=60)
+        return subprocess.CompletedProcess(user.args, user.returncode, said, complained)
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> User:
+    return User(folder=tmp_path)
+
+
+def give_up_the_rights_of_root() -> None:
+    """So that permissions count for root's programs, too (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH)."""
+    for capability in (1, 2):
+        ctypes.CDLL(None).prctl(24, capability)  # PR_CAPBSET_DROP
+
+
+def test_a_storage_without_permission(user: User) -> None:
+    lose_it = "run = Path(sys.argv[1], 'run')\nprint(fit(lambda: os.chmod(run, 0o500)).return_value)"
+    go_on = "print(fit().return_value)"
+    plainly = {"preexec_fn": give_up_the_rights_of_root}
+    storage = user.run.parent
+    storage.mkdir(mode=0o500)
+    denied = user(go_on, **plainly)
+    assert (denied.returncode, denied.stdout) == (1, "")
+    assert f"StorageError: cannot use the run directory {user.run}: [Errno 13] Permission denied" in denied.stderr
+    storage.chmod(0o700)
+    lost = user(lose_it, **plainly)
+    assert lost.returncode == 1
+    assert f"ControllerError: cannot write checkpoint 3 in {user.run}: [Errno 13] Permission denied" in lost.stderr
+    assert "started again as RunConfig(name='run'), it goes on at checkpoint_000001" in lost.stderr
+    before = committed(user.run)
+    assert newest(user.run) == 1
+    still = user(go_on, **plainly)
+    assert still.returncode == 1
+    assert f"StorageError: cannot use the run directory {user.run}: [Errno 13] Permission denied" in still.stderr
+    assert committed(user.run) == before
+    user.run.chmod(0o700)
+    assert user(go_on, **plainly).stdout == "began at 2\n"
+    assert committed(user.run).items() > before.items()
+
+
+# -- killed at each step ---------------------------------------------------------------------------------------------
+
+KILLED_AT_A_STEP = """
+import psutil
+from distrain.storage import RunStore
+
+method, step, victims = sys.argv[2], int(sys.argv[3]), sys.argv[4]
+CHANGES = {"mkdir", "rename", "replace", "open", "write", "flush", "fsync", "close", "unlink", "rmdir"}
+original, calls, steps = getattr(RunStore, method), [], []
+
+def die():
+    if victims == "user and agent":
+        for child in psutil.Process().children():
+            child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def before_each_call(frame, event, function):
+    if event == "c_call" and function.__name__ in CHANGES:
+        if len(steps) == step:
+            die()
+        steps.append(function.__name__)
+
+def stepwise(self, *arguments, **options):
+    calls.append(arguments)
+    if len(calls) < 2:
+        return original(self, *arguments, **options)
+    sys.setprofile(before_each_call)
+    value = original(self, *arguments, **options)
+    sys.setprofile(None)
+    Path(sys.argv[1], "steps").write_text(" ".join(steps))
+    die()
+
+setattr(RunStore, method, stepwise)
+fit(num_to_keep=1 if method == "delete" else None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "must_have", "sampled"), [("commit", "rename write fsync", 6), ("delete", "rename unlink rmdir", 3)]
+)
+@pytest.mark.timeout(300)
+def test_killed_at_each_step_of_a(
+    method: str, must_have: str, sampled: int, user: User, request: pytest.FixtureRequest
+) -> None:
+    """One user's process after the other continues the run, commits once more, and dies before the n-th system call
+    that its second commit or deletion makes, alone or with its agent. The first one dies after the last, and counts."""
+
+    def live(step: int, victims: str) -> None:
+        before, reached = committed(user.run), newest(user.run)
+        died = user(KILLED_AT_A_STEP, method, step, victims)
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        if reached >= 0:
+            assert f"continuing the unfinished run {user.run} at checkpoint_{reached:06d}" in died.stderr
+        after = committed(user.run)
+        assert newest(user.run) > reached
+        if method == "commit":
+            assert after.items() >= before.items()
+
+    live(1_000_000, "user and agent")
+    steps = (user.run.parent / "steps").read_text().split()
+    assert set(must_have.split()) <= set(steps), steps
+    cells = [(step, victims) for step in range(len(steps)) for victims in ("user", "user and agent")]
+    if not request.config.getoption("--all"):
+        cells = sorted(random.Random(SEED).sample(cells, sampled))
+    for step, victims in cells:
+        live(step, victims)
+    before, reached = committed(user.run), newest(user.run)
+    last = user(f"print(fit(num_to_keep={1 if method == 'delete' else None}).return_value)")
+    assert last.stdout == f"began at {reached + 1}\n", last.stderr
+    names = sorted(path.name for path in user.run.glob("*checkpoint*"))
+    every = [f"checkpoint_{index:06d}" for index in range(reached + EPOCHS + 1)]
+    assert names == (every if method == "commit" else every[-1:])
+    if method == "commit":
+        assert committed(user.run).items() >= before.items()
+    assert not (user.run / ".staging").exists()
+    assert_reports_are_kept_once(user.run)
+
+
+# -- two coordinators, and the clock ---------------------------------------------------------------------------------
+
+WAITS = """
+def wait():
+    Path(sys.argv[1], "waits").touch()
+    while not Path(sys.argv[1], "end").exists():
+        time.sleep(0.001)
+print(fit(wait).return_value)
+"""
+
+
+def test_the_second_of_two_runs_in_one_directory_is_refused_and_the_first_goes_on(user: User) -> None:
+    first = user.start(WAITS)
+    wait_until((user.run.parent / "waits").exists)
+    before, manifest = committed(user.run), (user.run / "run.json").read_bytes()
+    second = user("fit()")
+    assert (second.returncode, second.stdout) == (1, "")
+    assert f"StorageError: another run (process {first.pid}) is using {user.run}; wait for it, or give" in second.stderr
+    assert (committed(user.run), (user.run / "run.json").read_bytes()) == (before, manifest)
+    (user.run.parent / "end").touch()
+    assert first.communicate(timeout=60)[0] == "began at 0\n"
+    assert committed(user.run).items() > before.items()
+    assert newest(user.run) == EPOCHS - 1
+    assert_reports_are_kept_once(user.run)
+
+
+def test_the_second_goes_on_as_soon_as_the_first_is_dead_though_its_agent_hangs(user: User) -> None:
+    first = user.start(WAITS)
+    wait_until((user.run.parent / "waits").exists)
+    (agent,) = psutil.Process(first.pid).children()
+    agent.suspend()
+    first.kill()
+    first.communicate(timeout=60)
+    before = committed(user.run)
+    assert user("print(fit().return_value)").stdout == "began at 2\n"
+    assert committed(user.run).items() > before.items()
+
+
+def test_a_clock_that_jumps_back_changes_nothing(user: User) -> None:
+    """Between two parts of the run, and with every look at it, for the coordinator as for the workers."""
+    failed = user("def strike():\n    raise ValueError('half way')\nfit(strike)")
+    assert "ValueError: half way" in failed.stderr
+    before = committed(user.run)
+    back = """
+def turn_back():
+    real, state = time.time, [10 * 86400.0]
+    def earlier():
+        state[0] += 60.0
+        return real() - state[0]
+    time.time = earlier
+turn_back()
+result = fit(turn_back)
+print(result.return_value, result.metrics, Path(result.checkpoint.path).name)
+"""
+    went_on = user(back)
+    assert went_on.stdout == "began at 2 {'epoch': 6} checkpoint_000006\n", went_on.stderr
+    assert committed(user.run).items() > before.items()
+    times = [line["time"] for line in records(user.run, rank=0)]
+    assert times != sorted(times), "the clock did not jump"
+    result = Result.from_path(user.run)
+    assert (result.error, result.metrics) == (None, {"epoch": 6})
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.path).name == "checkpoint_000006"
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == list(range(7))
+    assert json.loads((user.run / "run.json").read_text())["status"] == "finished"
