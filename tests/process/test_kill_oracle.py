@@ -308,6 +308,7 @@ def test_what_a_rank_was_told_is_safe_is_safe_after_any_kill(
         ("the latest vanishes", "committed, and lost"),
         ("an older one is offered", "did not begin with the latest"),
     ],
+    ids=list(BROKEN),
 )
 def test_a_broken_store_is_found(how: str, complaint: str, tmp_path: Path) -> None:
     with Killer(tmp_path, SEED, BROKEN[how]) as killer, pytest.raises(AssertionError, match=complaint):
