@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 SEED = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
 WORKERS = 2
-MOMENTS, ALL_MOMENTS = 8, 200
+MOMENTS = 8
+RUNS_OF_ALL, MOMENTS_OF_ALL = 8, 25
 MOMENTS_OF_A_BROKEN_ONE = 40
 VICTIMS = ("user and agent", "user", "agent", "forkserver")
 
@@ -281,13 +282,20 @@ def children(pid: int, program: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.timeout(1200)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "moments" in metafunc.fixturenames:
+        every = [(SEED + run, MOMENTS_OF_ALL) for run in range(RUNS_OF_ALL)]
+        chosen = every if metafunc.config.getoption("--all") else [(SEED, MOMENTS)]
+        metafunc.parametrize(("seed", "moments"), chosen, ids=[f"seed {seed}" for seed, _ in chosen])
+
+
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("disk", ["", SLOW_DISK], ids=["a quick disk", "a slow disk"])
 def test_what_a_rank_was_told_is_safe_is_safe_after_any_kill(
-    disk: str, tmp_path: Path, request: pytest.FixtureRequest
+    disk: str, seed: int, moments: int, tmp_path: Path
 ) -> None:
-    with Killer(tmp_path, SEED, disk) as killer:
-        killer.strike(ALL_MOMENTS if request.config.getoption("--all") else MOMENTS)
+    with Killer(tmp_path, seed, disk) as killer:
+        killer.strike(moments)
         (tmp_path / "end").touch()
         code, said = killer.wait()
     assert code == 0, said
@@ -308,6 +316,7 @@ def test_what_a_rank_was_told_is_safe_is_safe_after_any_kill(
         ("the latest vanishes", "committed, and lost"),
         ("an older one is offered", "did not begin with the latest"),
     ],
+    ids=list(BROKEN),
 )
 def test_a_broken_store_is_found(how: str, complaint: str, tmp_path: Path) -> None:
     with Killer(tmp_path, SEED, BROKEN[how]) as killer, pytest.raises(AssertionError, match=complaint):
