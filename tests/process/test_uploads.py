@@ -98,28 +98,25 @@ def test_a_file_that_somebody_else_has_too_is_copied(fit: Fit, tmp_path: Path) -
 # -- ASYNC -----------------------------------------------------------------------------------------------------------
 
 
-def stopped_uploader() -> psutil.Process | None:
-    """The uploader of this host, stopped as soon as it is there."""
-    agent = psutil.Process().parent().parent()  # type: ignore[union-attr]
-    assert agent is not None
-    for process in agent.children():
-        if "uploader" in process.cmdline():
-            process.suspend()
-            return process
-    return None
-
-
 def report_async(text: str) -> None:
     distrain.report({}, checkpoint=Checkpoint(folder_with(text)), checkpoint_upload_mode=ASYNC)
 
 
+def report_and_stop_the_uploader() -> psutil.Process:
+    """Once a first checkpoint is stored, so that there is one."""
+    report_async("first")
+    while distrain.get_checkpoint() is None:
+        time.sleep(0.001)
+    agent = psutil.Process().parent().parent()  # type: ignore[union-attr]
+    assert agent is not None
+    (uploader,) = (process for process in agent.children() if "uploader" in process.cmdline())
+    uploader.suspend()
+    return uploader
+
+
 def test_async_reports_return_before_the_files_are_stored_and_are_bounded(fit: Fit) -> None:
     def train() -> list[float]:
-        report_async("first")
-        while distrain.get_checkpoint() is None:
-            time.sleep(0.001)
-        uploader = stopped_uploader()
-        assert uploader is not None
+        uploader = report_and_stop_the_uploader()
         for number in range(MOST_UPLOADS):
             report_async(f"{number}")
         waker = threading.Timer(0.5, uploader.resume)
@@ -148,11 +145,7 @@ def test_all_uploads_are_done_before_fit_returns(any_fit: Fit) -> None:
 
 def test_an_upload_that_fails_is_raised_by_a_later_call(any_fit: Fit) -> None:
     def train() -> None:
-        report_async("first")
-        while distrain.get_checkpoint() is None:
-            time.sleep(0.001)
-        uploader = stopped_uploader()
-        assert uploader is not None
+        uploader = report_and_stop_the_uploader()
         folder = folder_with("gone")
         distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
         shutil.rmtree(folder)
@@ -174,11 +167,7 @@ def test_an_uploader_that_is_killed_is_an_error_and_the_next_attempt_has_another
         if distrain.get_checkpoint() is not None:
             report_async("again")
             return "resumed"
-        report_async("first")
-        while distrain.get_checkpoint() is None:
-            time.sleep(0.001)
-        uploader = stopped_uploader()
-        assert uploader is not None
+        uploader = report_and_stop_the_uploader()
         report_async("lost")
         uploader.send_signal(signal.SIGKILL)
         while True:
@@ -195,11 +184,7 @@ def test_an_uploader_that_is_killed_is_an_error_and_the_next_attempt_has_another
 
 def test_without_retries_a_lost_upload_is_explained(fit: Fit) -> None:
     def train() -> None:
-        report_async("first")
-        while distrain.get_checkpoint() is None:
-            time.sleep(0.001)
-        uploader = stopped_uploader()
-        assert uploader is not None
+        uploader = report_and_stop_the_uploader()
         report_async("lost")
         uploader.send_signal(signal.SIGKILL)
 

@@ -76,11 +76,11 @@ def test_our_own_functions_count_as_called() -> None:
 
 def test_an_editable_install_of_ours_is_ours_too() -> None:
     frames = [
-        ("/work/main/distrain/session.py", 1, "meet"),
-        ("/work/main/distrain/collective.py", 24, "barrier"),
-        ("/work/main/examples/train.py", 7, "train"),
-        ("/work/main/distrain/job.py", 90, "run"),
-        ("/work/main/distrain/worker.py", 80, "run_worker"),
+        ("/home/me/distrain/session.py", 1, "meet"),
+        ("/home/me/distrain/collective.py", 24, "barrier"),
+        ("/home/me/examples/train.py", 7, "train"),
+        ("/home/me/distrain/job.py", 90, "run"),
+        ("/home/me/distrain/worker.py", 80, "run_worker"),
     ]
     assert place(thread(frames)) == "in barrier at train.py:7"
 
