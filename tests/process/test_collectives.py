@@ -215,8 +215,8 @@ def test_when_a_rank_fails_those_in_the_barrier_are_not_to_blame(any_fit: Fit) -
 
 def test_a_stop_unwinds_a_rank_that_waits_in_a_barrier(any_fit: Fit) -> None:
     def train(config: dict[str, int]) -> None:
-        barrier()  # both are in train_func
         try:
+            barrier()  # nobody is past it before both have come here
             if distrain.get_context().get_world_rank() == 1:
                 os.kill(config["user"], signal.SIGTERM)
                 time.sleep(60)
