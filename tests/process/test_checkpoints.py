@@ -68,7 +68,7 @@ def test_rank_0_alone_while_the_others_are_silent(any_fit: Fit) -> None:
 
 
 @pytest.mark.timeout(30)  # far below missing_rank_s
-def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(any_fit: Fit, tmp_path: Path) -> None:
+def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(fit: Fit, tmp_path: Path) -> None:
     def train() -> None:
         if distrain.get_context().get_world_rank() == 0:
             save("model.txt", "first")
@@ -80,7 +80,7 @@ def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(any_fit: Fit
             time.sleep(0.001)
 
     place = tmp_path
-    assert files_of(any_fit(train, workers=3).checkpoint) == {"model.txt": "second"}
+    assert files_of(fit(train, workers=3).checkpoint) == {"model.txt": "second"}
 
 
 def test_a_rank_that_is_slow_at_the_beginning_is_waited_for(any_fit: Fit) -> None:
