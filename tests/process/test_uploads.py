@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import signal
+import struct
 import tempfile
+import termios
 import threading
 import time
 from pathlib import Path
@@ -114,6 +117,20 @@ def report_and_stop_the_uploader() -> psutil.Process:
     return uploader
 
 
+def kill_with_its_order(uploader: psutil.Process) -> None:
+    """Not before: a dead uploader is replaced when the next order comes."""
+    pipes = [path for path in Path(f"/proc/{uploader.pid}/fd").iterdir() if os.readlink(path).startswith("pipe:")]
+    while not any(map(unread_bytes, pipes)):
+        time.sleep(0.001)
+    uploader.send_signal(signal.SIGKILL)
+
+
+def unread_bytes(pipe: Path) -> int:
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        count: int = struct.unpack("i", fcntl.ioctl(file, termios.FIONREAD, b"    "))[0]
+        return count
+
+
 def test_async_reports_return_before_the_files_are_stored_and_are_bounded(fit: Fit) -> None:
     def train() -> list[float]:
         uploader = report_and_stop_the_uploader()
@@ -169,7 +186,7 @@ def test_an_uploader_that_is_killed_is_an_error_and_the_next_attempt_has_another
             return "resumed"
         uploader = report_and_stop_the_uploader()
         report_async("lost")
-        uploader.send_signal(signal.SIGKILL)
+        kill_with_its_order(uploader)
         while True:
             distrain.report({})
             time.sleep(0.001)
@@ -186,7 +203,7 @@ def test_without_retries_a_lost_upload_is_explained(fit: Fit) -> None:
     def train() -> None:
         uploader = report_and_stop_the_uploader()
         report_async("lost")
-        uploader.send_signal(signal.SIGKILL)
+        kill_with_its_order(uploader)
 
     with pytest.raises(
         WorkerGroupError, match=r"the 2\. checkpoint of this rank could not be stored: the uploader has"
