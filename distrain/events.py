@@ -165,8 +165,7 @@ class RunEnd:
     value: rank 0's pickled return value, if the run has finished. failures: of the latest attempt; errors: the
     exceptions themselves, where they are at hand. problem: why it could not be done, if no rank is to blame.
     hung, no_retry: see the machine. hosts: of each rank. finished: ranks that have done their work; where: the stopped
-    ones were. entered: whether any rank ever got into train_func. earlier: how the
-    attempts before failed, a line each.
+    ones were. entered: whether any rank ever got into train_func. earlier: how the attempts before failed, a line each.
     """
 
     state: RunState

@@ -153,6 +153,8 @@ class Session:
             return checkpoint, replace(storing, delete=False)
         if storing.mode is ASYNC and not checkpoint.path:
             return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True)
+        if checkpoint.path and Path(checkpoint.path, MANIFEST_FILE).exists():
+            storing = replace(storing, delete=False)  # of this run or another one, which keeps it
         return checkpoint, storing
 
     def _await_uploads(self, most: int) -> None:
@@ -335,7 +337,7 @@ def report(
         are on their way at once, and the run ends when all are stored; that one could not be stored is raised by a
         later call. Do not touch its files any more.
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. Files on the file system of the run
-        directory are then moved instead of copied.
+        directory are then moved instead of copied. A committed checkpoint that is reported again is never deleted.
     checkpoint_upload_fn: called with the checkpoint and a name; stores it as a directory of the run directory by
         itself, and returns the Checkpoint there.
 

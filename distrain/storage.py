@@ -60,7 +60,6 @@ __all__ = [
 
 _DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
-_OWN_NAME = re.compile(r"checkpoint_(\d{6,})$")
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 64 << 20
@@ -124,28 +123,27 @@ class RunPaths:
 
     def checkpoints(self) -> list[Path]:
         """Committed checkpoints, oldest first: those of our names, and others with a manifest."""
-        return [path for _, path in self._numbered(_OWN_NAME) if not path.name.startswith(DAMAGED)]
+        return [path for _, path in self._numbered() if not path.name.startswith(DAMAGED)]
 
     def next_index(self) -> int:
         """The number of the next checkpoint: none is used twice."""
-        return max((index + 1 for index, _ in self._numbered(_NUMBERED)), default=0)
+        return max((index + 1 for index, _ in self._numbered()), default=0)
 
-    def _numbered(self, own_name: re.Pattern[str]) -> list[tuple[int, Path]]:
-        found = []
+    def _numbered(self) -> list[tuple[int, Path]]:
         with contextlib.suppress(FileNotFoundError):
-            for path in self.root.iterdir():
-                match = own_name.match(path.name)
-                if path.is_dir() and (match or (path / MANIFEST_FILE).exists()):
-                    found.append((int(match[1]) if match else _index_of(path), path))
-        return sorted(found)
+            folders = [path for path in self.root.iterdir() if path.is_dir()]
+            found = [path for path in folders if _NUMBERED.match(path.name) or (path / MANIFEST_FILE).exists()]
+            return sorted((_index_of(path), path) for path in found)
+        return []
 
 
 def _index_of(path: Path) -> int:
-    """Of a checkpoint with a name that the user gave it; -1 if its manifest cannot be read."""
+    """What its manifest says, as users may give names; else what its name says, or -1."""
     try:
         return int(json.loads((path / MANIFEST_FILE).read_text())["index"])
     except (OSError, ValueError, KeyError, TypeError):
-        return -1
+        match = _NUMBERED.match(path.name)
+        return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +257,7 @@ class RunStore:
             if damage is None:
                 found.append(CommittedCheckpoint(path, checkpoint_metrics(path)))
             else:
-                aside = path.with_name(f"{DAMAGED}{path.name}")
+                aside = self._free(f"{DAMAGED}{path.name}")
                 path.rename(aside)
                 damaged.append(f"{path} is damaged: {damage}; it is called {aside.name} from now on")
         for text in damaged:
@@ -324,7 +322,10 @@ class RunStore:
             (root / f"rank_{file.rank}" / file.path).rename(target)
         _write_and_sync(merged / MANIFEST_FILE, self._manifest(attempt, commit, merged))
         _sync_directories(merged, commit)
-        final = self._free(name) if name else self.paths.checkpoint(self._next_index)
+        name = name or self.paths.checkpoint(self._next_index).name
+        final = self._free(name)
+        if final.name != name:
+            warn(f"there is a {name} in {self.paths.root} already; this checkpoint is called {final.name}")
         merged.rename(final)
         saved = self._committed(final, commit)
         shutil.rmtree(root, ignore_errors=True)
@@ -350,8 +351,6 @@ class RunStore:
         while path.exists():
             number += 1
             path = self.paths.root / f"{name}-{number}"
-        if number > 1:
-            warn(f"there is a {name} in {self.paths.root} already; this checkpoint is called {path.name}")
         return path
 
     def _manifest(self, attempt: int, commit: Commit, folder: Path) -> bytes:

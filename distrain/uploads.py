@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointUploadMode", "Files", "Storing", "bring", "taker"]
 
+_NOT_BY_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
+"""What link() says between file systems, and where there are no links."""
 Files = list[tuple[str, int, int]]
 """Relative path, size in bytes, crc32."""
 
@@ -67,22 +69,23 @@ class Storing:
 
 def taker(source: Path, target: Path, *, delete: bool) -> Callable[[str], tuple[int, int]]:
     """What brings a file, by its relative path, from one directory into the other, on disk for good, and returns its
-    size and crc32. ``delete``: the source is not needed any more, so that its files may be moved."""
+    size and crc32. ``delete``: the source is deleted once all are there, so that they need not be copied; until then it
+    stays whole."""
     if source == target:
         return lambda path: _sync(target / path)
     if delete:
-        return lambda path: _move(source / path, target / path)
+        return lambda path: _link(source / path, target / path)
     return lambda path: copy_file(source / path, target / path)
 
 
-def _move(source: Path, target: Path) -> tuple[int, int]:
+def _link(source: Path, target: Path) -> tuple[int, int]:
     if source.is_symlink() or source.stat().st_nlink > 1:  # somebody else's file, too
         return copy_file(source, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        source.rename(target)
+        target.hardlink_to(source)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno not in _NOT_BY_LINK:
             raise
         return copy_file(source, target)
     return _sync(target)

@@ -98,6 +98,41 @@ def test_a_file_that_somebody_else_has_too_is_copied(fit: Fit, tmp_path: Path) -
     assert files_of(result.checkpoint) == {"linked.txt": "shared", "pointed.txt": "shared"}
 
 
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_committed_checkpoint_that_is_reported_again_stays(any_fit: Fit, mode: CheckpointUploadMode) -> None:
+    def train(config: dict[str, Any]) -> None:
+        checkpoint = distrain.get_checkpoint()
+        assert checkpoint is not None
+        mode = config["mode"]
+        distrain.report({}, checkpoint, checkpoint_upload_mode=mode, delete_local_checkpoint_after_upload=True)
+
+    first = any_fit(lambda: distrain.report({}, Checkpoint(folder_with("first"))), workers=1).checkpoint
+    assert first is not None
+    again = any_fit(train, {"mode": mode}, resume_from=first).checkpoint
+    assert again is not None
+    assert again.path != first.path
+    assert files_of(first) == files_of(again) == {"model.txt": "first"}
+
+
+def test_files_stay_where_they_are_if_not_all_can_be_stored(fit: Fit) -> None:
+    def train() -> list[str]:
+        folder = folder_with("good", "a.txt")
+        Path(folder, "b.txt").write_text("bad")
+        real = os.fsync
+
+        def fsync(fd: int) -> None:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("b.txt"):
+                raise OSError(5, "Input/output error")
+            real(fd)
+
+        os.fsync = fsync
+        with pytest.raises(OSError, match="Input/output error"):
+            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+        return sorted(os.listdir(folder))
+
+    assert fit(train, workers=1).return_value == ["a.txt", "b.txt"]
+
+
 # -- ASYNC -----------------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +267,22 @@ def test_checkpoints_may_have_names_and_keep_their_order(any_fit: Fit) -> None:
             ("zebra-2", "zebra"),
         ]
     assert files_of(Checkpoint(f"{result.path}/zebra")) == {"model.txt": "zebra"}
+
+
+def test_names_like_our_own_are_in_nobodys_way(fit: Fit) -> None:
+    def train() -> None:
+        for name in ("checkpoint_000002", None, None, None):
+            distrain.report({}, checkpoint=Checkpoint(folder_with("x")), checkpoint_dir_name=name)
+
+    result = fit(train, workers=1)
+    assert [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints] == [
+        "checkpoint_000002",
+        "checkpoint_000001",
+        "checkpoint_000002-2",
+        "checkpoint_000003",
+    ]
+    again = distrain.Result.from_path(result.path).best_checkpoints
+    assert [checkpoint.path for checkpoint, _ in again] == [c.path for c, _ in result.best_checkpoints]
 
 
 def test_the_numbers_go_on_after_named_checkpoints(fit: Fit) -> None:
