@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 __all__ = ["IGNORED", "MISSING", "explain", "without"]
 
 _DATA = "Ray Data is not a part of distrain: make a DataLoader (or tf.data.Dataset) in train_func"
-_STORAGE = "only local and shared directories so far; mount the storage"
 _LATER = "not in distrain yet"
 
 MISSING = {
@@ -34,7 +33,6 @@ MISSING = {
     "local_dir": "an old name of storage_path",
     "preprocessor": "prepare the data in train_func",
     "stop": "leave the loop of train_func instead",
-    "storage_filesystem": _STORAGE,
     "tensorflow": _LATER,
     "use_tpu": "TPUs are not supported",
     "validation_config": _LATER,

@@ -195,15 +195,18 @@ class Agent:
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
                 self._ask_for_stacks()
                 self._loop.call_in("stacks", STACKS_PATIENCE_S, self._send_stacks)
+            case wire.OpenStorage():
+                self._order(message)
             case wire.Upload() if message.attempt == self._attempt:
-                self._upload(message)
+                self._order(message)
             case wire.Close():
                 self._loop.stop()
 
-    def _upload(self, message: wire.Upload) -> None:
+    def _order(self, message: wire.OpenStorage | wire.Upload) -> None:
         if self._uploader is None:
-            flags = self._prepared.python_flags if self._prepared else ()
-            self._uploader = UploaderLink(self._loop, self._up.queue, flags=flags)
+            assert self._prepared is not None
+            flags, environment = self._prepared.python_flags, self._prepared.environment
+            self._uploader = UploaderLink(self._loop, self._up.queue, flags=flags, environment=environment)
         self._uploader.order(message)
 
     def _pass_down(self, frame: wire.Frame) -> None:

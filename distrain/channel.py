@@ -74,6 +74,13 @@ class Channel:
         self._on_frames = on_frames
         self.resume_reading()
 
+    def detach(self) -> None:
+        """Without the loop from now on: :meth:`flush` and :meth:`wait` are for the caller to call."""
+        if self._loop:
+            self._loop.forget(self.read_fd)
+            self._loop.forget(self.write_fd)
+            self._loop = None
+
     def resume_reading(self) -> None:
         if self._loop and not self.at_end:
             self._loop.on_readable(self.read_fd, self._read_turn)

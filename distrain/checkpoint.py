@@ -1,8 +1,10 @@
-"""The handle users see: a directory that holds a checkpoint. Runs in: anywhere."""
+"""The handle users see: a directory that holds a checkpoint, here or elsewhere. Runs in: anywhere."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import os
 import pickle
@@ -16,29 +18,36 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from distrain.errors import CheckpointError
+from distrain.place import Place, locate, own_temporary_directory
 
 if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
     from typing_extensions import Self
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "files_of", "reading"]
 
 METADATA_FILE = ".metadata.json"
 MANIFEST_FILE = ".manifest.json"
 DICT_FILE = "dict_checkpoint.pkl"
+_COMPLETE = ".complete"
 
 
 class Checkpoint:
     """A reference to a directory, not its data; pickling copies the reference only.
 
     Make one with :meth:`from_directory` or :meth:`from_dict`, hand it to ``distrain.report()``, and get it back from
-    ``distrain.get_checkpoint()`` or ``Result.checkpoint``. A ``file://`` URL is a path, too. Raises CheckpointError for
-    other URLs, which cannot be read yet.
+    ``distrain.get_checkpoint()`` or ``Result.checkpoint``.
+
+    path: a local or shared directory, or a URL that fsspec knows (``s3://bucket/run/checkpoint_000003``). Or, with
+        ``filesystem`` (fsspec's or pyarrow's), a path in that.
+
+    Raises CheckpointError for a URL that nothing installed can read.
     """
 
-    def __init__(self, path: str | os.PathLike[str], filesystem: None = None) -> None:
-        if filesystem is not None:
-            raise CheckpointError(f"Checkpoint({path!r}, filesystem=...): only local and shared directories so far")
-        self.path: str = os.path.abspath(Path(_local_path(os.fspath(path))).expanduser())
+    def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
+        where = _located(path, filesystem)
+        self.path: str = str(where)
+        self._place = where if isinstance(where, Place) else None
         self._data: dict[str, Any] | None = None
         self._metadata: dict[str, Any] = {}  # of a checkpoint that is not on disk yet
 
@@ -52,41 +61,98 @@ class Checkpoint:
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the files into ``path`` (default: a new temporary directory) and return it.
 
-        Raises CheckpointError if the checkpoint's directory does not exist.
+        Raises CheckpointError if the checkpoint's directory does not exist, or cannot be read.
         """
-        source = self._existing() if self._data is None else None
+        self._check_exists()
         target = Path(tempfile.mkdtemp(prefix="distrain-checkpoint-") if path is None else path).expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        if source is None:
+        if self._data is not None:
             self._write_dict(target)
+        elif self._place is not None:
+            self._download(self._place, target)
         else:
-            shutil.copytree(source, target, dirs_exist_ok=True, ignore=_ignore_manifest)
+            with reading(Path(self.path)):
+                shutil.copytree(self.path, target, dirs_exist_ok=True, ignore=_ignore_manifest)
         return str(target)
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The files as a local directory, for reading: the directory itself, without a copy.
+        """The files as a local directory, for reading; a committed checkpoint is not deleted meanwhile.
 
-        A checkpoint made by :meth:`from_dict` is written to a temporary directory that goes with the context.
+        A local one is not copied. One elsewhere is downloaded into a temporary directory, which all processes of the
+        host that read it at that time share; one made by :meth:`from_dict` is written to one. Both go with the context.
+        Raises CheckpointError if there is none, or if it cannot be read.
         """
-        if self._data is None:
-            yield str(self._existing())
-            return
-        with tempfile.TemporaryDirectory(prefix="distrain-checkpoint-") as folder:
-            self._write_dict(Path(folder))
-            yield folder
+        self._check_exists()
+        if self._data is not None:
+            with tempfile.TemporaryDirectory(prefix="distrain-checkpoint-") as folder:
+                self._write_dict(Path(folder))
+                yield folder
+        elif self._place is not None:
+            with self._shared_download(self._place) as path:
+                yield str(path)
+        else:
+            with reading(Path(self.path)):
+                yield self.path
+
+    @contextlib.contextmanager
+    def _shared_download(self, place: Place) -> Iterator[Path]:
+        identity = f"{type(place.filesystem).__name__} {place.url} {self._read_small(MANIFEST_FILE)!r}"
+        key = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        folder = own_temporary_directory("checkpoints") / f"{key}-{place.name}"
+        with _open_lock(folder.with_name(f"{folder.name}.lock")) as lock:
+            complete = folder / _COMPLETE
+            while True:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                if complete.exists():
+                    break
+                fcntl.flock(lock, fcntl.LOCK_EX)  # nobody keeps the shared lock without a complete directory
+                if not complete.exists():
+                    shutil.rmtree(folder, ignore_errors=True)
+                    self._download(place, folder / "files")
+                    complete.touch()
+            try:
+                yield folder / "files"
+            finally:
+                with contextlib.suppress(BlockingIOError):  # somebody else reads it
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _download(self, place: Place, target: Path) -> None:
+        try:
+            for name in files_of(place):
+                place.get(name, target / name)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{self.path} was deleted while it was read ({error})") from error
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint {self.path} cannot be read: {error}") from error
 
     def exists(self) -> bool:
-        """Whether there is something to read."""
-        return self._data is not None or Path(self.path).is_dir()
+        """Whether there is something to read. Raises CheckpointError if that cannot be found out."""
+        if self._data is not None:
+            return True
+        try:
+            return Path(self.path).is_dir() if self._place is None else self._place.exists()
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint {self.path} cannot be read: {error}") from error
 
-    def _existing(self) -> Path:
-        folder = Path(self.path)
-        if not folder.is_dir():
+    def _check_exists(self) -> None:
+        if not self.exists():
             raise CheckpointError(
                 f"the checkpoint directory {self.path} does not exist (was it deleted by num_to_keep?)"
             )
-        return folder
+
+    @property
+    def filesystem(self) -> AbstractFileSystem:
+        """What ``path`` is on."""
+        import fsspec
+
+        return fsspec.filesystem("file") if self._place is None else self._place.filesystem
+
+    @property
+    def place(self) -> Place | None:
+        """Where it is, if that is elsewhere."""
+        return self._place
 
     # -- dicts ----------------------------------------------------------------------------------------------------
 
@@ -108,11 +174,21 @@ class Checkpoint:
         """
         if self._data is not None:
             return dict(self._data)
-        file = self._existing() / DICT_FILE
-        if not file.is_file():
+        body = self._read_small(DICT_FILE)
+        if body is None:
             raise CheckpointError(f"{self.path} was not made by Checkpoint.from_dict(); use as_directory()")
-        data: dict[str, Any] = pickle.loads(file.read_bytes())  # noqa: S301 - documented
+        data: dict[str, Any] = pickle.loads(body)  # noqa: S301 - documented
         return data
+
+    def _read_small(self, name: str) -> bytes | None:
+        """One of the files; None if there is no such."""
+        self._check_exists()
+        try:
+            return Path(self.path, name).read_bytes() if self._place is None else (self._place / name).read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint {self.path} cannot be read: {error}") from error
 
     def _write_dict(self, folder: Path) -> None:
         (folder / DICT_FILE).write_bytes(cloudpickle.dumps(self._data))
@@ -157,25 +233,39 @@ class Checkpoint:
         """All of it in memory. Raises CheckpointError if the checkpoint's directory does not exist."""
         content: dict[str, Any] = {"dict": self._data, "metadata": self._metadata}
         if self._data is None:
-            folder = self._existing()
-            files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST_FILE]
-            content = {"files": {str(path.relative_to(folder)): path.read_bytes() for path in files}}
+            with self.as_directory() as path:
+                folder = Path(path)
+                files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST_FILE]
+                content = {"files": {str(path.relative_to(folder)): path.read_bytes() for path in files}}
         data: bytes = cloudpickle.dumps(content)
         return data
 
     @classmethod
     def from_uri(cls, uri: str) -> Self:
-        """Refer to a directory by its ``file://`` URL."""
+        """Refer to a directory by its URL."""
         return cls.from_checkpoint(cls(uri))
 
     def to_uri(self, uri: str) -> str:
-        """Copy the files to a ``file://`` URL and return it."""
-        self.to_directory(_local_path(uri))
+        """Copy the files to a URL and return it. Raises CheckpointError if they cannot be written there."""
+        target = _located(uri, None)
+        if not isinstance(target, Place):
+            self.to_directory(target)
+            return uri
+        with self.as_directory() as folder:
+            try:
+                for path in sorted(Path(folder).rglob("*")):
+                    if path.is_file() and path.name != MANIFEST_FILE:
+                        target.put(path, str(path.relative_to(folder)))
+            except OSError as error:
+                raise CheckpointError(f"the checkpoint cannot be written: {error}") from error
         return uri
 
     @property
     def uri(self) -> str | None:
-        """The ``file://`` URL of the directory; None before a checkpoint made by :meth:`from_dict` is reported."""
+        """The URL of the directory; None before a checkpoint made by :meth:`from_dict` is reported."""
+        if self._place is not None:
+            url: str = self._place.filesystem.unstrip_protocol(self._place.path) if self._place.given else self.path
+            return url
         return Path(self.path).as_uri() if self._data is None else None
 
     def get_preprocessor(self) -> None:
@@ -187,10 +277,7 @@ class Checkpoint:
         """The JSON metadata kept beside the files; ``{}`` if there is none."""
         if self._data is not None:
             return dict(self._metadata)
-        try:
-            metadata: dict[str, Any] = json.loads((self._existing() / METADATA_FILE).read_text())
-        except FileNotFoundError:
-            return {}
+        metadata: dict[str, Any] = json.loads(self._read_small(METADATA_FILE) or b"{}")
         return metadata
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -199,9 +286,14 @@ class Checkpoint:
         if self._data is not None:
             self._metadata = dict(metadata)
             return
-        target = self._existing() / METADATA_FILE
+        self._check_exists()
+        text = json.dumps(dict(metadata))
+        if self._place is not None:
+            (self._place / METADATA_FILE).write(text.encode())
+            return
+        target = Path(self.path, METADATA_FILE)
         aside = target.with_name(target.name + ".new")
-        aside.write_text(json.dumps(dict(metadata)))
+        aside.write_text(text)
         aside.replace(target)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -216,16 +308,50 @@ class Checkpoint:
         )
 
     def __repr__(self) -> str:
-        return (
-            f"Checkpoint(path={self.path!r})" if self._data is None else f"Checkpoint.from_dict({sorted(self._data)})"
-        )
+        if self._data is not None:
+            return f"Checkpoint.from_dict({sorted(self._data)})"
+        given = self._place.given if self._place else None
+        return f"Checkpoint(path={self.path!r}{f', filesystem={type(given).__name__}' if given else ''})"
 
 
-def _local_path(uri: str) -> str:
-    scheme, separator, path = uri.partition("://")
-    if separator and scheme != "file":
-        raise CheckpointError(f"{uri}: only file:// URLs and paths can be read and written so far")
-    return path if separator else uri
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def files_of(place: Place) -> list[str]:
+    """The files of a checkpoint elsewhere: those of its manifest, if it has one, and its metadata. Raises OSError."""
+    present = [name for name in place.files() if name != MANIFEST_FILE]
+    try:
+        named = json.loads((place / MANIFEST_FILE).read())["files"]
+    except FileNotFoundError:
+        return present
+    return sorted({*named, *({METADATA_FILE} & set(present))})
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Nobody deletes this local checkpoint meanwhile; where there are no locks, we do without."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            fd = os.open(folder / MANIFEST_FILE, os.O_RDONLY)
+            stack.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def _open_lock(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _located(path: str | os.PathLike[str], filesystem: Any) -> Path | Place:
+    try:
+        return locate(path, filesystem)
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _ignore_manifest(folder: str, names: list[str]) -> list[str]:

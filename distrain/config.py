@@ -10,10 +10,13 @@ import os
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distrain.absent import without
 from distrain.callbacks import UserCallback
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = ["CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"]
 
@@ -206,13 +209,15 @@ class LoggingConfig:
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-@without("local_dir", "log_to_file", "progress_reporter", "stop", "storage_filesystem", "sync_config")
+@without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config")
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Name, place and policies of a run; its directory is ``{storage_path}/{name}``.
 
     name: a file name; default: time and a random suffix, unique.
-    storage_path: local or shared directory, ``~`` and relative paths allowed; default ``~/distrain_results``.
+    storage_path: local or shared directory, ``~`` and relative paths allowed; default ``~/distrain_results``. Or a URL
+        that fsspec knows, such as ``s3://bucket/runs``.
+    storage_filesystem: what ``storage_path`` is on, one of fsspec's or pyarrow's, instead of a URL.
     log_dir: directory for the logs, in a directory named like the run; default ``logs`` in the run directory.
     stop_grace_s: seconds that workers have to stop when the user stops the run. If any of them calls should_stop(),
         that becomes true, and when the time is over SIGTERM follows for whoever is left, and two seconds later SIGKILL;
@@ -224,6 +229,7 @@ class RunConfig:
 
     name: str | None = None
     storage_path: str | os.PathLike[str] | None = None
+    storage_filesystem: AbstractFileSystem | None = None
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_dir: str | os.PathLike[str] | None = None
@@ -303,10 +309,8 @@ class RunConfig:
         _check_type(f"RunConfig.{name}", value, (str, os.PathLike), "a str or a Path")
         if not os.fspath(value):
             raise ValueError(f"RunConfig.{name} must not be empty; leave it out for the default")
-        if "://" in os.fspath(value):
-            raise ValueError(
-                f"RunConfig.{name}={os.fspath(value)!r}: URLs are not supported yet; use a local or shared path"
-            )
+        if name == "log_dir" and "://" in os.fspath(value):
+            raise ValueError(f"RunConfig.log_dir={os.fspath(value)!r}: logs are written to a local or shared directory")
 
 
 def _warn(text: str) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+from distrain.checkpoint import Checkpoint
+from distrain.place import Place, decode_filesystem, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from fsspec import AbstractFileSystem
 
@@ -18,21 +21,29 @@ __all__ = ["StorageContext", "TrainContext"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageContext:
-    """Where a run keeps things: paths within ``storage_filesystem``."""
+    """Where a run keeps things: paths within ``storage_filesystem``, or URLs."""
 
     storage_fs_path: str
     experiment_dir_name: str
+    filesystem: str = ""
 
     @property
     def storage_filesystem(self) -> AbstractFileSystem:
-        import fsspec
+        return Checkpoint(self.storage_fs_path, decode_filesystem(self.filesystem)).filesystem
 
-        return fsspec.filesystem("file")
+    @property
+    def run(self) -> Path | Place:
+        """The run directory. Raises OSError if its filesystem is not to be had here."""
+        return locate(self.experiment_fs_path, decode_filesystem(self.filesystem))
+
+    def checkpoint(self, path: str) -> Checkpoint:
+        """The checkpoint there."""
+        return Checkpoint(path, decode_filesystem(self.filesystem))
 
     @property
     def experiment_fs_path(self) -> str:
         """The run directory."""
-        return str(PurePosixPath(self.storage_fs_path, self.experiment_dir_name))
+        return f"{self.storage_fs_path}/{self.experiment_dir_name}"
 
     @property
     def local_working_directory(self) -> str:
@@ -40,7 +51,7 @@ class StorageContext:
         return os.getcwd()
 
     def build_checkpoint_path_from_name(self, checkpoint_dir_name: str) -> str:
-        return str(PurePosixPath(self.experiment_fs_path, checkpoint_dir_name))
+        return f"{self.experiment_fs_path}/{checkpoint_dir_name}"
 
     def make_default_checkpoint_dir_name(self) -> str:
         """A name that no checkpoint of the run has; distrain itself numbers them (``checkpoint_000000``)."""
@@ -65,6 +76,7 @@ class TrainContext:
     run_id: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
+    filesystem: str = ""
 
     def get_world_rank(self) -> int:
         return self.world_rank
@@ -87,7 +99,9 @@ class TrainContext:
         return self.run_name
 
     def get_storage(self) -> StorageContext:
-        return StorageContext(storage_fs_path=self.storage_path, experiment_dir_name=self.run_name)
+        return StorageContext(
+            storage_fs_path=self.storage_path, experiment_dir_name=self.run_name, filesystem=self.filesystem
+        )
 
     def get_metadata(self) -> dict[str, Any]:
         """What the trainer was given as ``metadata=``."""

@@ -44,6 +44,8 @@ AGENT_SILENCE_S = 30.0
 """An agent pings every few seconds; one that is silent this long is taken for dead, also on a transport with a longer
 lease."""
 CLOSE_TIMEOUT_S = 5.0
+_SETTLE_S = 0.05
+"""How long the next attempt waits, again and again, for checkpoints of the last one that are being committed."""
 
 
 class Coordinator:
@@ -76,7 +78,7 @@ class Coordinator:
             store,
             checkpoint_config,
             tell=self._tell_rank,
-            upload=self._tell_rank,
+            upload=self._upload,
             saved=lambda path: self._happened(events.CheckpointSaved(path)),
             failed=self._storage_failed,
             callbacks=callbacks,
@@ -119,15 +121,18 @@ class Coordinator:
 
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
+        self._store.failed = self._storage_failed
         try:
             with self._watch, self._signals():
                 self._run()
         finally:
+            self._store.detach()
             self._loop.close()
 
     def _run(self) -> None:
         try:
             self._sweep_stale_run()
+            self._store.start(self._loop, self._request.run_id, self._request.python_flags)
             self._do(self.machine.start(time.monotonic()))
             self._connect()
             self._ping()
@@ -188,6 +193,11 @@ class Coordinator:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
+            case wire.Reserved() if not self._store.settled:
+                self._loop.call_in("reserved", _SETTLE_S, lambda: self._on_message(host, message))
+            case wire.StorageOpened(failed=failed):
+                if failed is not None:
+                    self._storage_failed(f"{host.name} cannot use the storage: {failed}")
             case wire.Hello():
                 host.greeted = True
                 self._happened(events.HostSaid(host.name, message))
@@ -261,6 +271,14 @@ class Coordinator:
             warn(why)
         self._happened(events.StorageFailed(why))
 
+    def _upload(self, order: wire.Upload) -> None:
+        if not self._store.is_of_this_process:
+            self._tell_rank(order)
+            return
+        delivered = self._store.do(order)
+        assert isinstance(delivered, wire.Delivered)
+        self._ledger.handle(delivered)
+
     def _tell_rank(self, message: wire.ToWorker | wire.Upload) -> None:
         assert self.machine.plan is not None
         self._hosts[self.machine.plan.ranks[message.rank].host].send(message)
@@ -275,6 +293,8 @@ class Coordinator:
             match action:
                 case events.Tell(host, message):
                     self._hosts[host].send(message)
+                    if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
+                        self._hosts[host].send(opening)
                 case events.Say(text):
                     warn(text)
                 case events.AttemptStarts(attempt, plan):
@@ -282,7 +302,7 @@ class Coordinator:
                     try:
                         self._on_attempt(attempt)
                     except OSError as error:
-                        self._storage_failed(f"cannot write the run manifest in {self._store.paths.root}: {error}")
+                        self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
                     self._ledger.begin(attempt, plan.world_size)
                     self._watch.begin(attempt)
                     width = len(str(plan.world_size - 1))
@@ -304,7 +324,7 @@ class Coordinator:
     def _arm_timers(self) -> None:
         """One timer for each who has a deadline."""
         for name, moment, callback in (
-            ("machine", self.machine.deadline(), lambda: self._happened(events.Tick())),
+            ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
             ("ledger", self._ledger.deadline(), self._ledger.tick),
             ("watch", self._watch.deadline() if self._is_training else None, self._watch.tick),
         ):
@@ -312,6 +332,11 @@ class Coordinator:
                 self._loop.cancel(name)
             else:
                 self._loop.call_at(name, moment, callback)
+
+    def _machine_deadline(self) -> float | None:
+        """None while we ourselves make it wait."""
+        waits = self.machine.state is RunState.RESERVING and not self._store.settled
+        return None if waits else self.machine.deadline()
 
     def _flush(self) -> None:
         self._ledger.flush()
@@ -353,6 +378,7 @@ class Coordinator:
             self._sweep(self._transports[name], self._request.run_id)
         self._close_outputs()
         self._ledger.close()
+        self._store.settle()
 
     def _sweep(self, transport: Transport, run_id: str) -> None:
         """Remove what a run whose agent was lost may have left on a host."""

@@ -41,7 +41,7 @@ __all__ = [
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """All that a run is made of. ``leases``: host name -> lease in seconds, in the order of placement;
-    ``checkpoint``: path to start from."""
+    ``checkpoint``: path or URL to start from; ``filesystem``: see :class:`~distrain.wire.WorkerSpec`."""
 
     run_id: str
     run_name: str
@@ -58,6 +58,7 @@ class RunRequest:
     python_flags: list[str]
     first_attempt: int = 0
     checkpoint: str | None = None
+    filesystem: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import collectives, rounds, rows, wire
-from distrain.checkpoint import DICT_FILE, Checkpoint
+from distrain.checkpoint import DICT_FILE
 from distrain.output import ReportLines, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from distrain.callbacks import Callbacks
+    from distrain.checkpoint import Checkpoint
     from distrain.config import CheckpointConfig
-    from distrain.storage import RunStore
+    from distrain.storage import CommittedCheckpoint, RunStore
 
 __all__ = ["Ledger"]
 
@@ -75,7 +76,7 @@ class Ledger:
             case wire.Reported():
                 self._on_reported(message, now)
             case wire.Delivered():
-                if self._announced[message.rank, message.ordinal].mode == "ASYNC":
+                if self._by_uploader(self._announced[message.rank, message.ordinal]):
                     self._tell(
                         wire.Stored(
                             attempt=message.attempt, rank=message.rank, ordinal=message.ordinal, failed=message.failed
@@ -162,18 +163,24 @@ class Ledger:
                 case rounds.Say(text):
                     warn(text)
 
+    def _by_uploader(self, said: wire.Reported) -> bool:
+        """Whether the files are brought by an uploader, and not by the worker itself."""
+        return said.mode == "ASYNC" or self._store.is_elsewhere
+
     def _grant(self, rank: int, ordinal: int, files: tuple[str, ...]) -> None:
         said = self._announced[rank, ordinal]
-        folder = said.folder
-        if said.mode != "NO_UPLOAD":
-            folder = str(self._store.staging_directory(self._attempt, ordinal, rank))
-        if said.mode == "ASYNC":
+        source, folder = said.folder, said.folder
+        if said.mode == "NO_UPLOAD":
+            source = ""
+        else:
+            folder = self._store.target(self._attempt, ordinal, rank, name=self._name(ordinal))
+        if self._by_uploader(said):
             self._upload(
                 wire.Upload(
                     attempt=self._attempt,
                     rank=rank,
                     ordinal=ordinal,
-                    source=said.folder,
+                    source=source,
                     files=list(files),
                     others=[path for path, _ in said.files if path not in set(files)],
                     directory=folder,
@@ -186,16 +193,22 @@ class Ledger:
             )
 
     def _refuse(self, rank: int, ordinal: int, why: str) -> None:
-        if self._announced[rank, ordinal].mode == "ASYNC":
+        if self._by_uploader(self._announced[rank, ordinal]):
             self._tell(wire.Stored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
         else:
             self._tell(
                 wire.Grant(attempt=self._attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why)
             )
 
+    def _name(self, ordinal: int) -> str | None:
+        """What the checkpoint's directory is to be called: what the lowest rank says that says something."""
+        said = [self._announced[key] for key in sorted(self._announced) if key[1] == ordinal]
+        return next((part.name for part in said if part.name), None)
+
     def _commit(self, commit: rounds.Commit) -> None:
         """Make it a checkpoint, tell everybody, and only then delete what is superfluous now."""
         with self._storage_failures(f"checkpoint {commit.ordinal}"):
+            name = self._name(commit.ordinal)
             said = [self._announced.pop((rank, commit.ordinal)) for rank in commit.ranks]
             in_place = {part.folder if part.mode == "NO_UPLOAD" else None for part in said}
             if len(in_place) > 1:
@@ -205,21 +218,22 @@ class Ledger:
                 )
                 self._settled(commit.ordinal, None)
                 return
-            name = next((part.name for part in said if part.name), None)
-            folder = in_place.pop()
-            if folder is None:
-                path = str(self._store.commit(self._attempt, commit, name=name).path)
-            else:
-                path = str(self._store.adopt(self._attempt, commit, Path(folder)).path)
-            self._saved(path)
-            for rank in range(self._world_size):
-                self._tell(wire.Committed(attempt=self._attempt, rank=rank, ordinal=commit.ordinal, path=path))
-            self._settled(commit.ordinal, path)
-            self._delete_surplus()
+            then = partial(self._committed, self._attempt, commit.ordinal)
+            self._store.commit(self._attempt, commit, name=name, folder=in_place.pop(), then=then)
 
-    def _settled(self, ordinal: int, path: str | None) -> None:
+    def _committed(self, attempt: int, ordinal: int, saved: CommittedCheckpoint) -> None:
+        with self._storage_failures(f"a copy of checkpoint {ordinal}"):
+            path = self._store.for_workers(saved)
+            self._saved(path)
+            if attempt == self._attempt:
+                for rank in range(self._world_size):
+                    self._tell(wire.Committed(attempt=attempt, rank=rank, ordinal=ordinal, path=path))
+                self._settled(ordinal, saved.checkpoint)
+        self._delete_surplus()
+
+    def _settled(self, ordinal: int, checkpoint: Checkpoint | None) -> None:
         if self._rows:
-            self._call_back(self._rows.settled(ordinal, path))
+            self._call_back(self._rows.settled(ordinal, checkpoint))
 
     def _delete_surplus(self) -> None:
         kept = [committed.metrics for committed in self._store.committed]
@@ -233,14 +247,14 @@ class Ledger:
         try:
             yield
         except OSError as error:
-            self._failed(f"cannot write {what} in {self._store.paths.root}: {error}")
+            self._failed(f"cannot write {what} in {self._store.place}: {error}")
 
     # -- callbacks ------------------------------------------------------------------------------------------------
 
     def _call_back(self, complete: Sequence[rows.Row]) -> None:
         assert self._callbacks is not None
         for row in complete:
-            self._callbacks.after_report(row.metrics, Checkpoint(row.checkpoint) if row.checkpoint else None)
+            self._callbacks.after_report(row.metrics, row.checkpoint)
 
     # -- collectives ----------------------------------------------------------------------------------------------
 

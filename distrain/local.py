@@ -13,12 +13,10 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.backend import BackendConfig
-from distrain.checkpoint import Checkpoint
 from distrain.context import TrainContext
 from distrain.desk import Desk
 from distrain.errors import LaunchError, StorageError, WorkerGroupError
@@ -34,7 +32,6 @@ from distrain.result import Result, make_result
 from distrain.retries import Retries
 from distrain.session import Session
 from distrain.states import RunState
-from distrain.storage import RunPaths, RunStore
 from distrain.survey import survey
 
 if TYPE_CHECKING:
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
     from distrain.config import CheckpointConfig
     from distrain.events import RunRequest
     from distrain.job import Work
+    from distrain.storage import RunStore
 
 __all__ = ["LocalRun", "check_launcher", "follow", "outer_rank"]
 
@@ -114,6 +112,8 @@ class LocalRun:
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
         ResourcesError."""
+        self._store.failed = self._storage_failed
+        self._store.start(None, self._request.run_id, self._request.python_flags)
         try:
             while not self._attempt(self.end.attempt + 1).is_terminal:
                 failure, reports = self.end.failures[0], self._ledger.reports.get(0, 0)
@@ -138,7 +138,8 @@ class LocalRun:
         self._ledger.begin(attempt, world_size=1)
         with _rank(self._request, attempt, outer=self._outer) as context:
             self._retries.ever_entered = True
-            session = Session(self._desk, context, Checkpoint(self._checkpoint) if self._checkpoint else None)
+            checkpoint = context.get_storage().checkpoint(self._checkpoint) if self._checkpoint else None
+            session = Session(self._desk, context, checkpoint)
             executed = _train(session, self._shared(session), self._desk)
         outcome, error = executed.outcome, executed.error
         with contextlib.suppress(StorageError):  # noted by _storage_failed()
@@ -183,9 +184,12 @@ class LocalRun:
             case _:
                 self._ledger.handle(message)
                 self._ledger.flush()
+                self._store.settle()
 
     def _upload(self, order: wire.Upload) -> None:
-        raise AssertionError(f"nobody can store {order.source} while train_func goes on")
+        delivered = self._store.do(order)
+        assert isinstance(delivered, wire.Delivered)
+        self._ledger.handle(delivered)
 
     def _saved(self, path: str) -> None:
         self._checkpoint = path
@@ -281,6 +285,7 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainCo
             node_rank=int(os.environ.get("GROUP_RANK", "0")),
             run_name=request.run_name,
             storage_path=request.storage_path,
+            filesystem=request.filesystem,
             attempt=attempt,
             devices=rank.devices,
             shares_gpu=plan.shares_gpu,
@@ -330,5 +335,5 @@ def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig)
         raise WorkerGroupError(
             f"rank {rank}, started by torchrun: {text}", worker_failures={rank: executed.error}, culprit=rank
         ) from executed.error
-    paths = RunPaths(Path(session.context.get_trial_dir()))
-    return make_result(paths, shared.kept, checkpoint_config, metrics=desk.metrics, return_value=executed.value)
+    run = session.context.get_storage().run
+    return make_result(run, shared.kept, checkpoint_config, metrics=desk.metrics, return_value=executed.value)

@@ -268,6 +268,7 @@ class RunMachine:
             node_rank=rank.node_rank,
             run_name=request.run_name,
             storage_path=request.storage_path,
+            filesystem=request.filesystem,
             environment={
                 **environment,
                 **visible_devices(rank),

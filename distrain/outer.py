@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.checkpoint import Checkpoint
 from distrain.collectives import Answer, Collectives
 from distrain.desk import Desk
 from distrain.errors import CollectiveError
@@ -100,10 +99,10 @@ class OuterWork(Work):
 
     def run(self) -> Any:
         session = self.session
-        here = (session.context.run_name, session.context.storage_path, session.checkpoint and session.checkpoint.path)
-        name, storage_path, checkpoint = self.backend.gather(here)[0]
-        session.context = replace(session.context, run_name=name, storage_path=storage_path)
-        session.checkpoint = Checkpoint(checkpoint) if checkpoint else None
+        context = session.context
+        here = (context.run_name, context.storage_path, context.filesystem, session.checkpoint)
+        name, storage_path, filesystem, session.checkpoint = self.backend.gather(here)[0]
+        session.context = replace(context, run_name=name, storage_path=storage_path, filesystem=filesystem)
         value = self.work.run()
         end = (self.store.committed, value) if self.store else None
         self.kept[:], value = self.desk.finish(session.context.world_rank, end)

@@ -88,14 +88,21 @@ def extended_run_ids(run_id: str) -> str:
     return ":".join(filter(None, (os.environ.get(RUN_IDS), run_id)))
 
 
-def spawn(argv: Sequence[str], *, pass_fds: Iterable[int] = (), stderr: int | None = None) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, with pipes on stdin and stdout. Raises OSError if there is no such
-    program."""
+def spawn(
+    argv: Sequence[str],
+    *,
+    pass_fds: Iterable[int] = (),
+    stderr: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, with pipes on stdin and stdout; ``environment`` is added to ours. Raises
+    OSError if there is no such program."""
     return subprocess.Popen(  # noqa: S603
         list(argv),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
+        env={**os.environ, **(environment or {})},
         start_new_session=True,
         pass_fds=tuple(pass_fds),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
 import warnings
 from dataclasses import dataclass, field
@@ -14,13 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from distrain.checkpoint import Checkpoint
+from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.config import CheckpointConfig
 from distrain.errors import StorageError, TrainingFailedError
+from distrain.place import Place, locate
 from distrain.rounds import best_first, score
-from distrain.storage import CommittedCheckpoint, RunPaths, checkpoint_metrics, read_manifest, read_metrics
+from distrain.storage import (
+    CommittedCheckpoint,
+    RunPaths,
+    checkpoint_metrics,
+    metrics_of,
+    read_manifest,
+    read_metrics,
+)
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
     import pandas
@@ -37,7 +45,7 @@ class Result:
     checkpoint: the latest committed checkpoint, None if there is none.
     best_checkpoints: pairs of checkpoint and metrics that were kept, the best last (by score if the CheckpointConfig
         names one, else by time).
-    path: the run directory.
+    path: the run directory, a path or URL. storage_filesystem: what the path is on, if that was given and not a URL.
     error: why training failed; ``fit()`` raises it.
     return_value: what rank 0's train_func returned.
     """
@@ -48,49 +56,54 @@ class Result:
     error: TrainingFailedError | None = None
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = field(default_factory=list)
     return_value: Any = None
+    storage_filesystem: AbstractFileSystem | None = field(default=None, repr=False)
 
     @property
     def metrics_dataframe(self) -> pandas.DataFrame | None:
         """Every report of rank 0 as a row, nested metrics flattened with ``/``; None without reports.
 
-        Raises ImportError if pandas is not installed.
+        Raises ImportError if pandas is not installed, OSError if the run directory cannot be read.
         """
         try:
             import pandas
         except ImportError:
             raise ImportError("Result.metrics_dataframe needs pandas: pip install pandas") from None
-        rows = [_flat(record["metrics"]) for record in read_metrics(RunPaths(Path(self.path)))]
+        rows = [_flat(record["metrics"]) for record in read_metrics(self._run / _METRICS)]
         return pandas.DataFrame(rows) if rows else None
 
     @classmethod
-    def from_path(cls, path: str | os.PathLike[str]) -> Result:
+    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: AbstractFileSystem | None = None) -> Result:
         """The Result of an earlier run, finished, failed or still running; ``error`` and ``return_value`` included.
 
-        Unpickles both: read only run directories that you trust. Raises StorageError if there is no run at ``path``.
+        path: a directory or a URL; with ``storage_filesystem`` (fsspec's or pyarrow's) a path in that.
+
+        Unpickles both: read only run directories that you trust. Raises StorageError if there is no run at ``path``, or
+        if it cannot be read.
         """
-        paths = RunPaths(Path(os.path.abspath(Path(path).expanduser())))
-        manifest = read_manifest(paths.root)
-        if not manifest:
-            raise StorageError(f"{paths.root} is not a run directory: it has no {paths.manifest.name}")
-        metrics = None
-        for record in read_metrics(paths):
-            metrics = record["metrics"]
-        committed = list(_readable(paths))
-        return make_result(
-            paths,
-            committed,
-            CheckpointConfig(**manifest.get("checkpoint_config", {})),
-            metrics=metrics,
-            error=_stored_error(paths),
-            return_value=_unpickle(paths.return_value),
-        )
+        try:
+            run = locate(path, storage_filesystem)
+            manifest = read_manifest(run)
+            if not manifest:
+                raise StorageError(f"{run} is not a run directory: it has no {RunPaths(Path()).manifest.name}")
+            return make_result(
+                run,
+                list(_readable(run)),
+                CheckpointConfig(**manifest.get("checkpoint_config", {})),
+                metrics=last_metrics(run),
+                error=_stored_error(run),
+                return_value=_unpickle(run, _RETURN_VALUE),
+            )
+        except OSError as error:
+            raise StorageError(f"cannot read the run {path}: {error}") from error
+
+    @property
+    def _run(self) -> Path | Place:
+        return locate(self.path, self.storage_filesystem)
 
     @property
     def filesystem(self) -> AbstractFileSystem:
-        """Where ``path`` is."""
-        import fsspec
-
-        return fsspec.filesystem("file")
+        """What ``path`` is on."""
+        return Checkpoint(self.path, self.storage_filesystem).filesystem
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
         """Of the ``best_checkpoints``, the one with the largest (``mode="max"``) or smallest (``"min"``) metric;
@@ -123,16 +136,45 @@ class Result:
         return f"<table>{''.join(cells)}</table>"
 
 
-def _readable(paths: RunPaths) -> Iterator[CommittedCheckpoint]:
-    for folder in paths.checkpoints():
+_NAMES = RunPaths(Path())
+_METRICS, _RETURN_VALUE = _NAMES.metrics.name, _NAMES.return_value.name
+_ERROR_TEXT, _ERROR_PICKLE = _NAMES.error_text.name, _NAMES.error_pickle.name
+
+
+def last_metrics(run: Path | Place) -> dict[str, Any] | None:
+    """Rank 0's last report; None if it never reported. Raises OSError."""
+    metrics = None
+    for record in read_metrics(run / _METRICS):
+        metrics = record["metrics"]
+    return metrics
+
+
+def _readable(run: Path | Place) -> Iterator[CommittedCheckpoint]:
+    if isinstance(run, Place):
+        yield from _readable_elsewhere(run)
+        return
+    for folder in RunPaths(run).checkpoints():
         try:
             yield CommittedCheckpoint(folder, checkpoint_metrics(folder))
         except StorageError as error:
             warnings.warn(f"passed over: {error}", stacklevel=3)
 
 
+def _readable_elsewhere(run: Place) -> list[CommittedCheckpoint]:
+    found = []
+    for name in run.names():
+        try:
+            manifest = json.loads((run / name / MANIFEST_FILE).read())
+            found.append((manifest["index"], CommittedCheckpoint(run / name, metrics_of(manifest))))
+        except (FileNotFoundError, NotADirectoryError):  # something else
+            continue
+        except (ValueError, KeyError, TypeError) as error:
+            warnings.warn(f"passed over: {run / name} is damaged, its manifest cannot be read ({error})", stacklevel=3)
+    return [checkpoint for _, checkpoint in sorted(found, key=lambda pair: pair[0])]
+
+
 def make_result(
-    paths: RunPaths,
+    run: Path | Place,
     committed: list[CommittedCheckpoint],
     config: CheckpointConfig,
     *,
@@ -141,32 +183,38 @@ def make_result(
     return_value: Any = None,
 ) -> Result:
     """A Result from what the store knows."""
-    order = best_first([checkpoint.metrics for checkpoint in committed], config)[: config.num_to_keep]
-    best = [(Checkpoint(committed[i].path), committed[i].metrics) for i in reversed(order)]
+    order = best_first([saved.metrics for saved in committed], config)[: config.num_to_keep]
     return Result(
         metrics=metrics,
-        checkpoint=Checkpoint(committed[-1].path) if committed else None,
-        path=str(paths.root),
+        checkpoint=committed[-1].checkpoint if committed else None,
+        path=str(run),
         error=error,
-        best_checkpoints=best,
+        best_checkpoints=[(committed[i].checkpoint, committed[i].metrics) for i in reversed(order)],
         return_value=return_value,
+        storage_filesystem=run.given if isinstance(run, Place) else None,
     )
 
 
-def _stored_error(paths: RunPaths) -> TrainingFailedError | None:
-    error = _unpickle(paths.error_pickle)
-    if error is None and paths.error_text.exists():  # of a class that is not to be had here
-        return TrainingFailedError(json.loads(paths.error_text.read_text())["message"])
+def _stored_error(run: Path | Place) -> TrainingFailedError | None:
+    error = _unpickle(run, _ERROR_PICKLE)
+    if error is None and (text := _read(run, _ERROR_TEXT)) is not None:  # of a class that is not to be had here
+        return TrainingFailedError(json.loads(text)["message"])
     return error if isinstance(error, TrainingFailedError) else None
 
 
-def _unpickle(path: Path) -> Any:
+def _unpickle(run: Path | Place, name: str) -> Any:
+    body = _read(run, name)
     try:
-        return pickle.loads(path.read_bytes())  # noqa: S301 - documented
-    except FileNotFoundError:
-        return None
+        return None if body is None else pickle.loads(body)  # noqa: S301 - documented
     except Exception as error:
-        warnings.warn(f"{path} cannot be unpickled in this process: {error!r}", stacklevel=3)
+        warnings.warn(f"{run / name} cannot be unpickled in this process: {error!r}", stacklevel=3)
+        return None
+
+
+def _read(run: Path | Place, name: str) -> bytes | None:
+    try:
+        return (run / name).read() if isinstance(run, Place) else (run / name).read_bytes()
+    except FileNotFoundError:
         return None
 
 

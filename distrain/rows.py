@@ -6,7 +6,10 @@ Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distrain.checkpoint import Checkpoint
 
 __all__ = ["Row", "Rows"]
 
@@ -16,12 +19,12 @@ SILENCE_S = 10.0
 
 @dataclass(slots=True)
 class Row:
-    """The n-th report of every rank: its metrics, None for a rank without one; and the path of the checkpoint that was
-    committed with it."""
+    """The n-th report of every rank: its metrics, None for a rank without one; and the checkpoint that was committed
+    with it."""
 
     since: float
     metrics: list[dict[str, Any] | None]
-    checkpoint: str | None = None
+    checkpoint: Checkpoint | None = None
     ordinals: set[int] = field(default_factory=set)
 
 
@@ -37,7 +40,7 @@ class Rows:
         self._rows: dict[int, Row] = {}
         self._reported: set[int] = set()
         self._gone: set[int] = set()
-        self._settled: dict[int, str | None] = {}
+        self._settled: dict[int, Checkpoint | None] = {}
         self._next = 1
 
     def reported(self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, now: float) -> list[Row]:
@@ -52,9 +55,9 @@ class Rows:
             row.ordinals.add(ordinal)
         return self._complete()
 
-    def settled(self, ordinal: int, path: str | None) -> list[Row]:
+    def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[Row]:
         """A checkpoint is committed, or (None) will not be."""
-        self._settled[ordinal] = path
+        self._settled[ordinal] = checkpoint
         return self._complete()
 
     def finished(self, rank: int) -> list[Row]:
@@ -85,8 +88,8 @@ class Rows:
         complete = []
         while (row := self._rows.get(self._next)) is not None and self._is_complete(row):
             del self._rows[self._next]
-            paths = [self._settled[ordinal] for ordinal in sorted(row.ordinals)]
-            row.checkpoint = next((path for path in paths if path is not None), None)
+            settled = [self._settled[ordinal] for ordinal in sorted(row.ordinals)]
+            row.checkpoint = next((checkpoint for checkpoint in settled if checkpoint is not None), None)
             complete.append(row)
             self._next += 1
         return complete

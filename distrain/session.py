@@ -19,7 +19,8 @@ from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.metrics import encode_metrics
-from distrain.storage import crc32_of, list_files
+from distrain.place import Place
+from distrain.storage import PENDING_FILE, crc32_of, list_files
 from distrain.uploads import CheckpointUploadMode, Storing, taker
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Session:
         """Whether should_stop() has been true."""
         self._uploading: dict[int, Checkpoint] = {}
         self._not_stored: list[str] = []
+        self._stored: set[int] = set()
         self._met: wire.Met | None = None
         self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
         """What a dict checkpoint becomes when it is reported; the backend may have a say."""
@@ -109,8 +111,11 @@ class Session:
             ordinal, folder, files = None, None, []
             if checkpoint is not None:
                 checkpoint, storing = self._to_store(checkpoint, storing)
-                folder = Path(stack.enter_context(checkpoint.as_directory()))
-                files = list_files(folder)
+                if storing.mode is NO_UPLOAD and checkpoint.place is not None:
+                    folder, files = Path(checkpoint.place.name), _files_elsewhere(checkpoint.place)
+                else:
+                    folder = Path(stack.enter_context(checkpoint.as_directory()))
+                    files = list_files(folder)
                 ordinal = self._checkpoints = self._checkpoints + 1
             self._reports += 1
             self._channel.send(
@@ -151,9 +156,9 @@ class Session:
         if storing.mode is NO_UPLOAD:
             _check_in_place(checkpoint, self.context)
             return checkpoint, replace(storing, delete=False)
-        if storing.mode is ASYNC and not checkpoint.path:
+        if storing.mode is ASYNC and (not checkpoint.path or checkpoint.place is not None):
             return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True)
-        if checkpoint.path and Path(checkpoint.path, MANIFEST_FILE).exists():
+        if checkpoint.place is not None or (checkpoint.path and Path(checkpoint.path, MANIFEST_FILE).exists()):
             storing = replace(storing, delete=False)  # of this run or another one, which keeps it
         return checkpoint, storing
 
@@ -233,8 +238,12 @@ class Session:
         return self._met
 
     def _deliver(self, ordinal: int, folder: Path, files: list[tuple[str, int]], *, delete: bool) -> None:
-        """Wait for the coordinator's word on who copies what, copy our part, and say so."""
+        """Wait for the coordinator's word on who copies what, copy our part, and say so; or until an uploader has done
+        it."""
         grant = self._await_grant(ordinal)
+        if grant is None:
+            self._raise_what_was_not_stored()
+            return
         if grant.refused is not None:
             raise CheckpointError(grant.refused)
         granted = set(grant.files)
@@ -272,8 +281,12 @@ class Session:
             )
         )
 
-    def _await_grant(self, ordinal: int) -> wire.Grant:
+    def _await_grant(self, ordinal: int) -> wire.Grant | None:
+        """None if an uploader has stored the files."""
         while ordinal not in self._grants:
+            if ordinal in self._stored:
+                self._stored.remove(ordinal)
+                return None
             self._listen(wait=True)
         return self._grants.pop(ordinal)
 
@@ -295,11 +308,12 @@ class Session:
                 case wire.Grant() as grant:
                     self._grants[grant.ordinal] = grant
                 case wire.Stored(ordinal=ordinal, failed=failed):
-                    self._uploading.pop(ordinal, None)
+                    if self._uploading.pop(ordinal, None) is None:
+                        self._stored.add(ordinal)
                     if failed is not None:
                         self._not_stored.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
                 case wire.Committed(path=path):
-                    self.checkpoint = Checkpoint(path)
+                    self.checkpoint = self.context.get_storage().checkpoint(path)
                 case wire.Met() as met:
                     self._met = met
                 case wire.AskStop():
@@ -439,7 +453,7 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
             f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} "
             f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path)"
         )
-    if not checkpoint.path:  # made from a dict
+    if not checkpoint.path or checkpoint.place is not None:  # made from a dict, or elsewhere
         return
     folder = os.path.realpath(checkpoint.path)
     if not os.path.isdir(folder):
@@ -450,7 +464,9 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
             f"report(): {checkpoint.path} is a shared directory; the checkpoint would take in everything in it. "
             "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
         )
-    run = os.path.realpath(os.path.join(context.storage_path, context.run_name))
+    if isinstance(context.get_storage().run, Place):
+        return
+    run = os.path.realpath(context.get_trial_dir())
     if os.path.commonpath([folder, run]) == folder:
         raise CheckpointError(
             f"report(): {checkpoint.path} contains the run directory {run}, and would be copied into itself. "
@@ -458,14 +474,32 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
         )
 
 
+def _files_elsewhere(place: Place) -> list[tuple[str, int]]:
+    """What :func:`~distrain.storage.list_files` says of a local directory."""
+    ours = (MANIFEST_FILE, PENDING_FILE)
+    try:
+        return sorted((name, size) for name, (size, _) in place.files().items() if name not in ours)
+    except OSError as error:
+        raise CheckpointError(f"report(): the checkpoint cannot be read: {error}") from error
+
+
 def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
     """Raises ValueError if NO_UPLOAD cannot be meant."""
+    place, where = checkpoint.place, context.get_storage().run
+    if isinstance(where, Place) or place is not None:
+        if place is None or place.path.rpartition("/")[0] != getattr(where, "path", ""):
+            raise ValueError(_not_in_place(str(where), checkpoint.path))
+        return
     folder = Path(os.path.realpath(checkpoint.path))
     run = Path(os.path.realpath(context.get_trial_dir()))
     if folder.parent != run or folder.name.startswith("."):
-        raise ValueError(
-            f"report(): with CheckpointUploadMode.NO_UPLOAD the checkpoint must be a directory in the run directory "
-            f"{run} (get_context().get_storage().build_checkpoint_path_from_name(...)), got {checkpoint.path}"
-        )
+        raise ValueError(_not_in_place(str(run), checkpoint.path))
     if (folder / MANIFEST_FILE).exists():
         raise ValueError(f"report(): {folder} is a committed checkpoint already")
+
+
+def _not_in_place(run: str, path: str) -> str:
+    return (
+        f"report(): with CheckpointUploadMode.NO_UPLOAD the checkpoint must be a directory in the run directory {run} "
+        f"(get_context().get_storage().build_checkpoint_path_from_name(...)), got {path}"
+    )

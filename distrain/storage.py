@@ -17,6 +17,10 @@
 
 A checkpoint is written aside, flushed to disk with its manifest, then renamed: a directory named ``checkpoint_…`` is
 complete, always.
+
+Elsewhere (S3, ...) the same files are there (see :mod:`distrain.stores`), but nothing can be renamed. There a
+checkpoint is complete when it has its .manifest.json, which is written last; until then it has a .pending.json. One
+that was damaged has a .damaged.json instead. ``.lock/`` holds the heartbeat of the coordinator.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import math
 import os
@@ -32,20 +37,26 @@ import shutil
 import time
 import uuid
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import StorageError
 from distrain.output import warn
+from distrain.place import Place, locate
 from distrain.rounds import Commit, CommittedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from distrain import wire
+    from distrain.loop import Loop
 
 __all__ = [
     "DAMAGED",
+    "DAMAGED_FILE",
+    "PENDING_FILE",
     "CommittedCheckpoint",
     "RunPaths",
     "RunStore",
@@ -55,12 +66,18 @@ __all__ = [
     "crc32_of",
     "damage_of",
     "list_files",
-    "open_run",
+    "metrics_of",
+    "number_of",
 ]
 
 _DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
+PENDING_FILE = ".pending.json"
+DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
+_MANIFEST = "run.json"
+_OPENING_PATIENCE_S = 5.0
+"""A wrong address is to be known in seconds."""
 _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 64 << 20
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
@@ -75,7 +92,7 @@ class RunPaths:
 
     @property
     def manifest(self) -> Path:
-        return self.root / "run.json"
+        return self.root / _MANIFEST
 
     @property
     def metrics(self) -> Path:
@@ -129,6 +146,18 @@ class RunPaths:
         """The number of the next checkpoint: none is used twice."""
         return max((index + 1 for index, _ in self._numbered()), default=0)
 
+    def mirrored(self) -> list[Path]:
+        """The files that are kept elsewhere, too; the manifest last, so that who sees its news finds everything."""
+        here = {self.lock, self.requests, self.manifest}
+        aside = {self.staging, self.fetched}
+        files = [path for path in sorted(self.root.rglob("*")) if path.is_file() and path.suffix != ".new"]
+        return [path for path in files if path not in here and not aside & set(path.parents)] + [self.manifest]
+
+    @property
+    def fetched(self) -> Path:
+        """Local copies of checkpoints elsewhere."""
+        return self.root / ".fetched"
+
     def _numbered(self) -> list[tuple[int, Path]]:
         with contextlib.suppress(FileNotFoundError):
             folders = [path for path in self.root.iterdir() if path.is_dir()]
@@ -142,38 +171,45 @@ def _index_of(path: Path) -> int:
     try:
         return int(json.loads((path / MANIFEST_FILE).read_text())["index"])
     except (OSError, ValueError, KeyError, TypeError):
-        match = _NUMBERED.match(path.name)
-        return int(match[1]) if match else -1
+        return number_of(path.name)
+
+
+def number_of(name: str) -> int:
+    """Of a checkpoint of ours; -1 for other names."""
+    match = _NUMBERED.match(name)
+    return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedCheckpoint:
     """A checkpoint of the run and the metrics it was reported with."""
 
-    path: Path
+    path: Path | Place
     metrics: dict[str, Any]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The handle that users get."""
+        if isinstance(self.path, Place):
+            return Checkpoint(self.path.url, self.path.given)
+        return Checkpoint(self.path)
 
 
 # -- which directory -------------------------------------------------------------------------------------------------
 
 
-def open_run(storage_path: str | os.PathLike[str] | None, name: str | None) -> RunStore:
-    """The store of the run that :func:`choose_run` names, locked. Raises StorageError, as RunStore does."""
-    while True:
-        root = choose_run(storage_path, name)
-        store = RunStore(root)
-        if read_manifest(root).get("status") != "finished":
-            return store
-        store.close()  # another process has finished it just before we got the lock
-
-
-def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None) -> Path:
+def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None) -> Path | Place:
     """The run directory; it has a manifest if an unfinished run goes on there.
 
     Without a name: a new directory. With one: an unfinished run of that name goes on; a finished one is left alone, and
-    the new run gets the next free name (``name-2``, ``name-3``, ...).
+    the new run gets the next free name (``name-2``, ``name-3``, ...). Raises StorageError.
     """
-    storage = Path(os.path.abspath(Path(_DEFAULT_STORAGE if storage_path is None else storage_path).expanduser()))
+    try:
+        storage = locate(_DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
+    except OSError as error:
+        raise StorageError(f"cannot use the storage: {error}") from error
+    if isinstance(storage, Place):
+        storage = replace(storage, patience_s=_OPENING_PATIENCE_S)
     if name is None:
         return storage / f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
     root, number = storage / name, 1
@@ -183,14 +219,15 @@ def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None) ->
     return root
 
 
-def read_manifest(root: Path) -> dict[str, Any]:
+def read_manifest(root: Path | Place) -> dict[str, Any]:
     """The run manifest; ``{}`` if there is none."""
     try:
-        manifest: dict[str, Any] = json.loads(RunPaths(root).manifest.read_text())
+        text = (root / _MANIFEST).read() if isinstance(root, Place) else (root / _MANIFEST).read_bytes()
+        manifest: dict[str, Any] = json.loads(text)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise StorageError(f"cannot read {RunPaths(root).manifest}: {error}") from error
+        raise StorageError(f"cannot read {root / _MANIFEST}: {error}") from error
     return manifest
 
 
@@ -204,20 +241,67 @@ class RunStore:
         self.paths = RunPaths(root)
         self.metadata: dict[str, Any] = {}
         """What every checkpoint is given, beside its own metadata."""
+        self.failed: Callable[[str], None] = warn
+        """Hears what has failed after a call had returned."""
         self._generation = uuid.uuid4().hex[:8]
         with contextlib.ExitStack() as undo:
             try:
                 root.mkdir(parents=True, exist_ok=True)
                 self._lock_fd = self._lock()
                 undo.callback(os.close, self._lock_fd)
+                self._take(undo)
                 self._metrics = undo.enter_context(_open_lines(self.paths.metrics))
                 self._place = root.stat()
+                self._sweep()
+                self._probe()
+                self._next_index, self.committed = self._find()
             except OSError as error:
-                raise StorageError(f"cannot use the run directory {root}: {error}") from error
-            self._sweep()
-            self._next_index = self.paths.next_index()
-            self.committed = self._intact()
+                raise StorageError(f"cannot use the run directory {self.place}: {error}") from error
             undo.pop_all()
+
+    # -- where it is ----------------------------------------------------------------------------------------------
+
+    is_elsewhere = False
+    """Whether checkpoints are brought by uploaders, under names in the run directory."""
+    is_of_this_process = False
+    """Whether only this process can reach it."""
+
+    @property
+    def place(self) -> Path | Place:
+        """The run directory, as users know it."""
+        return self.paths.root
+
+    @property
+    def storage_path(self) -> str:
+        """What the run directory is in."""
+        return str(self.paths.root.parent)
+
+    @property
+    def filesystem(self) -> str:
+        """What that is on, for other processes (see :func:`distrain.place.encode_filesystem`)."""
+        return ""
+
+    def shown(self, path: Path) -> str:
+        """Where users find this file of the run."""
+        return str(path)
+
+    # -- opening --------------------------------------------------------------------------------------------------
+
+    def _take(self, undo: contextlib.ExitStack) -> None:
+        """What else is to be done before the files are looked at. Raises OSError, StorageError."""
+
+    def _probe(self) -> None:
+        """Raises OSError if nothing can be written, read or deleted, before a training finds out."""
+        self.paths.staging.mkdir(exist_ok=True)
+        probe = self.paths.staging / "probe"
+        probe.write_bytes(b"distrain")
+        if probe.read_bytes() != b"distrain":
+            raise OSError(errno.EIO, "what was written does not come back", str(probe))
+        probe.unlink()
+
+    def _find(self) -> tuple[int, list[CommittedCheckpoint]]:
+        """The number of the next checkpoint, and those that there are."""
+        return self.paths.next_index(), self._intact()
 
     def _lock(self) -> int:
         fd = os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -309,9 +393,26 @@ class RunStore:
     def _staging_root(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
-    def commit(self, attempt: int, commit: Commit, *, name: str | None = None) -> CommittedCheckpoint:
-        """Join the ranks' parts and make them the run's next checkpoint, in a directory of that name, if it is free.
-        Raises OSError; then nothing is committed."""
+    def target(self, attempt: int, ordinal: int, rank: int, *, name: str | None) -> str:
+        """Where the files of a rank belong that are to become a checkpoint, in the end of that name. Raises OSError."""
+        return str(self.staging_directory(attempt, ordinal, rank))
+
+    def commit(
+        self,
+        attempt: int,
+        commit: Commit,
+        *,
+        name: str | None = None,
+        folder: str | None = None,
+        then: Callable[[CommittedCheckpoint], None],
+    ) -> None:
+        """Make the ranks' files the run's next checkpoint: join their parts in a directory of that ``name``, if it is
+        free, or take the ``folder`` of the run directory that they are in already. Calls ``then`` when that is done,
+        here at once. Raises OSError; then nothing is committed."""
+        then(self.adopt(attempt, commit, Path(folder)) if folder else self.join(attempt, commit, name=name))
+
+    def join(self, attempt: int, commit: Commit, *, name: str | None = None) -> CommittedCheckpoint:
+        """See :meth:`commit`."""
         self._check_place()
         root = self._staging_root(attempt, commit.ordinal)
         merged = root / "merged"
@@ -320,7 +421,7 @@ class RunStore:
             target = merged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / f"rank_{file.rank}" / file.path).rename(target)
-        _write_and_sync(merged / MANIFEST_FILE, self._manifest(attempt, commit, merged))
+        _write_and_sync(merged / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, merged))
         _sync_directories(merged, commit)
         name = name or self.paths.checkpoint(self._next_index).name
         final = self._free(name)
@@ -332,11 +433,10 @@ class RunStore:
         return saved
 
     def adopt(self, attempt: int, commit: Commit, folder: Path) -> CommittedCheckpoint:
-        """Make a directory of the run directory, in which the ranks' files are on disk, its next checkpoint. Raises
-        OSError; then nothing is committed."""
+        """See :meth:`commit`."""
         self._check_place()
         _sync_directories(folder, commit)
-        write_atomically(folder / MANIFEST_FILE, self._manifest(attempt, commit, folder))
+        write_atomically(folder / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, folder))
         sync_directory(folder)
         return self._committed(folder, commit)
 
@@ -353,19 +453,21 @@ class RunStore:
             path = self.paths.root / f"{name}-{number}"
         return path
 
-    def _manifest(self, attempt: int, commit: Commit, folder: Path) -> bytes:
-        files = self._with_metadata(folder, commit.files)
+    def _manifest_with_metadata(self, attempt: int, commit: Commit, folder: Path) -> bytes:
+        commit = replace(commit, files=tuple(self._with_metadata(folder, commit.files)))
+        return json.dumps(self._manifest(attempt, commit), indent=1).encode()
+
+    def _manifest(self, attempt: int, commit: Commit) -> dict[str, Any]:
         finite, nonfinite = _without_nonfinite(commit.metrics)
-        manifest = {
+        return {
             "index": self._next_index,
             "attempt": attempt,
             "time": time.time(),
             "ranks": list(commit.ranks),
             "metrics": finite,
             "nonfinite": nonfinite,
-            "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in files},
+            "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in commit.files},
         }
-        return json.dumps(manifest, indent=1).encode()
 
     def _with_metadata(self, folder: Path, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
         """Add the run's metadata to the checkpoint's own, which come first."""
@@ -385,13 +487,46 @@ class RunStore:
         return [*(file for file in files if file.path != METADATA_FILE), added]
 
     def delete(self, positions: Sequence[int]) -> None:
-        """Delete checkpoints, given by their positions in ``committed``; each vanishes at once, by a rename."""
+        """Delete checkpoints, given by their positions in ``committed``, but not those that somebody reads; each
+        vanishes at once, by a rename. Raises OSError."""
         self.paths.staging.mkdir(exist_ok=True)
         for position in sorted(positions, reverse=True):
-            checkpoint = self.committed.pop(position)
-            aside = self.paths.staging / f"deleted-{checkpoint.path.name}-{self._generation}"
-            checkpoint.path.rename(aside)
+            path = self.committed[position].path
+            assert isinstance(path, Path)
+            if is_being_read(path):
+                continue
+            del self.committed[position]
+            aside = self.paths.staging / f"deleted-{path.name}-{self._generation}"
+            path.rename(aside)
             shutil.rmtree(aside, ignore_errors=True)
+
+    def for_workers(self, saved: CommittedCheckpoint) -> str:
+        """The path or URL by which workers can read it. Raises OSError."""
+        return str(saved.path)
+
+    # -- what is done by others -----------------------------------------------------------------------------------
+
+    def start(self, loop: Loop | None, run_id: str, flags: Sequence[str]) -> None:
+        """The run begins, with a loop that answers can be read in, if there is one; ``flags`` of the interpreter."""
+
+    def opening(self) -> wire.OpenStorage | None:
+        """What the uploaders of all hosts have to know before anything is stored."""
+        return None
+
+    def do(self, order: wire.Upload) -> wire.Message:
+        """Store a rank's files from within this process, and say what came of it."""
+        raise AssertionError(f"nobody can store {order.source} while train_func goes on")
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way."""
+        return True
+
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+
+    def detach(self) -> None:
+        """The loop ends."""
 
 
 def _sync_directories(root: Path, commit: Commit) -> None:
@@ -446,7 +581,29 @@ def checkpoint_metrics(path: Path) -> dict[str, Any]:
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on"
         ) from error
+    return metrics_of(manifest)
+
+
+def metrics_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint was reported with, by its manifest."""
     return with_nonfinite(manifest["metrics"], manifest.get("nonfinite", {}))
+
+
+def is_being_read(path: Path) -> bool:
+    """Whether somebody is in ``Checkpoint.as_directory()`` of a local checkpoint, as far as the file system tells."""
+    try:
+        fd = os.open(path / MANIFEST_FILE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 # -- JSON has no NaN -------------------------------------------------------------------------------------------------
@@ -586,16 +743,16 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def read_metrics(paths: RunPaths, *, rank: int | None = 0) -> Iterable[dict[str, Any]]:
-    """The lines of metrics.jsonl (of one rank, or of all), with non-finite numbers restored. A torn last line, as a
-    power cut leaves it, is passed over."""
+def read_metrics(path: Path | Place, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics.jsonl (of one rank, or of all), with non-finite numbers restored. A torn last line, as a
+    power cut leaves it, is passed over. Raises OSError; no file is no line."""
     try:
-        lines = paths.metrics.open(encoding="utf-8")
+        lines = io.BytesIO(path.read()) if isinstance(path, Place) else path.open("rb")
     except FileNotFoundError:
         return
     with lines:
         for line in lines:
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 break
             record = json.loads(line)
             if rank is None or record["rank"] == rank:

@@ -37,9 +37,11 @@ from distrain.errors import (
 )
 from distrain.events import Hung, RunEnd, RunRequest
 from distrain.output import log_level, say, warn, without_controls
-from distrain.result import Result, make_result, pickle_or_none
+from distrain.place import locate
+from distrain.result import Result, last_metrics, make_result, pickle_or_none
 from distrain.states import RunState
-from distrain.storage import RunStore, damage_of, open_run, read_manifest, write_atomically
+from distrain.storage import RunStore, damage_of, read_manifest, write_atomically
+from distrain.stores import open_run
 from distrain.transport import LocalTransport, Transport
 from distrain.version import __version__
 
@@ -98,7 +100,7 @@ class DataParallelTrainer:
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str]) -> bool:
         """Whether ``fit()`` under that name would continue a run."""
-        manifest = read_manifest(Path(path).expanduser())
+        manifest = read_manifest(locate(path))
         return bool(manifest) and manifest.get("status") != "finished"
 
     def fit(self) -> Result:
@@ -123,6 +125,8 @@ def _check_intact(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for a checkpoint that is not there, or is damaged."""
     if not checkpoint.exists():
         raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
+    if checkpoint.place is not None:
+        return
     folder = Path(checkpoint.path)
     if checkpoint.path and (folder / MANIFEST_FILE).exists():
         try:
@@ -168,7 +172,7 @@ def run_work(
             warn(asked.job.warning)
         if scaling.num_workers == 0 and local.outer_rank():
             return local.follow(asked.request(uuid.uuid4().hex), work, run.checkpoint_config)
-        store = open_run(run.storage_path, run.name)
+        store = open_run(run.storage_path, run.name, run.storage_filesystem)
         try:
             return _Run(store, asked).train()
         finally:
@@ -194,13 +198,14 @@ class _Asked:
     sys_path: list[str]
 
     def request(
-        self, run_id: str, root: Path | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
+        self, run_id: str, store: RunStore | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
     ) -> RunRequest:
-        """The same for the machine; ``root`` is the run directory, if it is known in this process."""
+        """The same for the machine; ``store``: the run directory, if it is known in this process."""
         return RunRequest(
             run_id=run_id,
-            run_name=root.name if root else "",
-            storage_path=str(root.parent) if root else "",
+            run_name=store.place.name if store else "",
+            storage_path=store.storage_path if store else "",
+            filesystem=store.filesystem if store else "",
             job=self.job,
             backend=self.work.backend,
             scaling=self.scaling,
@@ -236,7 +241,7 @@ class _Run:
             _check_intact(resume_from)
         request = self._asked.request(
             self._run_id,
-            self._store.paths.root,
+            self._store,
             checkpoint=self._start_from(resume_from),
             first_attempt=self._before.get("attempts", 0),
         )
@@ -246,7 +251,7 @@ class _Run:
             self._write_manifest("running")
             self._drop_old_end()
         except OSError as error:
-            raise StorageError(f"cannot use the run directory {self._store.paths.root}: {error}") from error
+            raise StorageError(f"cannot use the run directory {self._store.place}: {error}") from error
         started, concluded = time.monotonic(), False
         runner = self._runner(request)
         try:
@@ -265,21 +270,23 @@ class _Run:
 
     def _start_from(self, resume_from: Checkpoint | None) -> str | None:
         if self._store.latest:
-            return str(self._store.latest.path)
+            return self._store.for_workers(self._store.latest)
         if resume_from is None:
             return None
-        return resume_from.path or resume_from.to_directory(self._store.paths.root / "resume_from")
+        if resume_from.path and (resume_from.place is None or resume_from.place.given is None):
+            return resume_from.path
+        return resume_from.to_directory(self._store.paths.root / "resume_from")
 
     def _announce(self) -> None:
         if self._continued:
             latest = self._store.latest
             say(
-                f"continuing the unfinished run {self._store.paths.root} "
+                f"continuing the unfinished run {self._store.place} "
                 + (f"at {latest.path.name}" if latest else "from its beginning, as it has no checkpoint yet")
             )
         workers = self._asked.scaling.num_workers
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
-        say(f"{what}; run directory {self._store.paths.root}")
+        say(f"{what}; run directory {self._store.place}")
 
     def _runner(self, request: RunRequest) -> Coordinator | local.LocalRun:
         def on_attempt(attempt: int) -> None:
@@ -316,7 +323,7 @@ class _Run:
         now = time.time()
         self._store.write_manifest(
             {
-                "name": self._store.paths.root.name,
+                "name": self._store.place.name,
                 "run_id": self._run_id,
                 "status": status,
                 "started": self._before.get("started", now),
@@ -341,7 +348,7 @@ class _Run:
             except OSError as problem:  # no reason to lose a training
                 warn(f"what train_func returned is in this Result only, as it could not be written: {problem}")
         result = make_result(
-            self._store.paths,
+            self._store.place,
             self._store.committed,
             self._config.checkpoint_config,
             metrics=self._earlier_metrics() if end.metrics is None else end.metrics,
@@ -360,7 +367,7 @@ class _Run:
         raise error
 
     def _earlier_metrics(self) -> dict[str, Any] | None:
-        return Result.from_path(self._store.paths.root).metrics if self._continued else None
+        return last_metrics(self._store.paths.root) if self._continued else None
 
     def _drop_old_end(self) -> None:
         """What an earlier, failed part of this run left as its end."""
@@ -436,7 +443,7 @@ class _Run:
 
     def _again(self, result: Result) -> str:
         latest = f"at {Path(result.checkpoint.path).name}" if result.checkpoint else "from the beginning"
-        return f"started again as RunConfig(name={self._store.paths.root.name!r}), it goes on {latest}"
+        return f"started again as RunConfig(name={self._store.place.name!r}), it goes on {latest}"
 
     def _stopped(self, end: RunEnd, result: Result) -> list[str]:
         lines = [f"the run was stopped by {end.stop_reason}; {self._again(result)}"]
@@ -452,7 +459,7 @@ class _Run:
         """What every account of a failure ends with."""
         lines = [*end.earlier, *([end.no_retry] if end.no_retry else [])]
         if self._asked.scaling.num_workers:
-            lines.append(f"logs: {self._store.paths.log(end.attempt, 0, self._log_dir).parent}")
+            lines.append(f"logs: {self._store.shown(self._store.paths.log(end.attempt, 0, self._log_dir).parent)}")
         if result.checkpoint:
             lines.append(self._again(result))
         return [*lines, f"run:  {result.path}"]

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import errno
 import os
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain import wire
 from distrain.storage import DAMAGED, copy_file, crc32_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+    from pathlib import Path
 
     from distrain.checkpoint import Checkpoint
 
-__all__ = ["CheckpointUploadMode", "Files", "Storing", "bring", "taker"]
+__all__ = ["CheckpointUploadMode", "Files", "Storing", "taker"]
 
 _NOT_BY_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 """What link() says between file systems, and where there are no links."""
@@ -98,27 +95,3 @@ def _sync(path: Path) -> tuple[int, int]:
     finally:
         os.close(fd)
     return crc32_of(path)
-
-
-def bring(order: wire.Upload) -> wire.Delivered:
-    """Do an upload, and say what came of it. Raises nothing. The source is deleted, if it may be, once all is done."""
-    source, target = Path(order.source), Path(order.directory)
-    files: Files = []
-    skipped: Files = []
-    failed = None
-    take = taker(source, target, delete=order.delete)
-    try:
-        files += _each(take, order.files)
-        skipped += _each(lambda path: crc32_of(source / path), order.others)
-    except OSError as error:
-        files, skipped, failed = [], [], f"{error}; what could not be stored is in {source}"
-    if order.delete and failed is None:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(source)
-    return wire.Delivered(
-        attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped, failed=failed
-    )
-
-
-def _each(take: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:
-    return [(path, *take(path)) for path in paths]

@@ -35,15 +35,20 @@ __all__ = [
     "Hello",
     "HostFailed",
     "Joined",
+    "Kept",
     "Listens",
     "Met",
     "Message",
+    "Mirror",
     "Notice",
+    "OpenStorage",
     "Outcome",
     "Output",
     "Ping",
     "Prepare",
+    "Publish",
     "Release",
+    "Remove",
     "Reported",
     "Reserve",
     "Reserved",
@@ -54,6 +59,7 @@ __all__ = [
     "StacksTaken",
     "Stop",
     "StopAt",
+    "StorageOpened",
     "Stored",
     "TakeStacks",
     "ToWorker",
@@ -61,6 +67,7 @@ __all__ = [
     "Vote",
     "WorkerSpec",
     "encode",
+    "failed_answer",
 ]
 
 MAGIC = b"\0distrain\0"
@@ -178,7 +185,8 @@ class StacksTaken(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload(Message):
     """Coordinator: bring ``files`` of ``source`` into ``directory``, hash the ``others``, and answer with
-    :class:`Delivered`, while the rank trains on. ``delete``: the source is not needed afterwards."""
+    :class:`Delivered`, while the rank trains on. ``delete``: the source is not needed afterwards. If the storage is
+    elsewhere, ``directory`` is a name in the run directory, and an empty ``source`` means that all is there already."""
 
     attempt: int
     rank: int
@@ -188,6 +196,60 @@ class Upload(Message):
     others: list[str]
     directory: str
     delete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStorage(Message):
+    """Coordinator: the run directory is elsewhere, at ``url``; see whether it can be written, and answer with
+    :class:`StorageOpened`. ``filesystem``: as :func:`distrain.place.encode_filesystem` writes it. ``spool``: the local
+    directory whose files are to be kept there too, and ``lock`` the object that says that the run is alive; both empty
+    for an uploader that only brings checkpoints."""
+
+    url: str
+    filesystem: str
+    spool: str = ""
+    lock: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOpened(Message):
+    """Uploader: the run directory can be written, or why not."""
+
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish(Message):
+    """Coordinator: all files of the checkpoint in ``directory`` are there; write its manifest. ``metadata`` is added to
+    the checkpoint's own. Answered by :class:`Kept`."""
+
+    token: int
+    directory: str
+    manifest: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove(Message):
+    """Coordinator: delete these directories. Answered by :class:`Kept`."""
+
+    token: int
+    directories: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror(Message):
+    """Coordinator: bring what has changed in the spool to the run directory now. Answered by :class:`Kept`."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(Message):
+    """Uploader: an order is done; ``failed``: why it is not."""
+
+    token: int
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +334,8 @@ class HostFailed(Message):
 class WorkerSpec(ToWorker):
     """The first frame a worker reads: what it needs to be this rank, beside the job.
 
-    ``devices`` index the host's visible GPUs; ``checkpoint`` is the path to resume from; ``defaults`` are environment
+    ``filesystem`` is what ``storage_path`` and ``checkpoint``, the path to resume from, are on, if they do not say so
+    themselves (see :class:`OpenStorage`); ``devices`` index the host's visible GPUs; ``defaults`` are environment
     variables that the user's own values override.
     """
 
@@ -282,6 +345,7 @@ class WorkerSpec(ToWorker):
     node_rank: int
     run_name: str
     storage_path: str
+    filesystem: str
     environment: dict[str, str]
     defaults: dict[str, str]
     devices: list[int]
@@ -423,6 +487,18 @@ class Outcome(FromWorker):
     exit_code: int
     body: bytes
     stopped: bool = False
+
+
+def failed_answer(order: Message, why: str) -> Message:
+    """What to say of an order to an uploader that cannot be carried out."""
+    match order:
+        case Upload(attempt=attempt, rank=rank, ordinal=ordinal):
+            return Delivered(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
+        case OpenStorage():
+            return StorageOpened(failed=why)
+        case Publish(token=token) | Remove(token=token) | Mirror(token=token):
+            return Kept(token=token, failed=why)
+    raise AssertionError(f"not an order: {order!r:.200}")
 
 
 # -- codec -----------------------------------------------------------------------------------------------------------

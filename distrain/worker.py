@@ -22,7 +22,6 @@ from typing import NoReturn
 
 from distrain import job, main_module, wire
 from distrain.channel import Channel, widen_pipe
-from distrain.checkpoint import Checkpoint
 from distrain.context import TrainContext
 from distrain.execution import Attempted, attempt, conclude, terminate
 from distrain.process import STACKS_SIGNAL
@@ -68,7 +67,9 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     _answer_signals(fds.stacks)
     if forked:
         _reseed()
-    session = Session(channel, _context(spec), Checkpoint(spec.checkpoint) if spec.checkpoint else None)
+    context = _context(spec)
+    checkpoint = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
+    session = Session(channel, context, checkpoint)
     Session.current = session
     try:
         done = attempt(lambda: _load(fds.job), session, channel)
@@ -183,6 +184,7 @@ def _context(spec: wire.WorkerSpec) -> TrainContext:
         node_rank=spec.node_rank,
         run_name=spec.run_name,
         storage_path=spec.storage_path,
+        filesystem=spec.filesystem,
         attempt=spec.attempt,
         devices=tuple(spec.devices),
         shares_gpu=spec.shares_gpu,

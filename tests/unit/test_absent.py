@@ -20,7 +20,7 @@ CONSTRUCTORS: list[tuple[Any, dict[str, Any], list[str]]] = [
     (ScalingConfig, {}, ["label_selector", "use_tpu", "elastic_resize_monitor_interval_s"]),
     (FailureConfig, {}, ["controller_failure_limit", "fail_fast", "max_preemption_failures"]),
     (CheckpointConfig, {}, ["checkpoint_at_end", "checkpoint_frequency"]),
-    (RunConfig, {}, ["local_dir", "log_to_file", "progress_reporter", "stop", "storage_filesystem", "sync_config"]),
+    (RunConfig, {}, ["local_dir", "log_to_file", "progress_reporter", "stop", "sync_config"]),
     (
         DataParallelTrainer,
         {"train_loop_per_worker": train},

@@ -1,0 +1,173 @@
+"""Does what the coordinator orders: brings a rank's files, publishes and deletes checkpoints, mirrors the spool.
+
+Runs in: uploader; coordinator, for storage that no other process can reach, or if it has no workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import uuid
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.errors import StorageError
+from distrain.place import Place, decode_filesystem
+from distrain.runlock import RunLock
+from distrain.storage import PENDING_FILE, RunPaths, crc32_of
+from distrain.uploads import taker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from distrain.uploads import Files
+
+__all__ = ["Keeper"]
+
+
+class Keeper:
+    """Does what the coordinator orders, one order after the other, and says what came of it. Raises nothing."""
+
+    def __init__(self, run: Place | None = None) -> None:
+        self._run = run
+        self._opened: wire.OpenStorage | None = None
+        self._mirrored: dict[str, tuple[int, int]] = {}
+
+    def do(self, order: wire.Message) -> wire.Message:
+        """The answer to an order."""
+        try:
+            match order:
+                case wire.OpenStorage():
+                    self._open(order)
+                    return wire.StorageOpened()
+                case wire.Upload():
+                    return self._bring(order)
+                case wire.Publish():
+                    self._publish(order)
+                case wire.Remove():
+                    self._remove(order)
+                case wire.Mirror():
+                    self.mirror()
+                case _:
+                    raise AssertionError(f"not an order: {order!r:.200}")
+            return wire.Kept(token=order.token)
+        except (OSError, StorageError) as error:
+            return wire.failed_answer(order, str(error))
+
+    def _open(self, order: wire.OpenStorage) -> None:
+        """See whether we can write, read and delete there. Raises OSError."""
+        self._run = self._run or Place(order.url, decode_filesystem(order.filesystem))
+        self._opened = order
+        probe = self._run / f".probe-{uuid.uuid4().hex}"
+        probe.write(b"distrain")
+        if probe.read() != b"distrain":
+            raise OSError(f"what was written to {probe} does not come back")
+        probe.remove()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _bring(self, order: wire.Upload) -> wire.Message:
+        """The source is deleted, if it may be, once all is done."""
+        source = Path(order.source)
+        try:
+            take = taker(source, Path(order.directory), delete=order.delete) if self._run is None else self._put(order)
+            files = _each(take, order.files)
+            skipped = _each(lambda path: crc32_of(source / path), order.others)
+        except OSError as error:
+            return wire.failed_answer(order, f"{error}; what could not be stored is in {order.source}")
+        if order.delete:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(source)
+        return wire.Delivered(
+            attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
+        )
+
+    def _put(self, order: wire.Upload) -> Callable[[str], tuple[int, int]]:
+        """What brings a file to a directory elsewhere, which is marked as incomplete first."""
+        assert self._run is not None
+        target, source = self._run / order.directory, Path(order.source)
+        (target / PENDING_FILE).write(json.dumps({"attempt": order.attempt, "ordinal": order.ordinal}).encode())
+
+        def put(path: str) -> tuple[int, int]:
+            target.put(source / path, path)
+            return crc32_of(source / path)
+
+        return put if order.source else lambda path: _crc32_elsewhere(target / path)
+
+    def _publish(self, order: wire.Publish) -> None:
+        """Look whether all files are there, and write the manifest, which makes them a checkpoint."""
+        run = self._owned_run()
+        target = run / order.directory
+        manifest = {**order.manifest, "files": dict(order.manifest["files"])}
+        if order.metadata:
+            self._add_metadata(target, order.metadata, manifest["files"])
+        present = target.files()
+        for name, fact in manifest["files"].items():
+            size, version = present.get(name, (None, ""))
+            if size != fact["size"]:
+                found = "is missing" if size is None else f"has {size} bytes instead of {fact['size']}"
+                raise OSError(f"{target / name} {found}, although it was stored")
+            if version:
+                fact["version"] = version
+        (target / MANIFEST_FILE).write(json.dumps(manifest, indent=1).encode())
+        with contextlib.suppress(OSError):  # next time, then
+            (target / PENDING_FILE).remove()
+
+    def _add_metadata(self, target: Place, metadata: dict[str, object], files: dict[str, dict[str, object]]) -> None:
+        """The run's, beside the checkpoint's own, which come first."""
+        own = json.loads((target / METADATA_FILE).read()) if METADATA_FILE in files else {}
+        data = json.dumps({**metadata, **own} if isinstance(own, dict) else own).encode()
+        (target / METADATA_FILE).write(data)
+        files[METADATA_FILE] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}", "rank": 0}
+
+    def _remove(self, order: wire.Remove) -> None:
+        """The manifest goes first: what is half deleted is no checkpoint."""
+        run = self._owned_run()
+        for name in order.directories:
+            (run / name / PENDING_FILE).write(b"{}")
+            (run / name / MANIFEST_FILE).remove()
+            (run / name).remove()
+
+    def _owned_run(self) -> Place:
+        """Raises StorageError if another coordinator has taken the run over."""
+        assert self._run is not None
+        assert self._opened is not None
+        if self._opened.lock:
+            RunLock.from_text(self._run, self._opened.lock).check()
+        return self._run
+
+    # -- the rest of the run directory ----------------------------------------------------------------------------
+
+    def mirror(self) -> None:
+        """Bring what has changed in the spool since the last time. Raises OSError, StorageError."""
+        run = self._owned_run()
+        assert self._opened is not None
+        spool = Path(self._opened.spool)
+        for path in RunPaths(spool).mirrored():
+            name = str(path.relative_to(spool))
+            with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                state = (path.stat().st_mtime_ns, path.stat().st_size)
+                if self._mirrored.get(name) != state:
+                    run.put(path, name)
+                    self._mirrored[name] = state
+
+    def beat(self) -> None:
+        """Show that the run is alive. Raises OSError, StorageError."""
+        assert self._run is not None
+        assert self._opened is not None
+        RunLock.from_text(self._run, self._opened.lock).beat()
+
+
+def _each(take: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:
+    return [(path, *take(path)) for path in paths]
+
+
+def _crc32_elsewhere(place: Place) -> tuple[int, int]:
+    size = crc = 0
+    for data in place.chunks():
+        size, crc = size + len(data), zlib.crc32(data, crc)
+    return size, crc

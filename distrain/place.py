@@ -1,0 +1,323 @@
+"""A place on a filesystem that is reached through fsspec: S3, GCS, ... Runs in: anywhere.
+
+Every operation is tried again for a while when the storage does not answer, and what finally fails is an OSError that
+names the URL and the cause.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import pickle
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import cloudpickle
+
+from distrain.output import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fsspec import AbstractFileSystem
+
+__all__ = [
+    "Place",
+    "as_fsspec",
+    "decode_filesystem",
+    "encode_filesystem",
+    "is_url",
+    "locate",
+    "own_temporary_directory",
+    "tell_troubles_to",
+]
+
+_PATIENCE_S = 300.0
+_QUIET_S = 3.0
+"""Troubles that pass within this are not worth a word."""
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
+_FINAL = (
+    PermissionError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    ImportError,
+)
+"""What another try cannot change."""
+_FINAL_NAMES = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError"})
+"""The same of botocore, which need not be installed."""
+_VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_settings.content_md5", "mtime", "created")
+"""What tells an object from another one of the same name, in the order of preference; each filesystem has its name."""
+
+_T = TypeVar("_T")
+_tell: Callable[[str], None] = warn
+
+
+def tell_troubles_to(hear: Callable[[str], None]) -> None:
+    """Have ``hear`` told when a storage does not answer and will be tried again; otherwise it is shown as a warning."""
+    global _tell
+    _tell = hear
+
+
+# -- which filesystem ------------------------------------------------------------------------------------------------
+
+
+def is_url(path: str) -> bool:
+    """Whether a path says which filesystem it is on; ``file://`` included."""
+    return "://" in path or "::" in path
+
+
+def as_fsspec(filesystem: Any) -> AbstractFileSystem:
+    """The filesystem itself, or fsspec's view of pyarrow's. Raises TypeError for anything else."""
+    from fsspec import AbstractFileSystem
+
+    if isinstance(filesystem, AbstractFileSystem):
+        return filesystem
+    if type(filesystem).__module__.partition(".")[0] == "pyarrow":
+        from fsspec.implementations.arrow import ArrowFSWrapper
+
+        return ArrowFSWrapper(filesystem)
+    raise TypeError(
+        f"a filesystem must be fsspec's (fsspec.filesystem('s3', ...)) or pyarrow's (pyarrow.fs), got {filesystem!r}"
+    )
+
+
+def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place:
+    """Where a path or URL leads to: an absolute local path, or a place elsewhere. Nothing is looked at yet.
+
+    Raises OSError if the filesystem that a URL names cannot be had.
+    """
+    text = os.fspath(path)
+    if filesystem is not None:
+        given = as_fsspec(filesystem)
+        if _protocol(given) == "file":
+            return Path(os.path.abspath(given._strip_protocol(text)))
+        return Place(text.rstrip("/"), given)
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme in ("file", "local"):
+        return Path(os.path.abspath(rest))
+    if is_url(text):
+        place = Place(text.rstrip("/"))
+        _ = place.filesystem  # a name that no filesystem has is known at once
+        return place
+    return Path(os.path.abspath(Path(text).expanduser()))
+
+
+def _protocol(filesystem: AbstractFileSystem) -> str:
+    """Its name: that of what it wraps, if it is a wrapper."""
+    inner = getattr(filesystem, "fs", None)
+    if type(filesystem).__name__ == "DirFileSystem":
+        return _protocol(inner)
+    if type(filesystem).__name__ == "ArrowFSWrapper":
+        return "file" if getattr(inner, "type_name", "") == "local" else str(getattr(inner, "type_name", ""))
+    protocol = filesystem.protocol
+    name: str = protocol if isinstance(protocol, str) else protocol[0]
+    return "file" if name == "local" else name
+
+
+def encode_filesystem(filesystem: AbstractFileSystem | None) -> str:
+    """As text, for other processes; empty for None. Raises OSError if it cannot be pickled."""
+    if filesystem is None:
+        return ""
+    try:
+        return base64.b64encode(cloudpickle.dumps(filesystem)).decode()
+    except Exception as error:
+        raise OSError(f"{type(filesystem).__name__} cannot be used by other processes: {error!r}") from error
+
+
+def decode_filesystem(text: str) -> AbstractFileSystem | None:
+    """What :func:`encode_filesystem` made."""
+    return pickle.loads(base64.b64decode(text)) if text else None  # noqa: S301 - our own
+
+
+def own_temporary_directory(name: str) -> Path:
+    """A directory of this user's alone, the same for all processes of the host that have the same TMPDIR. Raises
+    OSError if somebody else has made it."""
+    folder = Path(tempfile.gettempdir(), f"distrain-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+        raise PermissionError(f"{folder} belongs to somebody else; set TMPDIR to a directory of your own")
+    inner = folder / name
+    inner.mkdir(mode=0o700, exist_ok=True)
+    return inner
+
+
+# -- a place ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory or file elsewhere.
+
+    url: as people write it; a path within ``given``, if that is not None. patience_s: for how long what may be a
+    passing trouble is tried again.
+    """
+
+    url: str
+    given: AbstractFileSystem | None = None
+    patience_s: float = _PATIENCE_S
+
+    @property
+    def filesystem(self) -> AbstractFileSystem:
+        """Raises OSError if what the URL needs is not installed, or does not exist."""
+        return self._resolved[0]
+
+    @property
+    def path(self) -> str:
+        """Within the filesystem."""
+        return self._resolved[1]
+
+    @property
+    def _resolved(self) -> tuple[AbstractFileSystem, str]:
+        if self.given is not None:
+            return self.given, self.given._strip_protocol(self.url)
+        import fsspec
+
+        try:
+            found: tuple[AbstractFileSystem, str] = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError, OSError) as error:
+            raise OSError(f"{self.url}: {error}") from error
+        return found
+
+    @property
+    def name(self) -> str:
+        return self.url.rstrip("/").rpartition("/")[2]
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether other processes cannot get at it: ``memory://``, or a filesystem that cannot be pickled."""
+        if _protocol(self.filesystem) == "memory":
+            return True
+        try:
+            encode_filesystem(self.given)
+        except OSError:
+            return True
+        return False
+
+    def __truediv__(self, name: str) -> Place:
+        return replace(self, url=f"{self.url}/{name}")
+
+    def __str__(self) -> str:
+        return self.url
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def read(self) -> bytes:
+        """Raises FileNotFoundError, OSError."""
+        data: bytes = self._try("read", lambda fs, path: fs.cat_file(path))
+        return data
+
+    def exists(self) -> bool:
+        """Whether there is a file of that name, or anything below it."""
+        return bool(self._try("look for", lambda fs, path: fs.exists(path)))
+
+    def names(self) -> list[str]:
+        """What is directly below, sorted; empty if there is no such directory."""
+
+        def ls(fs: AbstractFileSystem, path: str) -> list[str]:
+            try:
+                return [str(entry).rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=False)]
+            except FileNotFoundError:
+                return []
+
+        return sorted(name for name in self._try("list", ls) if name)
+
+    def files(self) -> dict[str, tuple[int, str]]:
+        """Relative path -> size in bytes and version of every file below. The version is another one when the file was
+        written again; empty where the filesystem does not tell."""
+
+        def find(fs: AbstractFileSystem, path: str) -> dict[str, tuple[int, str]]:
+            found = fs.find(path, detail=True)
+            start = len(path.rstrip("/")) + 1
+            facts = {name[start:]: (int(info["size"] or 0), _version(info)) for name, info in found.items()}
+            return {name: fact for name, fact in facts.items() if name}
+
+        files: dict[str, tuple[int, str]] = self._try("list", find)
+        return files
+
+    def get(self, name: str, target: Path) -> None:
+        """Copy a file from below here to a local one."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (self / name)._try("read", lambda fs, path: fs.get_file(path, str(target)))
+
+    def chunks(self, size: int = 4 << 20) -> Iterable[bytes]:
+        """The content, in turn."""
+        with self._try("read", lambda fs, path: fs.open(path, "rb", block_size=size)) as file:
+            while data := file.read(size):
+                yield data
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        self._make_parent()
+        self._try("write", lambda fs, path: fs.pipe_file(path, data))
+
+    def create(self, data: bytes) -> None:
+        """Raises FileExistsError if there is such a file already; two that do this at once: on filesystems that can
+        (S3, GCS, ...), one of them fails."""
+        self._make_parent()
+        self._try("create", lambda fs, path: fs.pipe_file(path, data, mode="create"))
+
+    def put(self, source: Path, name: str) -> None:
+        """Copy a local file to below here."""
+        target = self / name
+        target._make_parent()
+        target._try("write", lambda fs, path: fs.put_file(str(source), path))
+
+    def remove(self) -> None:
+        """Delete a file, or all that is below; harmless if there is nothing."""
+
+        def rm(fs: AbstractFileSystem, path: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm(path, recursive=True)
+
+        self._try("delete", rm)
+
+    def _make_parent(self) -> None:
+        """Filesystems with real directories want them; object stores take this for the bucket, and need none."""
+        if _protocol(self.filesystem) not in _WITHOUT_DIRECTORIES:
+            parent = replace(self, url=self.url.rpartition("/")[0])
+            parent._try("make", lambda fs, path: fs.makedirs(path, exist_ok=True))
+
+    # -- trying ---------------------------------------------------------------------------------------------------
+
+    def _try(self, what: str, action: Callable[[AbstractFileSystem, str], _T]) -> _T:
+        """Raises OSError that names us."""
+        fs, path = self._resolved
+        began, pause_s, tries = time.monotonic(), _FIRST_PAUSE_S, 0
+        while True:
+            tries += 1
+            fs.invalidate_cache()  # what others wrote meanwhile counts
+            try:
+                return action(fs, path)
+            except Exception as error:
+                if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES:
+                    raise self._named(what, error) from error
+                spent_s = time.monotonic() - began
+                if spent_s + pause_s > self.patience_s:
+                    raise self._named(f"{what} (tried {tries} times)", error) from error
+                if spent_s < _QUIET_S <= spent_s + pause_s:
+                    _tell(f"{self._named(what, error)}; trying again for {self.patience_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _named(self, what: str, error: Exception) -> OSError:
+        kinds = (PermissionError, FileNotFoundError, FileExistsError)
+        kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
+        return kind(f"cannot {what} {self.url}: {type(error).__name__}: {error}")
+
+
+_WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})
+
+
+def _version(info: dict[str, Any]) -> str:
+    return next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")

@@ -1,0 +1,149 @@
+"""Who owns a run directory elsewhere: a heartbeat object. Runs in: coordinator, uploader.
+
+``.lock/000001``, ``.lock/000002``, ...: each coordinator creates the next number, which only one of two can do, and
+then writes its object anew every few seconds. The highest number owns the run; whoever finds a higher one than its own
+has lost it. Whether an owner lives is told by its object changing while somebody watches: clocks are not compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from distrain.errors import StorageError
+from distrain.output import warn
+
+if TYPE_CHECKING:
+    from distrain.place import Place
+
+__all__ = ["BEAT_S", "RunLock"]
+
+BEAT_S = 5.0
+SILENCE_S = 20.0
+"""An owner that shows no beat for so long is dead."""
+_LOOK_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owner:
+    """A process, so that others on its machine can see whether it lives."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    host: str = field(default_factory=platform.node)
+    machine: str = field(default_factory=lambda: _machine())
+    pid: int = field(default_factory=os.getpid)
+    started: float = field(default_factory=lambda: psutil.Process().create_time())
+
+    def is_dead(self) -> bool:
+        """Whether it is known to be: False where that cannot be seen from here."""
+        if not self.machine or self.machine != _machine():
+            return False
+        try:
+            return bool(abs(psutil.Process(self.pid).create_time() - self.started) > 1.0)
+        except psutil.Error:
+            return True
+
+
+def _machine() -> str:
+    """What two processes have in common that know the same pids; empty if that cannot be said."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLock:
+    """The lock of a run directory, held. Not for one whose storage is of this process only."""
+
+    run: Place
+    number: int
+    owner: _Owner
+
+    @classmethod
+    def take(cls, run: Place) -> RunLock:
+        """Raises StorageError if the run is somebody else's, OSError if that cannot be found out."""
+        folder = run / ".lock"
+        numbers = _numbers(folder)
+        if numbers:
+            _wait_until_free(run, folder / f"{numbers[-1]:06d}")
+        lock = cls(run=run, number=max(numbers, default=0) + 1, owner=_Owner())
+        try:
+            lock._place.create(lock._text(0))
+        except FileExistsError:
+            raise StorageError(_in_use(run, "another process, which has just begun")) from None
+        for number in numbers:
+            with contextlib.suppress(OSError):
+                (folder / f"{number:06d}").remove()
+        return lock
+
+    @property
+    def _place(self) -> Place:
+        return self.run / ".lock" / f"{self.number:06d}"
+
+    def _text(self, beat: float, *, released: bool = False) -> bytes:
+        return json.dumps({**asdict(self.owner), "beat": beat, "released": released}).encode()
+
+    def as_text(self) -> str:
+        """For the process that beats; see :meth:`from_text`."""
+        return json.dumps({"number": self.number, "owner": asdict(self.owner)})
+
+    @classmethod
+    def from_text(cls, run: Place, text: str) -> RunLock:
+        fields: dict[str, Any] = json.loads(text)
+        return cls(run=run, number=fields["number"], owner=_Owner(**fields["owner"]))
+
+    def check(self) -> None:
+        """Raises StorageError if somebody else has the run now, OSError if that cannot be found out."""
+        numbers = _numbers(self.run / ".lock")
+        if not numbers or numbers[-1] > self.number:
+            raise StorageError(
+                f"another process has taken over the run {self.run}, as this one showed no sign of life for "
+                f"{SILENCE_S:g} s; nothing more is written by this one"
+            )
+
+    def beat(self) -> None:
+        """Show that the owner is alive. Raises as :meth:`check`."""
+        self.check()
+        self._place.write(self._text(time.time()))
+
+    def release(self) -> None:
+        """Give the run free. Raises as :meth:`check`."""
+        self.check()
+        self._place.write(self._text(0, released=True))
+
+
+def _numbers(folder: Place) -> list[int]:
+    return sorted(int(name) for name in folder.names() if name.isdigit())
+
+
+def _wait_until_free(run: Place, lock: Place) -> None:
+    """Returns when its owner has released it or is dead. Raises StorageError if it lives."""
+    first = last = lock.read()
+    said = json.loads(first)
+    owner = _Owner(**{name: said[name] for name in ("id", "host", "machine", "pid", "started")})
+    if said["released"] or owner.is_dead():
+        return
+    who = f"process {owner.pid} on {owner.host}"
+    warn(f"{run} was used by {who}; looking for {SILENCE_S:g} s whether it is still alive")
+    deadline = time.monotonic() + SILENCE_S
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN_S)
+        with contextlib.suppress(FileNotFoundError):
+            last = lock.read()
+        if json.loads(last)["released"]:
+            return
+        if last != first:
+            raise StorageError(_in_use(run, who))
+
+
+def _in_use(run: Place, who: str) -> str:
+    return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name)"

@@ -1,0 +1,336 @@
+"""The run directory elsewhere: a local spool of the small files, and a keeper for all that goes there.
+
+Runs in: coordinator.
+
+What is written line by line (metrics, logs, the run manifest) is written here, in the spool, and mirrored every few
+seconds by a process of its own, the keeper. Checkpoints go there directly, from the host that has them. The coordinator
+itself only looks there while the run is being opened; later it gives orders and hears what came of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from distrain import process, wire
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.errors import StorageError
+from distrain.keeper import Keeper
+from distrain.output import warn
+from distrain.place import Place, encode_filesystem, own_temporary_directory
+from distrain.runlock import RunLock
+from distrain.storage import (
+    DAMAGED_FILE,
+    PENDING_FILE,
+    CommittedCheckpoint,
+    RunStore,
+    choose_run,
+    metrics_of,
+    number_of,
+    read_manifest,
+)
+from distrain.uploader_link import UploaderLink
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from distrain.loop import Loop
+    from distrain.rounds import Commit
+
+__all__ = ["RemoteStore", "open_run"]
+
+
+def open_run(storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None) -> RunStore:
+    """The store of the run that :func:`choose_run` names, locked. Raises StorageError, as the stores do."""
+    while True:
+        root = choose_run(storage_path, name, filesystem)
+        store = RemoteStore(root) if isinstance(root, Place) else RunStore(root)
+        if read_manifest(root).get("status") != "finished":
+            return store
+        store.close()  # another process has finished it just before we got the lock
+
+
+class RemoteStore(RunStore):
+    """A run directory that is reached through fsspec. Raises StorageError if it cannot be used or is in use."""
+
+    is_elsewhere = True
+
+    def __init__(self, run: Place) -> None:
+        self._run = run
+        self._orders: Callable[[wire.Message], None] = self._do_here
+        self._link: UploaderLink | None = None
+        self._here: Keeper | None = None
+        self._token = 0
+        self._waiting: dict[int, Callable[[str | None], None]] = {}
+        self._directories: dict[tuple[int, int], str] = {}
+        self._used: set[str] = set()
+        self._held: RunLock | None = None
+        self._broken: str | None = None
+        try:
+            self.is_of_this_process = run.is_of_this_process
+            spool = _spool_of(run)
+        except OSError as error:
+            raise StorageError(f"cannot use the storage: {error}") from error
+        super().__init__(spool)
+
+    @property
+    def place(self) -> Place:
+        return self._run
+
+    @property
+    def storage_path(self) -> str:
+        return self._run.url.rpartition("/")[0]
+
+    @property
+    def filesystem(self) -> str:
+        return "" if self.is_of_this_process else encode_filesystem(self._run.given)
+
+    def shown(self, path: Path) -> str:
+        root = self.paths.root
+        return str(self._run / str(path.relative_to(root))) if path.is_relative_to(root) else str(path)
+
+    # -- opening --------------------------------------------------------------------------------------------------
+
+    def _take(self, undo: contextlib.ExitStack) -> None:
+        if not self.is_of_this_process:  # else nobody else can get at it
+            self._held = RunLock.take(self._run)
+            undo.callback(self._release)
+        self._fill_spool()
+
+    def _fill_spool(self) -> None:
+        """The small files as they are there, unless a run that was killed has left newer ones here."""
+        there = read_manifest(self._run)
+        here = read_manifest(self.paths.root)
+        if here and here.get("run_id") == there.get("run_id"):
+            return
+        for path in self.paths.root.iterdir():
+            if path != self.paths.lock:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for name in (self.paths.manifest.name, self.paths.metrics.name):
+            with contextlib.suppress(FileNotFoundError):
+                self._run.get(name, self.paths.root / name)
+
+    def _find(self) -> tuple[int, list[CommittedCheckpoint]]:
+        """Look at all that is there, and sweep what was never finished."""
+        files: dict[str, dict[str, tuple[int, str]]] = {}
+        for path, fact in self._run.files().items():
+            folder, _, name = path.partition("/")
+            files.setdefault(folder, {})[name] = fact
+        for folder, found in files.items():
+            if PENDING_FILE in found and MANIFEST_FILE not in found:
+                (self._run / folder).remove()
+        self._used = set(files)
+        manifests = self._manifests([folder for folder, found in files.items() if MANIFEST_FILE in found], files)
+        manifests.sort(key=lambda pair: pair[1]["index"])
+        committed = [CommittedCheckpoint(self._run / folder, metrics_of(said)) for folder, said in manifests]
+        index = max((said["index"] for _, said in manifests), default=-1)
+        return max(index, *map(number_of, self._used), -1) + 1, committed
+
+    def _manifests(
+        self, folders: Sequence[str], files: Mapping[str, Mapping[str, tuple[int, str]]]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Of the checkpoints whose files are what their manifests say; others are set aside."""
+        intact = []
+        for folder in folders:
+            text = (self._run / folder / MANIFEST_FILE).read()
+            try:
+                said = json.loads(text)
+                damage = _damage_of(said, files[folder])
+            except (ValueError, KeyError, TypeError) as error:
+                damage = f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
+            if damage is None:
+                intact.append((folder, said))
+            else:
+                (self._run / folder / DAMAGED_FILE).write(text)
+                (self._run / folder / MANIFEST_FILE).remove()
+                warn(f"{self._run / folder} is damaged: {damage}; its manifest is called {DAMAGED_FILE} from now on")
+        return intact
+
+    # -- orders ---------------------------------------------------------------------------------------------------
+
+    def start(self, loop: Loop | None, run_id: str, flags: Sequence[str]) -> None:
+        if not self.is_of_this_process:
+            ids = {process.RUN_IDS: process.extended_run_ids(run_id)}
+            self._link = UploaderLink(loop, self.answered, flags=flags, environment=ids)
+            self._orders = self._link.order
+        lock = self._held.as_text() if self._held else ""
+        self._orders(
+            wire.OpenStorage(url=self._run.url, filesystem=self.filesystem, spool=str(self.paths.root), lock=lock)
+        )
+
+    def opening(self) -> wire.OpenStorage | None:
+        return None if self.is_of_this_process else wire.OpenStorage(url=self._run.url, filesystem=self.filesystem)
+
+    def _do_here(self, order: wire.Message) -> None:
+        self.answered(self.do(order))
+
+    def do(self, order: wire.Message) -> wire.Message:
+        if self._here is None:
+            self._here = Keeper(self._run)
+        return self._here.do(order)
+
+    def _order(self, kind: Callable[..., wire.Message], then: Callable[[str | None], None], **fields: Any) -> None:
+        self._token += 1
+        self._waiting[self._token] = then
+        self._orders(kind(token=self._token, **fields))
+
+    def answered(self, message: wire.Message) -> None:
+        """What a keeper says."""
+        match message:
+            case wire.StorageOpened(failed=failed):
+                if failed is not None:
+                    self._fail(f"cannot use the storage: {failed}")
+            case wire.Kept(token=token, failed=failed):
+                self._waiting.pop(token)(failed)
+            case wire.Notice(text=text):
+                warn(text)
+            case wire.HostFailed(text=text):
+                self._fail(text)
+
+    def _fail(self, why: str) -> None:
+        if self._broken is None:
+            self._broken = why
+            self.failed(why)
+
+    @property
+    def settled(self) -> bool:
+        return not self._waiting
+
+    def settle(self) -> None:
+        if self._link is not None:
+            self._link.settle()
+
+    def detach(self) -> None:
+        if self._link is not None:
+            self._link.detach()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def target(self, attempt: int, ordinal: int, rank: int, *, name: str | None) -> str:
+        if (attempt, ordinal) not in self._directories:
+            wanted = name or self._next_name()
+            free, number = wanted, 1
+            while free in self._used:
+                number += 1
+                free = f"{wanted}-{number}"
+            if free != wanted:
+                warn(f"there is a {wanted} in {self._run} already; this checkpoint is called {free}")
+            self._used.add(free)
+            self._directories[attempt, ordinal] = free
+        return self._directories[attempt, ordinal]
+
+    def _next_name(self) -> str:
+        """A number that was never used, also by a checkpoint that came to nothing: its files may still arrive."""
+        number = max(self._next_index, *(number_of(name) + 1 for name in self._used), 0)
+        return self.paths.checkpoint(number).name
+
+    def commit(
+        self,
+        attempt: int,
+        commit: Commit,
+        *,
+        name: str | None = None,
+        folder: str | None = None,
+        then: Callable[[CommittedCheckpoint], None],
+    ) -> None:
+        directory = folder or self.target(attempt, commit.ordinal, commit.ranks[0], name=name)
+        self._used.add(directory)
+        manifest = self._manifest(attempt, commit)
+        self._next_index += 1
+
+        def published(failed: str | None) -> None:
+            if failed is not None:
+                self._fail(f"cannot write checkpoint {commit.ordinal}: {failed}")
+                return
+            self.committed.append(CommittedCheckpoint(self._run / directory, dict(commit.metrics)))
+            then(self.committed[-1])
+
+        self._order(wire.Publish, published, directory=directory, manifest=manifest, metadata=dict(self.metadata))
+
+    def delete(self, positions: Sequence[int]) -> None:
+        if not positions:
+            return
+        names = [self.committed.pop(position).path.name for position in sorted(positions, reverse=True)]
+        self._order(wire.Remove, partial(_warn_if_failed, "a superfluous checkpoint"), directories=names)
+
+    def for_workers(self, saved: CommittedCheckpoint) -> str:
+        if not self.is_of_this_process:
+            return str(saved.path)
+        shutil.rmtree(self.paths.fetched, ignore_errors=True)  # an older one, which nobody reads by now
+        return saved.checkpoint.to_directory(self.paths.fetched / saved.path.name)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        super().write_manifest(manifest)
+        if self._link or self._here:
+            self._order(wire.Mirror, self._mirrored)
+
+    def _mirrored(self, failed: str | None) -> None:
+        if failed is not None and self._broken is None:
+            warn(f"what happens in this run is only in {self.paths.root} for now: {failed}")
+
+    def close(self) -> None:
+        """Bring the last news there, and give the directory free. The spool stays if that cannot be done."""
+        kept = self._bring_last_news() if self._link or self._here else None
+        if self._link is not None:
+            self._link.close()
+        try:
+            super().close()
+            self._release()
+        finally:
+            if kept is None:
+                shutil.rmtree(self.paths.root, ignore_errors=True)
+            else:
+                warn(f"metrics, logs and the end of this run are only in {self.paths.root}: {kept}")
+
+    def _bring_last_news(self) -> str | None:
+        """None if all is there, or why not."""
+        problems: list[str | None] = []
+        with contextlib.suppress(OSError):  # a full disk; whoever wrote heard of it
+            self.flush()
+        committed = {saved.path.name for saved in self.committed}
+        pending = sorted(set(self._directories.values()) - committed)
+        self._order(wire.Remove, lambda failed: None, directories=pending)
+        self._order(wire.Mirror, problems.append)
+        self.settle()
+        return next((problem for problem in problems if problem), None)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            with contextlib.suppress(OSError, StorageError):  # it is free in a while
+                self._held.release()
+
+
+def _warn_if_failed(what: str, failed: str | None) -> None:
+    if failed is not None:
+        warn(f"{what} could not be deleted: {failed}")
+
+
+def _spool_of(run: Place) -> Path:
+    """The same for every run of this name on this machine, so that what was not mirrored is found again."""
+    identity = f"{type(run.filesystem).__name__} {run.url}"
+    folder = own_temporary_directory("spool") / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return folder / run.name
+
+
+def _damage_of(manifest: Mapping[str, Any], present: Mapping[str, tuple[int, str]]) -> str | None:
+    """What is wrong with a checkpoint elsewhere, by its manifest and a listing; metadata may be changed at any time."""
+    manifest["metrics"].items(), int(manifest["index"])
+    for name, fact in manifest["files"].items():
+        if name == METADATA_FILE:
+            continue
+        if name not in present:
+            return f"{name} is missing"
+        size, version = present[name]
+        if size != fact["size"]:
+            return f"{name} has {size} bytes instead of {fact['size']}"
+        if version and version != fact.get("version", version):
+            return f"{name} was written again since it was committed"
+    return None
