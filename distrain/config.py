@@ -254,6 +254,8 @@ class RunConfig:
                 raise ValueError(f"RunConfig.name must be a plain file name without '/', got {self.name!r}")
         for name in ("storage_path", "log_dir"):
             self._check_path(name)
+        if self.storage_filesystem is not None and not _is_filesystem(self.storage_filesystem):
+            _check_type("RunConfig.storage_filesystem", self.storage_filesystem, (), "fsspec's or pyarrow's filesystem")
         _check_seconds("RunConfig.stop_grace_s", self.stop_grace_s)
         self._check_runtime_env()
         if self.callbacks is None:
@@ -311,6 +313,11 @@ class RunConfig:
             raise ValueError(f"RunConfig.{name} must not be empty; leave it out for the default")
         if name == "log_dir" and "://" in os.fspath(value):
             raise ValueError(f"RunConfig.log_dir={os.fspath(value)!r}: logs are written to a local or shared directory")
+
+
+def _is_filesystem(value: object) -> bool:
+    """Without importing either."""
+    return any(kind.__module__.partition(".")[0] in ("fsspec", "pyarrow") for kind in type(value).__mro__)
 
 
 def _warn(text: str) -> None:

@@ -10,13 +10,14 @@ import json
 import shutil
 import uuid
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.errors import StorageError
-from distrain.place import Place, decode_filesystem
+from distrain.place import OPENING_PATIENCE_S, Place, decode_filesystem
 from distrain.runlock import RunLock
 from distrain.storage import PENDING_FILE, RunPaths, crc32_of
 from distrain.uploads import taker
@@ -62,7 +63,7 @@ class Keeper:
         """See whether we can write, read and delete there. Raises OSError."""
         self._run = self._run or Place(order.url, decode_filesystem(order.filesystem))
         self._opened = order
-        probe = self._run / f".probe-{uuid.uuid4().hex}"
+        probe = replace(self._run, patience_s=OPENING_PATIENCE_S) / f".probe-{uuid.uuid4().hex}"
         probe.write(b"distrain")
         if probe.read() != b"distrain":
             raise OSError(f"what was written to {probe} does not come back")

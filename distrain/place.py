@@ -12,7 +12,7 @@ import os
 import pickle
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = [
+    "OPENING_PATIENCE_S",
     "Place",
     "as_fsspec",
     "decode_filesystem",
@@ -36,7 +37,10 @@ __all__ = [
     "tell_troubles_to",
 ]
 
+_PATIENCE_VARIABLE = "DISTRAIN_STORAGE_PATIENCE_S"
 _PATIENCE_S = 300.0
+OPENING_PATIENCE_S = 5.0
+"""When a run begins: a wrong address is to be known in seconds."""
 _QUIET_S = 3.0
 """Troubles that pass within this are not worth a word."""
 _FIRST_PAUSE_S = 0.2
@@ -159,12 +163,12 @@ class Place:
     """A directory or file elsewhere.
 
     url: as people write it; a path within ``given``, if that is not None. patience_s: for how long what may be a
-    passing trouble is tried again.
+    passing trouble is tried again; default: what the environment says (DISTRAIN_STORAGE_PATIENCE_S), or 300.
     """
 
     url: str
     given: AbstractFileSystem | None = None
-    patience_s: float = _PATIENCE_S
+    patience_s: float = field(default_factory=lambda: float(os.environ.get(_PATIENCE_VARIABLE, _PATIENCE_S)))
 
     @property
     def filesystem(self) -> AbstractFileSystem:

@@ -182,6 +182,18 @@ def open_pidfd(pid: int) -> int:
         return -1
 
 
+def began_at(pid: int) -> float | None:
+    """When a process began, in seconds since 1970, which tells it from another one with the same number; None if there
+    is no such process."""
+    import psutil
+
+    try:
+        moment: float = psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+    return moment
+
+
 def kill_group(leader: int, number: int) -> None:
     """Signal every process of a process group led by our own unreaped child, whose pid cannot have been reused."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

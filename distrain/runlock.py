@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
+from distrain import process
 from distrain.errors import StorageError
 from distrain.output import warn
 
@@ -31,6 +30,7 @@ BEAT_S = 5.0
 SILENCE_S = 20.0
 """An owner that shows no beat for so long is dead."""
 _LOOK_AGAIN_S = 0.5
+_SAME_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +41,14 @@ class _Owner:
     host: str = field(default_factory=platform.node)
     machine: str = field(default_factory=lambda: _machine())
     pid: int = field(default_factory=os.getpid)
-    started: float = field(default_factory=lambda: psutil.Process().create_time())
+    started: float = field(default_factory=lambda: process.began_at(os.getpid()) or 0.0)
 
     def is_dead(self) -> bool:
         """Whether it is known to be: False where that cannot be seen from here."""
         if not self.machine or self.machine != _machine():
             return False
-        try:
-            return bool(abs(psutil.Process(self.pid).create_time() - self.started) > 1.0)
-        except psutil.Error:
-            return True
+        began = process.began_at(self.pid)
+        return began is None or abs(began - self.started) > _SAME_S
 
 
 def _machine() -> str:

@@ -44,7 +44,7 @@ from typing import IO, TYPE_CHECKING, Any
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import StorageError
 from distrain.output import warn
-from distrain.place import Place, locate
+from distrain.place import OPENING_PATIENCE_S, Place, locate
 from distrain.rounds import Commit, CommittedFile
 
 if TYPE_CHECKING:
@@ -76,8 +76,6 @@ PENDING_FILE = ".pending.json"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _MANIFEST = "run.json"
-_OPENING_PATIENCE_S = 5.0
-"""A wrong address is to be known in seconds."""
 _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 64 << 20
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
@@ -209,7 +207,7 @@ def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None, fi
     except OSError as error:
         raise StorageError(f"cannot use the storage: {error}") from error
     if isinstance(storage, Place):
-        storage = replace(storage, patience_s=_OPENING_PATIENCE_S)
+        storage = replace(storage, patience_s=OPENING_PATIENCE_S)
     if name is None:
         return storage / f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
     root, number = storage / name, 1
@@ -292,8 +290,7 @@ class RunStore:
 
     def _probe(self) -> None:
         """Raises OSError if nothing can be written, read or deleted, before a training finds out."""
-        self.paths.staging.mkdir(exist_ok=True)
-        probe = self.paths.staging / "probe"
+        probe = self.paths.root / ".probe"
         probe.write_bytes(b"distrain")
         if probe.read_bytes() != b"distrain":
             raise OSError(errno.EIO, "what was written does not come back", str(probe))

@@ -78,6 +78,7 @@ class RemoteStore(RunStore):
         except OSError as error:
             raise StorageError(f"cannot use the storage: {error}") from error
         super().__init__(spool)
+        self._run = Place(run.url, run.given)  # from now on with the usual patience
 
     @property
     def place(self) -> Place:

@@ -89,7 +89,7 @@ write = storage._write_and_sync
 storage._write_and_sync = lambda path, data: None if path.name == ".manifest.json" else write(path, data)
 """,
     "renamed before the manifest is written": """
-write, commit, kept = storage._write_and_sync, storage.RunStore.commit, []
+write, commit, kept = storage._write_and_sync, storage.RunStore.join, []
 storage._write_and_sync = lambda path, data: (
     kept.append(data) if path.name == ".manifest.json" else write(path, data)
 )
@@ -98,7 +98,7 @@ def broken_commit(self, *arguments, **options):
     time.sleep(0.1)
     write(committed.path / ".manifest.json", kept.pop())
     return committed
-storage.RunStore.commit = broken_commit
+storage.RunStore.join = broken_commit
 """,
     "reports stay in a buffer": "storage.RunStore.flush = lambda self: None",
     "the latest vanishes": """

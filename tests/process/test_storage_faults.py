@@ -462,7 +462,7 @@ fit(num_to_keep=1 if method == "delete" else None)
 
 @pytest.mark.parametrize(
     ("method", "must_have", "sampled"),
-    [("commit", "rename write fsync", 6), ("delete", "rename unlink rmdir", 3)],
+    [("join", "rename write fsync", 6), ("delete", "rename unlink rmdir", 3)],
     ids=["commit", "delete"],
 )
 @pytest.mark.timeout(300)
@@ -480,7 +480,7 @@ def test_killed_at_each_step_of_a(
             assert f"continuing the unfinished run {user.run} at checkpoint_{reached:06d}" in died.stderr
         after = committed(user.run)
         assert newest(user.run) > reached
-        if method == "commit":
+        if method == "join":
             assert after.items() >= before.items()
 
     live(1_000_000, "user and agent")
@@ -496,8 +496,8 @@ def test_killed_at_each_step_of_a(
     assert last.stdout == f"began at {reached + 1}\n", last.stderr
     names = sorted(path.name for path in user.run.glob("*checkpoint*"))
     every = [f"checkpoint_{index:06d}" for index in range(reached + EPOCHS + 1)]
-    assert names == (every if method == "commit" else every[-1:])
-    if method == "commit":
+    assert names == (every if method == "join" else every[-1:])
+    if method == "join":
         assert committed(user.run).items() >= before.items()
     assert not (user.run / ".staging").exists()
     assert_reports_are_kept_once(user.run)

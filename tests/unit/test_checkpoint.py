@@ -7,6 +7,8 @@ import pickle
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError
@@ -223,9 +225,9 @@ def test_a_file_url_is_a_path(tmp_path: Path) -> None:
     assert Checkpoint.from_uri(f"file://{target}").to_dict() == {"epoch": 3}
 
 
-def test_other_urls_say_so() -> None:
-    with pytest.raises(CheckpointError, match="s3://bucket/checkpoint: only file:// URLs"):
-        Checkpoint.from_uri("s3://bucket/checkpoint")
+def test_a_url_that_nothing_can_read_says_so() -> None:
+    with pytest.raises(CheckpointError, match="s4://bucket/checkpoint: Protocol not known: s4"):
+        Checkpoint.from_uri("s4://bucket/checkpoint")
 
 
 def test_a_subclass_takes_over_what_a_checkpoint_holds(tmp_path: Path) -> None:
@@ -242,14 +244,15 @@ def test_there_is_no_preprocessor() -> None:
     assert Checkpoint.from_dict({}).get_preprocessor() is None  # type: ignore[func-returns-value]
 
 
-def test_urls_other_than_of_files_are_refused(tmp_path: Path) -> None:
+def test_what_a_url_and_a_filesystem_mean(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path.as_uri()).path == str(tmp_path)
     assert Checkpoint.from_directory(tmp_path.as_uri()).uri == tmp_path.as_uri()
     assert Checkpoint.from_dict({}).uri is None
-    with pytest.raises(CheckpointError, match="s3://bucket/run"):
-        Checkpoint("s3://bucket/run")
-    with pytest.raises(CheckpointError, match="only local and shared directories"):
-        Checkpoint(tmp_path, filesystem=object())  # type: ignore[arg-type]
+    assert Checkpoint(tmp_path, filesystem=LocalFileSystem()).path == str(tmp_path)
+    assert Checkpoint("memory://bucket/run").uri == "memory://bucket/run"
+    assert Checkpoint("bucket/run", MemoryFileSystem()).uri == "memory:///bucket/run"
+    with pytest.raises(TypeError, match=r"must be fsspec's .* or pyarrow's"):
+        Checkpoint(tmp_path, filesystem=object())
 
 
 def test_metadata_that_is_no_json_is_refused_at_once() -> None:

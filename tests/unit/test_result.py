@@ -37,7 +37,7 @@ def write_run(tmp_path: Path) -> Write:
             store.append_metrics({"rank": rank, "index": index}, metrics)
         for ordinal, metrics in enumerate(checkpoints or [], start=1):
             store.staging_directory(0, ordinal, 0)
-            store.commit(0, Commit(ordinal, (), (0,), metrics))
+            store.join(0, Commit(ordinal, (), (0,), metrics))
         store.close()
         return tmp_path / "run"
 
@@ -103,7 +103,7 @@ def test_what_is_no_run_directory_is_named(tmp_path: Path) -> None:
 
 def made(config: CheckpointConfig, *losses: float) -> Result:
     committed = [CommittedCheckpoint(Path(f"/run/checkpoint_{n:06d}"), {"loss": x}) for n, x in enumerate(losses)]
-    return make_result(RunPaths(Path("/run")), committed, config, metrics=None)
+    return make_result(Path("/run"), committed, config, metrics=None)
 
 
 def test_the_best_checkpoint_is_the_last_of_the_list() -> None:

@@ -68,7 +68,7 @@ def commit(
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
             files.append(CommittedFile(path, rank, len(data), zlib.crc32(data)))
-    return store.commit(0, Commit(ordinal, tuple(files), tuple(parts), metrics))
+    return store.join(0, Commit(ordinal, tuple(files), tuple(parts), metrics))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -104,7 +104,7 @@ def test_nothing_is_left_of_the_staging_after_a_commit(store: RunStore) -> None:
 def test_a_commit_that_fails_leaves_no_checkpoint(store: RunStore) -> None:
     store.staging_directory(0, 1, 0)
     with pytest.raises(OSError, match="never-written"):
-        store.commit(0, Commit(1, (CommittedFile("never-written", 0, 1, 1),), (0,), {}))
+        store.join(0, Commit(1, (CommittedFile("never-written", 0, 1, 1),), (0,), {}))
     assert store.paths.checkpoints() == []
     assert store.committed == []
 
@@ -330,7 +330,7 @@ def written(root: Path, *metrics: dict[str, Any]) -> list[dict[str, Any]]:
     for index, values in enumerate(metrics, start=1):
         store.append_metrics({"time": 1.0, "attempt": 0, "rank": 0, "index": index}, values)
     store.close()
-    return [record["metrics"] for record in storage.read_metrics(RunPaths(root))]
+    return [record["metrics"] for record in storage.read_metrics(RunPaths(root).metrics)]
 
 
 def same(one: object, other: object) -> bool:
@@ -374,7 +374,7 @@ def test_a_torn_last_line_is_passed_over_by_readers(root: Path) -> None:
     written(root, {"loss": 1}, {"loss": 2})
     with RunPaths(root).metrics.open("a") as file:
         file.write('{"time":1.0,"attempt":0,"ra')
-    assert [record["metrics"] for record in storage.read_metrics(RunPaths(root))] == [{"loss": 1}, {"loss": 2}]
+    assert [record["metrics"] for record in storage.read_metrics(RunPaths(root).metrics)] == [{"loss": 1}, {"loss": 2}]
 
 
 def test_a_torn_last_line_is_cut_off_before_new_ones_are_written(root: Path) -> None:
@@ -388,12 +388,12 @@ def test_readers_choose_one_rank_or_all(store: RunStore) -> None:
     for rank in (0, 1):
         store.append_metrics({"rank": rank}, {"rank": rank})
     store.flush()
-    assert [record["rank"] for record in storage.read_metrics(store.paths, rank=1)] == [1]
-    assert [record["rank"] for record in storage.read_metrics(store.paths, rank=None)] == [0, 1]
+    assert [record["rank"] for record in storage.read_metrics(store.paths.metrics, rank=1)] == [1]
+    assert [record["rank"] for record in storage.read_metrics(store.paths.metrics, rank=None)] == [0, 1]
 
 
 def test_a_run_without_metrics_has_none(root: Path) -> None:
-    assert list(storage.read_metrics(RunPaths(root))) == []
+    assert list(storage.read_metrics(RunPaths(root).metrics)) == []
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
