@@ -109,6 +109,11 @@ class RunPaths:
         return self.root / "return_value.pkl"
 
     @property
+    def end(self) -> tuple[Path, ...]:
+        """What a run leaves at its end."""
+        return self.error_text, self.error_pickle, self.return_value
+
+    @property
     def lock(self) -> Path:
         return self.root / ".lock"
 
@@ -353,6 +358,11 @@ class RunStore:
             shutil.rmtree(self.paths.staging, ignore_errors=True)
         finally:
             os.close(self._lock_fd)
+
+    def drop_end(self) -> None:
+        """Delete what an earlier, failed part of this run left as its end. Raises OSError."""
+        for path in self.paths.end:
+            path.unlink(missing_ok=True)
 
     # -- small files ----------------------------------------------------------------------------------------------
 

@@ -124,8 +124,8 @@ class RemoteStore(RunStore):
             folder, _, name = path.partition("/")
             files.setdefault(folder, {})[name] = fact
         for folder, found in files.items():
-            if PENDING_FILE in found and MANIFEST_FILE not in found:
-                (self._run / folder).remove()
+            if PENDING_FILE in found:
+                (self._run / folder / PENDING_FILE if MANIFEST_FILE in found else self._run / folder).remove()
         self._used = set(files)
         manifests = self._manifests([folder for folder, found in files.items() if MANIFEST_FILE in found], files)
         manifests.sort(key=lambda pair: pair[1]["index"])
@@ -154,6 +154,11 @@ class RemoteStore(RunStore):
         return intact
 
     # -- orders ---------------------------------------------------------------------------------------------------
+
+    def drop_end(self) -> None:
+        super().drop_end()
+        for path in self.paths.end:
+            (self._run / path.name).remove()
 
     def start(self, loop: Loop | None, run_id: str, flags: Sequence[str]) -> None:
         if not self.is_of_this_process:

@@ -249,7 +249,8 @@ class _Run:
         self._store.metadata = dict(self._asked.metadata)
         try:
             self._write_manifest("running")
-            self._drop_old_end()
+            if self._continued:
+                self._store.drop_end()
         except OSError as error:
             raise StorageError(f"cannot use the run directory {self._store.place}: {error}") from error
         started, concluded = time.monotonic(), False
@@ -368,11 +369,6 @@ class _Run:
 
     def _earlier_metrics(self) -> dict[str, Any] | None:
         return last_metrics(self._store.paths.root) if self._continued else None
-
-    def _drop_old_end(self) -> None:
-        """What an earlier, failed part of this run left as its end."""
-        for path in (self._store.paths.error_text, self._store.paths.error_pickle, self._store.paths.return_value):
-            path.unlink(missing_ok=True)
 
     def _keep_error(self, error: TrainingFailedError) -> None:
         text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}

@@ -1,0 +1,512 @@
+"""Runs whose directory is elsewhere: a real S3-protocol server, and what can go wrong with one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import psutil
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import distrain
+from distrain import (
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointUploadMode,
+    FailureConfig,
+    Result,
+    StorageError,
+    TrainingFailedError,
+    runlock,
+)
+from distrain.errors import CheckpointError, ControllerError, WorkerGroupError
+from tests.conftest import wait_until
+from tests.process.bucket import BUCKET, Bucket, Door, moto_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.process.conftest import Fit
+
+MODES = (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC)
+KEPT_BY_ALL = {".lock/000001", "metrics.jsonl", "return_value.pkl", "run.json"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    with moto_server() as port:
+        fsspec.filesystem("s3", key="test", secret="test", endpoint_url=f"http://127.0.0.1:{port}").mkdir(BUCKET)
+        yield port
+
+
+@pytest.fixture
+def bucket(server: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
+    """A directory of its own in the bucket, and the environment that leads there."""
+    door = Door(server)
+    found = Bucket(server, door, f"{BUCKET}/{uuid.uuid4().hex[:8]}")
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    yield found
+    door.close()
+
+
+@pytest.fixture
+def s3_fit(any_fit: Fit, bucket: Bucket) -> Fit:
+    return replace(any_fit, storage=bucket.url)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def one_fit(fit: Fit, bucket: Bucket) -> Fit:
+    return replace(fit, storage=bucket.url)  # type: ignore[arg-type]
+
+
+# -- what is trained -------------------------------------------------------------------------------------------------
+
+
+def train(config: dict[str, Any]) -> int:
+    """Report a checkpoint per step, of which each rank brings a file of its own and a common one. Returns the step that
+    it began with."""
+    rank = distrain.get_context().get_world_rank()
+    checkpoint = distrain.get_checkpoint()
+    first = 0
+    print("training")
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            first = int(Path(folder, "step.txt").read_text()) + 1
+            assert Path(folder, f"rank_{rank}.bin").read_bytes() == bytes([rank]) * config.get("size", 1000)
+    for step in range(first, config.get("steps", 3)):
+        folder = tempfile.mkdtemp()
+        Path(folder, "step.txt").write_text(str(step))
+        Path(folder, f"rank_{rank}.bin").write_bytes(bytes([rank]) * config.get("size", 1000))
+        if step == config.get("wait_at"):
+            wait_for(Path(config["until"]))
+        distrain.report(
+            {"step": step, "loss": float(config.get("losses", range(99))[step])},
+            checkpoint=Checkpoint.from_directory(folder),
+            checkpoint_upload_mode=CheckpointUploadMode(config.get("mode", "SYNC")),
+        )
+        if step == config.get("fail_at") and checkpoint is None:
+            distrain.collective.barrier()
+            raise RuntimeError("on purpose")
+    return first
+
+
+def wait_for(file: Path) -> None:
+    file.with_suffix(".waiting").touch()
+    while not file.exists():
+        time.sleep(0.01)
+
+
+def checkpoint_files(bucket: Bucket, run: str, name: str) -> list[str]:
+    return sorted(path.removeprefix(f"{name}/") for path in bucket.files(run) if path.startswith(f"{name}/"))
+
+
+# -- what should work ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_a_run_is_all_there_and_nothing_else_is(s3_fit: Fit, bucket: Bucket, mode: CheckpointUploadMode) -> None:
+    result = s3_fit(train, {"mode": mode.value}, name="run", checkpoint_config=CheckpointConfig(num_to_keep=2))
+    assert bucket.committed("run") == ["checkpoint_000001", "checkpoint_000002"]
+    whole = [".manifest.json", "rank_0.bin", "rank_1.bin", "step.txt"]
+    assert checkpoint_files(bucket, "run", "checkpoint_000002") == whole
+    logs = {"logs/attempt_0/rank_0.log", "logs/attempt_0/rank_1.log"}
+    others = {path for path in bucket.files("run") if not path.startswith("checkpoint")}
+    assert others == KEPT_BY_ALL | logs
+    assert json.loads(bucket.read("run", "run.json"))["status"] == "finished"
+    assert json.loads(bucket.read("run", ".lock/000001"))["released"]
+    manifest = json.loads(bucket.read("run", "checkpoint_000002/.manifest.json"))
+    assert manifest["ranks"] == [0, 1]
+    assert manifest["metrics"] == {"step": 2, "loss": 2.0}
+    for found in (result, Result.from_path(f"{bucket.url}/run")):
+        assert found.path == f"{bucket.url}/run"
+        assert found.metrics == {"step": 2, "loss": 2.0}
+        assert found.return_value == 0
+        assert [c.path for c, _ in found.best_checkpoints] == [f"{found.path}/checkpoint_00000{n}" for n in (1, 2)]
+        assert found.metrics_dataframe is not None
+        assert list(found.metrics_dataframe["step"]) == [0, 1, 2]
+        assert found.checkpoint is not None
+        assert sorted(os.listdir(found.checkpoint.to_directory())) == whole[1:]
+        assert found.filesystem.exists(found.path)
+    assert not list(Path(tempfile.gettempdir()).glob("distrain-*/spool/*/*"))
+
+
+def test_the_best_are_kept_and_the_latest(one_fit: Fit, bucket: Bucket) -> None:
+    config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="loss", checkpoint_score_order="min")
+    result = one_fit(train, {"losses": [1.0, 3.0, 2.0], "steps": 3}, name="run", checkpoint_config=config)
+    assert bucket.committed("run") == ["checkpoint_000000", "checkpoint_000002"]
+    assert [metrics["step"] for _, metrics in result.best_checkpoints] == [0]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_an_attempt_goes_on_at_the_checkpoint_of_the_last_one(s3_fit: Fit, mode: CheckpointUploadMode) -> None:
+    config = {"fail_at": 1, "mode": mode.value}
+    result = s3_fit(train, config, name="run", failure_config=FailureConfig(max_failures=1))
+    assert result.return_value in ((2,) if mode is CheckpointUploadMode.SYNC else (1, 2))
+
+
+def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, bucket: Bucket) -> None:
+    with pytest.raises(WorkerGroupError, match=f"logs: {bucket.url}/run/logs/attempt_0"):
+        one_fit(train, {"fail_at": 1}, name="run")
+    failed = Result.from_path(f"{bucket.url}/run")
+    assert isinstance(failed.error, WorkerGroupError)
+    assert failed.error.culprit in (0, 1)
+    assert one_fit(train, {}, name="run").return_value == 2
+    assert Result.from_path(f"{bucket.url}/run").error is None
+    steps = [json.loads(line)["metrics"]["step"] for line in bucket.read("run", "metrics.jsonl").splitlines()]
+    assert sorted(steps) == [0, 0, 1, 1, 2, 2]
+    assert one_fit(train, {}, name="run").path == f"{bucket.url}/run-2"
+    assert sorted(bucket.files("run")) == sorted(bucket.files("run"))
+
+
+def test_a_new_run_starts_from_a_checkpoint_elsewhere(one_fit: Fit, bucket: Bucket) -> None:
+    first = one_fit(train, {}, name="first")
+    assert first.checkpoint is not None
+    for number, checkpoint in enumerate((first.checkpoint, Checkpoint(first.checkpoint.path))):
+        second = one_fit(train, {"steps": 4}, name=f"second-{number}", resume_from=checkpoint)
+        assert second.return_value == 3
+    with pytest.raises(CheckpointError, match=f"there is no directory {bucket.url}/nowhere"):
+        one_fit(train, name="third", resume_from=Checkpoint(f"{bucket.url}/nowhere"))
+
+
+@pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
+def test_a_filesystem_may_be_given_instead_of_a_url(s3_fit: Fit, bucket: Bucket, kind: str) -> None:
+    storage: Any = bucket.filesystem
+    if kind == "pyarrow":
+        from pyarrow.fs import S3FileSystem
+
+        address = f"127.0.0.1:{bucket.server}"
+        storage = S3FileSystem(access_key="test", secret_key="test", endpoint_override=address, scheme="http")
+    fit = replace(s3_fit, storage=bucket.prefix)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"name": "run", "storage_filesystem": storage}
+    result = fit(train, {"fail_at": 1}, failure_config=FailureConfig(max_failures=1), **options)
+    assert result.return_value == 2
+    assert result.path == f"{bucket.prefix}/run"
+    assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
+    again = Result.from_path(result.path, storage_filesystem=storage)
+    assert again.checkpoint is not None
+    assert Path(again.checkpoint.to_directory(), "step.txt").read_text() == "2"
+    assert result.metrics_dataframe is not None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_is_written_by_the_coordinator(fit: Fit, workers: int) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    fit = replace(fit, storage=url)  # type: ignore[arg-type]
+    result = fit(train, {"fail_at": 1}, workers=workers, name="run", failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == 2
+    names = {path.rpartition("/")[2] for path in MemoryFileSystem().find(f"{url}/run/checkpoint_000002")}
+    assert names == {".manifest.json", "step.txt", *(f"rank_{rank}.bin" for rank in range(max(workers, 1)))}
+    assert Result.from_path(f"{url}/run").metrics == {"step": 2, "loss": 2.0}
+    assert fit(train, {}, workers=workers, name="run").path == f"{url}/run-2"
+
+
+def test_without_workers_all_of_it_works_too(one_fit: Fit, bucket: Bucket) -> None:
+    config = {"fail_at": 1, "mode": "ASYNC"}
+    result = one_fit(train, config, workers=0, name="run", failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == 2
+    assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
+    assert bucket.files("run").keys() >= KEPT_BY_ALL
+
+
+def named_and_in_place(config: dict[str, Any]) -> list[str]:
+    """A checkpoint with a name, the same name again, one that a function has stored, and one that was there before."""
+    storage = distrain.get_context().get_storage()
+    folder = tempfile.mkdtemp()
+    Path(folder, "model.txt").write_text("one")
+    for _ in range(2):
+        distrain.report({}, Checkpoint(folder), checkpoint_dir_name="epoch=1")
+
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        path = storage.build_checkpoint_path_from_name(name)
+        storage.storage_filesystem.put(f"{checkpoint.path}/model.txt", f"{path}/deep/model.txt")
+        return Checkpoint(path)
+
+    distrain.report({}, Checkpoint(folder), checkpoint_dir_name="by-hand", checkpoint_upload_fn=upload)
+    there = upload(Checkpoint(folder), "there-already")
+    distrain.report({}, there, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+    with pytest.raises(ValueError, match="must be a directory in the run directory s3://"):
+        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+    distrain.report({}, there)  # once more, as a copy
+    return [there.path]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_names_and_files_that_are_there_already(one_fit: Fit, bucket: Bucket, workers: int) -> None:
+    result = one_fit(named_and_in_place, workers=workers, name="run")
+    names = ["by-hand", "checkpoint_000004", "epoch=1", "epoch=1-2", "there-already"]
+    assert bucket.committed("run") == names
+    order = [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
+    assert order == ["epoch=1", "epoch=1-2", "by-hand", "there-already", "checkpoint_000004"]
+    for checkpoint, _ in result.best_checkpoints:
+        with checkpoint.as_directory() as folder:
+            [file] = [path for path in Path(folder).rglob("*") if path.is_file()]
+            assert file.read_text() == "one"
+
+
+# -- what can go wrong -----------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_is_not_there_is_known_at_once(one_fit: Fit, bucket: Bucket) -> None:
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket/.*bucket does not exist"):
+        replace(one_fit, storage="s3://no-such-bucket")(train, name="run")  # type: ignore[arg-type]
+    bucket.door.shut()
+    with pytest.raises(StorageError, match=r"cannot read s3://.*Could not connect|cannot read s3://.*closed"):
+        one_fit(train, name="run")
+    assert time.monotonic() - began < 30
+
+
+def test_a_host_that_cannot_reach_the_storage_is_named_before_the_first_checkpoint(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path
+) -> None:
+    environment = {"env_vars": {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}}
+    config = {"wait_at": 0, "until": str(tmp_path / "never")}
+    with pytest.raises(ControllerError, match=r"localhost cannot use the storage: .*127.0.0.1:9") as raised:
+        one_fit(train, config, name="run", worker_runtime_env=environment)
+    assert "once that is mended: started again as RunConfig(name='run')" in str(raised.value)
+
+
+@pytest.mark.parametrize("trouble", [Door.fail, Door.shut, Door.hold], ids=["503", "reset", "silence"])
+def test_a_trouble_that_passes_costs_only_time(
+    one_fit: Fit, bucket: Bucket, trouble: Callable[[Door], None], tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    with Waiter(go, lambda: (trouble(bucket.door), go.touch(), time.sleep(3.0), bucket.door.open())):
+        result = one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
+    assert result.return_value == 0
+    assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
+
+
+def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_go_on(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", "2")
+    go = tmp_path / "go"
+
+    def shut_after_the_first() -> None:
+        wait_until(lambda: bucket.committed("run"), what="a checkpoint")
+        bucket.door.shut()
+        go.touch()
+
+    with (
+        Waiter(go, shut_after_the_first),
+        pytest.raises((WorkerGroupError, ControllerError), match="goes on at checkpoint_000000") as raised,
+    ):
+        one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
+    assert f"run:  {bucket.url}/run" in str(raised.value)
+    [kept] = Path(tempfile.gettempdir()).glob("distrain-*/spool/*/run")
+    assert f"metrics, logs and the end of this run are only in {kept}" in capsys.readouterr().err
+    bucket.door.open()
+    assert bucket.committed("run") == ["checkpoint_000000"]
+    assert one_fit(train, {}, name="run").return_value == 1
+    steps = [json.loads(line)["metrics"]["step"] for line in bucket.read("run", "metrics.jsonl").splitlines()]
+    assert sorted(steps) == [0, 0, 1, 1, 1, 1, 2, 2], "what was reported while the storage was gone is there, too"
+
+
+class Waiter:
+    """Calls a function in a thread as soon as a training waits for ``file``."""
+
+    def __init__(self, file: Path, then: Callable[[], Any]) -> None:
+        import threading
+
+        self._file, self._then = file, then
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        wait_until(self._file.with_suffix(".waiting").exists, timeout_s=60.0, what="a rank that waits")
+        self._then()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.join()
+
+
+def uploader_of_the_coordinator() -> psutil.Process:
+    [found] = [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
+    return found
+
+
+def test_a_keeper_that_is_killed_is_replaced(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def kill() -> None:
+        uploader_of_the_coordinator().kill()
+        go.touch()
+
+    with Waiter(go, kill):
+        assert one_fit(train, {"wait_at": 1, "until": str(go)}, name="run").return_value == 0
+    assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
+    assert json.loads(bucket.read("run", "run.json"))["status"] == "finished"
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def loses_a_file(bucket: Bucket) -> None:
+    bucket.delete("run", "checkpoint_000001/rank_1.bin")
+
+
+def is_cut_off(bucket: Bucket) -> None:
+    bucket.write("run", "checkpoint_000001/rank_1.bin", b"1")
+
+
+def is_written_again(bucket: Bucket) -> None:
+    bucket.write("run", "checkpoint_000001/rank_1.bin", b"\x02" * 1000)
+
+
+def has_a_manifest_of_nonsense(bucket: Bucket) -> None:
+    bucket.write("run", "checkpoint_000001/.manifest.json", b"{}")
+
+
+@pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, is_written_again, has_a_manifest_of_nonsense])
+def test_a_damaged_checkpoint_is_passed_over(
+    one_fit: Fit, bucket: Bucket, damage: Callable[[Bucket], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TrainingFailedError):
+        one_fit(train, {"fail_at": 1}, name="run")
+    damage(bucket)
+    result = one_fit(train, {}, name="run")
+    assert result.return_value == 1, "it went on at the checkpoint before"
+    assert f"{bucket.url}/run/checkpoint_000001 is damaged: " in capsys.readouterr().err
+    names = [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
+    assert names == ["checkpoint_000000", "checkpoint_000002", "checkpoint_000003"]
+    assert "checkpoint_000001/.damaged.json" in bucket.files("run")
+
+
+def test_what_was_never_finished_is_swept_and_its_name_not_used_again(one_fit: Fit, bucket: Bucket) -> None:
+    with pytest.raises(TrainingFailedError):
+        one_fit(train, {"fail_at": 1}, name="run")
+    bucket.write("run", "checkpoint_000007/.pending.json", b"{}")
+    bucket.write("run", "checkpoint_000007/step.txt", b"7")
+    one_fit(train, {}, name="run")
+    assert bucket.committed("run") == ["checkpoint_000000", "checkpoint_000001", "checkpoint_000008"]
+    assert not any(path.startswith("checkpoint_000007") for path in bucket.files("run"))
+
+
+# -- whole processes -------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, time, tempfile
+from pathlib import Path
+import distrain
+from distrain import *
+
+{train}
+
+{wait_for}
+
+def main(config={{}}, **run):
+    trainer = DataParallelTrainer(
+        train, train_loop_config=config, scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=sys.argv[1], name="run", **run),
+    )
+    print("began at", trainer.fit().return_value)
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path, bucket: Bucket) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a user's process that calls ``main(...)``."""
+    import inspect
+
+    def start(call: str, **environment: str) -> subprocess.Popen[str]:
+        script = tmp_path / "script.py"
+        source = SCRIPT.format(train=inspect.getsource(train), wait_for=inspect.getsource(wait_for))
+        script.write_text(f"from __future__ import annotations\n{source}\n{call}\n")
+        return subprocess.Popen(
+            [sys.executable, str(script), bucket.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+    return start
+
+
+def test_a_process_that_is_killed_in_the_middle_of_an_upload_loses_nothing_committed(
+    user: Callable[..., subprocess.Popen[str]], bucket: Bucket
+) -> None:
+    """At once restarted on the same machine, where its owner is known to be dead."""
+    began_at = 0
+    for _ in range(2):
+        process = user('main({"size": 8_000_000, "steps": 99})')
+        wait_until(lambda: len(bucket.committed("run")) > began_at, timeout_s=60.0, what="a checkpoint")
+        wait_until(lambda: any(path.endswith(".pending.json") for path in bucket.files("run")), what="an upload")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        began_at = len(bucket.committed("run"))
+    process = user(f'main({{"size": 8_000_000, "steps": {began_at + 1}}})')
+    said, complained = process.communicate(timeout=60)
+    assert process.returncode == 0, complained
+    assert int(said.split()[-1]) in (began_at, began_at + 1), "an order may have been carried out after the count"
+    assert "looking for" not in complained
+    assert not any(path.endswith(".pending.json") for path in bucket.files("run"))
+
+
+def test_the_second_of_two_coordinators_is_refused_also_on_another_machine(
+    user: Callable[..., subprocess.Popen[str]], bucket: Bucket, tmp_path: Path
+) -> None:
+    go, elsewhere = tmp_path / "go", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    first = user(f'main({{"wait_at": 1, "until": {str(go)!r}}})')
+    wait_until(go.with_suffix(".waiting").exists, timeout_s=60.0, what="the first run")
+    same, other = user("main()"), user("main()", TMPDIR=str(elsewhere))
+    for second in (same, other):
+        _, complained = second.communicate(timeout=60)
+        assert second.returncode == 1
+        assert "StorageError: another run (process " in complained or f"is in use by process {first.pid}" in complained
+        assert "or give this run another name (RunConfig.name)" in complained
+    go.touch()
+    said, complained = first.communicate(timeout=60)
+    assert (first.returncode, said.split()[-1]) == (0, "0"), complained
+
+
+def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
+    one_fit: Fit, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TrainingFailedError):
+        one_fit(train, {"fail_at": 1}, name="run")
+    owner = json.loads(bucket.read("run", ".lock/000001"))
+    owner |= {"machine": "another one", "host": "far", "pid": 77, "released": False}
+    bucket.write("run", ".lock/000001", json.dumps(owner).encode())
+    monkeypatch.setattr(runlock, "SILENCE_S", 2.0)
+    assert one_fit(train, {}, name="run").return_value == 2
+    assert "run was used by process 77 on far; looking for 2 s whether it is still alive" in capsys.readouterr().err
+    assert [path for path in bucket.files("run") if path.startswith(".lock")] == [".lock/000002"]
+
+
+def test_a_coordinator_whose_run_was_taken_over_writes_nothing_more(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+
+    def take_over() -> None:
+        lock = json.loads(bucket.read("run", ".lock/000001"))
+        bucket.write("run", ".lock/000002", json.dumps({**lock, "id": "another"}).encode())
+        go.touch()
+
+    with Waiter(go, take_over), pytest.raises(ControllerError, match="another process has taken over the run s3://"):
+        one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
+    assert bucket.committed("run") == ["checkpoint_000000"]
+    assert json.loads(bucket.read("run", "run.json"))["status"] == "running"
+    assert json.loads(bucket.read("run", ".lock/000002"))["id"] == "another"
