@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.callbacks import RunContext, UserCallback
     from distrain.checkpoint import Checkpoint
-    from distrain.config import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+    from distrain.config import (
+        CheckpointConfig,
+        FailureConfig,
+        LoggingConfig,
+        RunConfig,
+        ScalingConfig,
+        ValidationConfig,
+        ValidationTaskConfig,
+    )
     from distrain.context import TrainContext
     from distrain.errors import (
         CheckpointError,
@@ -28,8 +36,9 @@ if TYPE_CHECKING:
         TrainingFailedError,
         WorkerGroupError,
     )
+    from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
     from distrain.result import Result
-    from distrain.session import get_checkpoint, get_context, report, should_stop
+    from distrain.session import get_all_reported_checkpoints, get_checkpoint, get_context, report, should_stop
     from distrain.trainer import DataParallelTrainer
     from distrain.uploads import CheckpointUploadMode
     from distrain.version import __version__
@@ -38,7 +47,15 @@ _HOMES = {
     "backend": ("BackendConfig",),
     "callbacks": ("RunContext", "UserCallback"),
     "checkpoint": ("Checkpoint",),
-    "config": ("CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"),
+    "config": (
+        "CheckpointConfig",
+        "FailureConfig",
+        "LoggingConfig",
+        "RunConfig",
+        "ScalingConfig",
+        "ValidationConfig",
+        "ValidationTaskConfig",
+    ),
     "errors": (
         "CheckpointError",
         "CollectiveError",
@@ -55,7 +72,8 @@ _HOMES = {
     ),
     "result": ("Result",),
     "context": ("TrainContext",),
-    "session": ("get_checkpoint", "get_context", "report", "should_stop"),
+    "reported": ("CheckpointConsistencyMode", "ReportedCheckpoint", "ReportedCheckpointStatus"),
+    "session": ("get_all_reported_checkpoints", "get_checkpoint", "get_context", "report", "should_stop"),
     "trainer": ("DataParallelTrainer",),
     "uploads": ("CheckpointUploadMode",),
     "version": ("__version__",),
@@ -68,6 +86,7 @@ __all__ = [
     "BackendConfig",
     "Checkpoint",
     "CheckpointConfig",
+    "CheckpointConsistencyMode",
     "CheckpointError",
     "CheckpointUploadMode",
     "CollectiveError",
@@ -80,6 +99,8 @@ __all__ = [
     "LaunchError",
     "LoggingConfig",
     "PreemptionError",
+    "ReportedCheckpoint",
+    "ReportedCheckpointStatus",
     "ResourcesError",
     "Result",
     "RunConfig",
@@ -89,8 +110,11 @@ __all__ = [
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
+    "ValidationConfig",
+    "ValidationTaskConfig",
     "WorkerGroupError",
     "__version__",
+    "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
     "report",

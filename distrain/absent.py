@@ -15,19 +15,13 @@ _DATA = "Ray Data is not a part of distrain: make a DataLoader (or tf.data.Datas
 _LATER = "not in distrain yet"
 
 MISSING = {
-    "CheckpointConsistencyMode": _LATER,
     "DataConfig": _DATA,
     "NCCLHangError": "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s",
     "PreemptionInfo": "use should_stop()",
-    "ReportedCheckpoint": _LATER,
-    "ReportedCheckpointStatus": _LATER,
     "SyncConfig": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
     "TRAIN_DATASET_KEY": _DATA,
-    "ValidationConfig": _LATER,
-    "ValidationTaskConfig": _LATER,
     "dataset_config": _DATA,
     "datasets": _DATA,
-    "get_all_reported_checkpoints": f"{_LATER}: after fit(), Result.best_checkpoints has them",
     "get_dataset_shard": _DATA,
     "get_preemption_info": "use should_stop()",
     "local_dir": "an old name of storage_path",
@@ -35,7 +29,6 @@ MISSING = {
     "stop": "leave the loop of train_func instead",
     "tensorflow": _LATER,
     "use_tpu": "TPUs are not supported",
-    "validation_config": _LATER,
     "label_selector": "hosts have no labels here",
 }
 """What cannot be done without."""
@@ -49,6 +42,7 @@ IGNORED = {
     "log_to_file": "output is always kept, in logs/ of the run directory",
     "max_preemption_failures": "a run that was stopped goes on when it is started again under its name",
     "preemption_grace_s": "see RunConfig.stop_grace_s",
+    "ray_remote_kwargs": "the function is called in a process on the machine of fit()",
     "progress_reporter": "reports are shown as lines, and kept in metrics.jsonl",
     "relax_collectives_on_preemption": "see should_stop()",
     "sync_config": "there is nothing to sync: workers write into RunConfig.storage_path themselves",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -18,7 +18,15 @@ from distrain.callbacks import UserCallback
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["CheckpointConfig", "FailureConfig", "LoggingConfig", "RunConfig", "ScalingConfig"]
+__all__ = [
+    "CheckpointConfig",
+    "FailureConfig",
+    "LoggingConfig",
+    "RunConfig",
+    "ScalingConfig",
+    "ValidationConfig",
+    "ValidationTaskConfig",
+]
 
 StartMethod = Literal["forkserver", "spawn"]
 RESOURCES = ("CPU", "GPU", "memory")
@@ -207,6 +215,47 @@ class LoggingConfig:
 
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+@dataclass(frozen=True)
+class ValidationTaskConfig:
+    """How one checkpoint is validated.
+
+    fn_kwargs: keyword arguments of the validation function, beside the checkpoint.
+    timeout_s: seconds after which it is ended; None, the default, waits for ever.
+    """
+
+    fn_kwargs: Mapping[str, Any] | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.fn_kwargs is not None:
+            _check_type("ValidationTaskConfig.fn_kwargs", self.fn_kwargs, Mapping, "a dict")
+        if self.timeout_s is not None:
+            _check_seconds("ValidationTaskConfig.timeout_s", self.timeout_s)
+            if not self.timeout_s:
+                raise ValueError("ValidationTaskConfig.timeout_s must be more than 0 seconds, or None")
+
+
+@without("ray_remote_kwargs")
+@dataclass(frozen=True)
+class ValidationConfig:
+    """What ``report(..., validation=True)`` does with the checkpoint.
+
+    fn: ``fn(checkpoint, **fn_kwargs) -> dict`` of metrics, which are added to those of the checkpoint. It is called in
+        a process of its own on the machine of ``fit()``, for one checkpoint after the other, while the training goes
+        on. That it fails or takes too long does not end the run.
+    task_config: what holds unless ``report(validation=ValidationTaskConfig(...))`` says otherwise.
+    """
+
+    fn: Callable[..., Mapping[str, Any]]
+    task_config: ValidationTaskConfig | None = None
+
+    def __post_init__(self) -> None:
+        _check_type("ValidationConfig.fn", self.fn, Callable, "a function")
+        if self.task_config is None:
+            object.__setattr__(self, "task_config", ValidationTaskConfig())
+        _check_type("ValidationConfig.task_config", self.task_config, ValidationTaskConfig, "a ValidationTaskConfig")
 
 
 @without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config")

@@ -61,7 +61,7 @@ class StorageContext:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainContext:
     """Who this worker is. Ranks count from 0; ``devices`` index the GPUs that this process can see; ``shares_gpu``:
-    some ranks of the run share a GPU."""
+    some ranks of the run share a GPU; ``validates``: the trainer has a validation function."""
 
     world_rank: int
     world_size: int
@@ -77,6 +77,7 @@ class TrainContext:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
     filesystem: str = ""
+    validates: bool = False
 
     def get_world_rank(self) -> int:
         return self.world_rank

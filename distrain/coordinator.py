@@ -22,9 +22,10 @@ from distrain.job import original
 from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
-from distrain.output import RankOutput, warn
+from distrain.output import RankOutput, say, warn
 from distrain.stacks import last_words
 from distrain.states import RunState
+from distrain.validations import Validations
 from distrain.watch import Watch
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Coordinator:
         self._attempt = -1
         self._loop = Loop()
         self._hosts: dict[str, _HostLink] = {}
+        self._validations = Validations(request, store, log_dir=log_dir)
         self._ledger = Ledger(
             store,
             checkpoint_config,
@@ -82,6 +84,7 @@ class Coordinator:
             saved=lambda path: self._happened(events.CheckpointSaved(path)),
             failed=self._storage_failed,
             callbacks=callbacks,
+            validations=self._validations,
         )
         self._callbacks = callbacks
         self._console_ranks = console_ranks
@@ -133,6 +136,7 @@ class Coordinator:
         try:
             self._sweep_stale_run()
             self._store.start(self._loop, self._request.run_id, self._request.python_flags)
+            self._validations.start(self._loop)
             self._do(self.machine.start(time.monotonic()))
             self._connect()
             self._ping()
@@ -208,7 +212,7 @@ class Coordinator:
                 self._keep_stacks(message)
             case wire.StacksTaken():
                 self._watch.taken(host.name, message.silent, sorted(self.machine.outcomes))
-            case wire.Reported() | wire.Delivered() | wire.Joined():
+            case wire.Reported() | wire.Delivered() | wire.Joined() | wire.AskCheckpoints():
                 self._watch.progress()
                 self._ledger.handle(message)
             case wire.Running():
@@ -326,6 +330,7 @@ class Coordinator:
         for name, moment, callback in (
             ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
             ("ledger", self._ledger.deadline(), self._ledger.tick),
+            ("validations", self._validations.deadline(), self._validations.tick),
             ("watch", self._watch.deadline() if self._is_training else None, self._watch.tick),
         ):
             if moment is None:
@@ -357,14 +362,17 @@ class Coordinator:
             yield
             return
         wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-        previous = self._loop.on_signals(
-            wanted, lambda number: self._happened(events.StopAsked(signal.Signals(number).name))
-        )
+        previous = self._loop.on_signals(wanted, lambda number: self._stop(signal.Signals(number).name))
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _stop(self, why: str) -> None:
+        if self.machine.state.is_terminal:
+            self._validations.abort()
+        self._happened(events.StopAsked(why))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -378,6 +386,18 @@ class Coordinator:
             self._sweep(self._transports[name], self._request.run_id)
         self._close_outputs()
         self._ledger.close()
+        self._store.settle()
+        self._await_validations()
+
+    def _await_validations(self) -> None:
+        """Of a run that has finished; otherwise they are done when it goes on. Ctrl-C ends the waiting."""
+        if self._validations.busy and self.machine.state is RunState.FINISHED:
+            say("waiting for the validation of the last checkpoints")
+            while self._validations.busy:
+                self._loop.cancel("ping")
+                self._arm_timers()
+                self._loop.step()
+        self._validations.abort()
         self._store.settle()
 
     def _sweep(self, transport: Transport, run_id: str) -> None:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["Desk"]
 
 
+_IDLE_S = 1.0
+
+
 class Desk:
     """A worker's line to the ledger of the same process: what it sends is heard, and answered, at once."""
 
@@ -24,6 +27,8 @@ class Desk:
         """Whether train_func calls should_stop()."""
         self.stop_asked: str | None = None
         self.hear: Callable[[wire.FromWorker], None] = lambda message: None
+        self.idle: Callable[[float], None] = lambda timeout_s: None
+        """Does for some seconds at most what else there is to be done, while the worker waits."""
         self._decoder = wire.Decoder()
         self._answers: deque[wire.Frame] = deque()
 
@@ -38,4 +43,8 @@ class Desk:
         self._answers.clear()
         return frames
 
-    wait = receive
+    def wait(self, timeout_s: float | None = None) -> list[wire.Frame]:
+        """Nothing comes by itself, but from what ``idle`` does meanwhile."""
+        if not self._answers:
+            self.idle(_IDLE_S if timeout_s is None else min(timeout_s, _IDLE_S))
+        return self.receive()

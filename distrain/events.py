@@ -32,10 +32,20 @@ __all__ = [
     "StorageFailed",
     "Tell",
     "Tick",
+    "Validator",
 ]
 
 
 # -- what goes in ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validator:
+    """How checkpoints are validated: the pickled work that holds the function and its usual keyword arguments, and its
+    usual limit in seconds."""
+
+    blob: bytes
+    timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +69,7 @@ class RunRequest:
     first_attempt: int = 0
     checkpoint: str | None = None
     filesystem: str = ""
+    validator: Validator | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -49,6 +49,8 @@ class Keeper:
                     return self._bring(order)
                 case wire.Publish():
                     self._publish(order)
+                case wire.Amend():
+                    self._amend(order)
                 case wire.Remove():
                     self._remove(order)
                 case wire.Mirror():
@@ -124,6 +126,10 @@ class Keeper:
         data = json.dumps({**metadata, **own} if isinstance(own, dict) else own).encode()
         (target / METADATA_FILE).write(data)
         files[METADATA_FILE] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}", "rank": 0}
+
+    def _amend(self, order: wire.Amend) -> None:
+        manifest = self._owned_run() / order.directory / MANIFEST_FILE
+        manifest.write(json.dumps({**json.loads(manifest.read()), **order.fields}, indent=1).encode())
 
     def _remove(self, order: wire.Remove) -> None:
         """The manifest goes first: what is half deleted is no checkpoint."""

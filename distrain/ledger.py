@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from distrain.checkpoint import Checkpoint
     from distrain.config import CheckpointConfig
     from distrain.storage import CommittedCheckpoint, RunStore
+    from distrain.validations import Validations
 
 __all__ = ["Ledger"]
 
@@ -44,6 +45,7 @@ class Ledger:
         saved: Callable[[str], None],
         failed: Callable[[str], None],
         callbacks: Callbacks | None = None,
+        validations: Validations,
     ) -> None:
         self.metrics: dict[str, Any] | None = None
         """Rank 0's last report."""
@@ -54,6 +56,8 @@ class Ledger:
         self._saved = saved
         self._failed = failed
         self._callbacks = callbacks
+        self._validations = validations
+        validations.changed = self._after_change
         self._lines = ReportLines()
         self.begin(-1, 0)
 
@@ -63,6 +67,9 @@ class Ledger:
         self._world_size = world_size
         self._announced: dict[tuple[int, int], wire.Reported] = {}
         """What a rank has said of its n-th checkpoint."""
+        self._open: set[tuple[int, int]] = set()
+        """Which of them are neither committed nor dropped."""
+        self._asks: list[wire.AskCheckpoints] = []
         self._rounds = rounds.Rounds(world_size, self._config, incomparable={DICT_FILE})
         self._collectives = collectives.Collectives(world_size)
         self._rows = rows.Rows(world_size) if self._callbacks else None
@@ -88,6 +95,9 @@ class Ledger:
                 self._answer(
                     self._collectives.joined(message.rank, message.index, message.operation, message.body, now)
                 )
+            case wire.AskCheckpoints():
+                self._asks.append(message)
+                self._answer_asks()
             case wire.Running():
                 self._rounds.running(message.rank, now)
             case wire.Outcome(ok=True):
@@ -143,6 +153,7 @@ class Ledger:
         files = [path for path, _ in message.files]
         if message.ordinal is not None:
             self._announced[message.rank, message.ordinal] = message
+            self._open.add((message.rank, message.ordinal))
         if self._rows:
             self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal, now))
         self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now))
@@ -155,11 +166,13 @@ class Ledger:
                         self._store.flush()  # report() returns after this; a commit may keep us from it for long
                         self._grant(rank, ordinal, files)
                 case rounds.Refuse(rank, ordinal, why):
+                    self._open.discard((rank, ordinal))
                     self._refuse(rank, ordinal, why)
                 case rounds.Commit():
                     self._commit(decision)
                 case rounds.Drop(ordinal):
                     self._settled(ordinal, None)
+                    self._answer_asks()
                 case rounds.Say(text):
                     warn(text)
 
@@ -202,13 +215,17 @@ class Ledger:
 
     def _name(self, ordinal: int) -> str | None:
         """What the checkpoint's directory is to be called: what the lowest rank says that says something."""
-        said = [self._announced[key] for key in sorted(self._announced) if key[1] == ordinal]
-        return next((part.name for part in said if part.name), None)
+        return next((part.name for part in self._said(ordinal) if part.name), None)
+
+    def _said(self, ordinal: int) -> list[wire.Reported]:
+        """What the ranks say of a checkpoint, the lowest first."""
+        return [self._announced[key] for key in sorted(self._announced) if key[1] == ordinal]
 
     def _commit(self, commit: rounds.Commit) -> None:
         """Make it a checkpoint, tell everybody, and only then delete what is superfluous now."""
         with self._storage_failures(f"checkpoint {commit.ordinal}"):
             name = self._name(commit.ordinal)
+            validation = next((part.validation for part in self._said(commit.ordinal) if part.validation), None)
             said = [self._announced.pop((rank, commit.ordinal)) for rank in commit.ranks]
             in_place = {part.folder if part.mode == "NO_UPLOAD" else None for part in said}
             if len(in_place) > 1:
@@ -219,7 +236,9 @@ class Ledger:
                 self._settled(commit.ordinal, None)
                 return
             then = partial(self._committed, self._attempt, commit.ordinal)
-            self._store.commit(self._attempt, commit, name=name, folder=in_place.pop(), then=then)
+            self._store.commit(
+                self._attempt, commit, name=name, folder=in_place.pop(), validation=validation, then=then
+            )
 
     def _committed(self, attempt: int, ordinal: int, saved: CommittedCheckpoint) -> None:
         with self._storage_failures(f"a copy of checkpoint {ordinal}"):
@@ -229,18 +248,50 @@ class Ledger:
                 for rank in range(self._world_size):
                     self._tell(wire.Committed(attempt=attempt, rank=rank, ordinal=ordinal, path=path))
                 self._settled(ordinal, saved.checkpoint)
+        if saved.is_pending:
+            self._validations.add(saved)
+        self._after_change()
+
+    def _after_change(self) -> None:
         self._delete_surplus()
+        self._answer_asks()
 
     def _settled(self, ordinal: int, checkpoint: Checkpoint | None) -> None:
+        self._open -= {(rank, number) for rank, number in self._open if number == ordinal}
         if self._rows:
             self._call_back(self._rows.settled(ordinal, checkpoint))
 
     def _delete_surplus(self) -> None:
         kept = [committed.metrics for committed in self._store.committed]
+        pending = {n for n, saved in enumerate(self._store.committed) if saved.is_pending}
         try:
-            self._store.delete(rounds.surplus(kept, self._config))
+            self._store.delete([n for n in rounds.surplus(kept, self._config) if n not in pending])
         except OSError as error:
             warn(f"a superfluous checkpoint could not be deleted: {error}")
+
+    # -- which checkpoints there are ------------------------------------------------------------------------------
+
+    def _answer_asks(self) -> None:
+        asks, self._asks = self._asks, []
+        for ask in asks:
+            waits = any(rank == ask.rank for rank, _ in self._open) or (
+                ask.validated and any(saved.is_pending for saved in self._store.committed)
+            )
+            if waits and not ask.at_once:
+                self._asks.append(ask)
+            else:
+                self._tell(wire.Checkpoints(attempt=ask.attempt, rank=ask.rank, index=ask.index, body=self._listing()))
+
+    def _listing(self) -> bytes:
+        known = [
+            {
+                "path": str(saved.path),
+                "metrics": saved.metrics,
+                "status": saved.validation["status"] if saved.validation else "COMMITTED",
+            }
+            for saved in self._store.committed
+        ]
+        return json.dumps(known).encode()
 
     @contextlib.contextmanager
     def _storage_failures(self, what: str) -> Iterator[None]:

@@ -33,6 +33,7 @@ from distrain.retries import Retries
 from distrain.session import Session
 from distrain.states import RunState
 from distrain.survey import survey
+from distrain.validations import Validations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -97,6 +98,7 @@ class LocalRun:
         self._storage_problem: str | None = None
         self._outer = outer_rank() is not None
         self._desk = OuterDesk(work.backend) if self._outer else Desk()
+        self._validations = Validations(request, store)
         self._ledger = Ledger(
             store,
             checkpoint_config,
@@ -105,15 +107,18 @@ class LocalRun:
             saved=self._saved,
             failed=self._storage_failed,
             callbacks=callbacks,
+            validations=self._validations,
         )
         self._callbacks = callbacks
         self._desk.hear = self._keep
+        self._desk.idle = self._validations.pump
 
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
         ResourcesError."""
         self._store.failed = self._storage_failed
         self._store.start(None, self._request.run_id, self._request.python_flags)
+        self._validations.start(None)
         try:
             while not self._attempt(self.end.attempt + 1).is_terminal:
                 failure, reports = self.end.failures[0], self._ledger.reports.get(0, 0)
@@ -126,6 +131,12 @@ class LocalRun:
             self._close()
 
     def _close(self) -> None:
+        try:
+            while self._validations.busy and self.end.state is RunState.FINISHED:
+                self._validations.pump(1.0)
+        finally:
+            self._validations.abort()
+        self._store.settle()
         try:
             self._ledger.close()
         except StorageError:  # noted by _storage_failed()
@@ -185,6 +196,7 @@ class LocalRun:
                 self._ledger.handle(message)
                 self._ledger.flush()
                 self._store.settle()
+                self._validations.pump(0.0)
 
     def _upload(self, order: wire.Upload) -> None:
         delivered = self._store.do(order)
@@ -286,6 +298,7 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainCo
             run_name=request.run_name,
             storage_path=request.storage_path,
             filesystem=request.filesystem,
+            validates=request.validator is not None,
             attempt=attempt,
             devices=rank.devices,
             shares_gpu=plan.shares_gpu,

@@ -281,6 +281,7 @@ class RunMachine:
             metadata=dict(request.metadata),
             resources=request.scaling.worker_resources,
             checkpoint=self.checkpoint,
+            validates=request.validator is not None,
             directory=request.directory,
             sys_path=request.sys_path,
             argv=request.argv,

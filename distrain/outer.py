@@ -76,6 +76,8 @@ class OuterDesk(Desk):
 
     def _pass_over(self, message: wire.FromWorker) -> None:
         match message:
+            case wire.AskCheckpoints(attempt=attempt, rank=rank, index=index):
+                self.answer(wire.Checkpoints(attempt=attempt, rank=rank, index=index, body=b"[]"))
             case wire.Reported(attempt=attempt, rank=rank, ordinal=ordinal, body=body):
                 self.metrics = json.loads(body)
                 if ordinal is not None:

@@ -21,8 +21,7 @@ from distrain.rounds import best_first, score
 from distrain.storage import (
     CommittedCheckpoint,
     RunPaths,
-    checkpoint_metrics,
-    metrics_of,
+    committed_at,
     read_manifest,
     read_metrics,
 )
@@ -155,7 +154,7 @@ def _readable(run: Path | Place) -> Iterator[CommittedCheckpoint]:
         return
     for folder in RunPaths(run).checkpoints():
         try:
-            yield CommittedCheckpoint(folder, checkpoint_metrics(folder))
+            yield committed_at(folder)
         except StorageError as error:
             warnings.warn(f"passed over: {error}", stacklevel=3)
 
@@ -165,10 +164,10 @@ def _readable_elsewhere(run: Place) -> list[CommittedCheckpoint]:
     for name in run.names():
         try:
             manifest = json.loads((run / name / MANIFEST_FILE).read())
-            found.append((manifest["index"], CommittedCheckpoint(run / name, metrics_of(manifest))))
+            found.append((manifest["index"], committed_at(run / name, manifest)))
         except (FileNotFoundError, NotADirectoryError):  # something else
             continue
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, StorageError) as error:
             warnings.warn(f"passed over: {run / name} is damaged, its manifest cannot be read ({error})", stacklevel=3)
     return [checkpoint for _, checkpoint in sorted(found, key=lambda pair: pair[0])]
 

@@ -5,7 +5,9 @@ No thread of ours runs here: what the coordinator has to say is read inside thes
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -15,11 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import cloudpickle
+
 from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
+from distrain.config import ValidationTaskConfig
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.metrics import encode_metrics
 from distrain.place import Place
+from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
 from distrain.storage import PENDING_FILE, crc32_of, list_files
 from distrain.uploads import CheckpointUploadMode, Storing, taker
 
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Line",
     "Session",
+    "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
     "get_experiment_name",
@@ -66,7 +73,7 @@ class Line(Protocol):
 
     def receive(self) -> Sequence[wire.Frame]: ...
 
-    def wait(self) -> Sequence[wire.Frame]: ...
+    def wait(self, timeout_s: float | None = None) -> Sequence[wire.Frame]: ...
 
 
 class Session:
@@ -92,6 +99,8 @@ class Session:
         self._not_stored: list[str] = []
         self._stored: set[int] = set()
         self._met: wire.Met | None = None
+        self._asks = 0
+        self._listing: wire.Checkpoints | None = None
         self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
         """What a dict checkpoint becomes when it is reported; the backend may have a say."""
         self._grants: dict[int, wire.Grant] = {}
@@ -103,6 +112,7 @@ class Session:
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: Storing = _AS_USUAL) -> None:
         body = encode_metrics(metrics)
         _check_checkpoint(checkpoint, self.context)
+        _check_validation(storing, checkpoint, self.context)
         if not self._channel.uploads and storing.mode is ASYNC:
             storing = replace(storing, mode=SYNC, delete=storing.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
@@ -131,6 +141,7 @@ class Session:
                     mode=storing.mode.value,
                     name=storing.name,
                     delete=storing.deletes,
+                    validation=None if checkpoint is None else _task(storing.validation),
                 )
             )
             if folder is None or ordinal is None:
@@ -175,6 +186,35 @@ class Session:
         with self._alone("finish_uploads()"):
             self._await_uploads(0)
             self._raise_what_was_not_stored()
+
+    def all_checkpoints(self, mode: CheckpointConsistencyMode, timeout_s: float | None) -> list[ReportedCheckpoint]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._alone("get_all_reported_checkpoints()"):
+            self._asks += 1
+            self._ask(mode, at_once=False)
+            while self._listing is None or self._listing.index != self._asks:
+                if deadline is not None and time.monotonic() >= deadline:
+                    deadline = None
+                    self._asks += 1
+                    self._ask(mode, at_once=True)
+                self._listen(wait=True, until=deadline)
+            known = json.loads(self._listing.body)
+        storage = self.context.get_storage()
+        return [
+            ReportedCheckpoint(storage.checkpoint(c["path"]), c["metrics"], ReportedCheckpointStatus(c["status"]))
+            for c in known
+        ]
+
+    def _ask(self, mode: CheckpointConsistencyMode, *, at_once: bool) -> None:
+        self._channel.send(
+            wire.AskCheckpoints(
+                attempt=self.context.attempt,
+                rank=self.context.world_rank,
+                index=self._asks,
+                validated=mode is CheckpointConsistencyMode.VALIDATED,
+                at_once=at_once,
+            )
+        )
 
     def should_stop(self) -> bool:
         with self._alone("should_stop()"):
@@ -301,8 +341,10 @@ class Session:
                 self._listen()
         return self.checkpoint
 
-    def _listen(self, *, wait: bool = False) -> None:
-        frames = self._channel.wait() if wait else self._channel.receive()
+    def _listen(self, *, wait: bool = False, until: float | None = None) -> None:
+        """Take in what there is; ``wait`` for something, but not longer than ``until`` (time.monotonic)."""
+        left_s = None if until is None else max(0.0, until - time.monotonic())
+        frames = self._channel.wait(left_s) if wait else self._channel.receive()
         for frame in frames:
             match frame.message():
                 case wire.Grant() as grant:
@@ -314,6 +356,8 @@ class Session:
                         self._not_stored.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
                 case wire.Committed(path=path):
                     self.checkpoint = self.context.get_storage().checkpoint(path)
+                case wire.Checkpoints() as listing:
+                    self._listing = listing
                 case wire.Met() as met:
                     self._met = met
                 case wire.AskStop():
@@ -338,6 +382,7 @@ def report(
     checkpoint_upload_mode: CheckpointUploadMode = SYNC,
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+    validation: bool | ValidationTaskConfig = False,
 ) -> None:
     """Report metrics, and optionally a checkpoint, from any rank, any number of times.
 
@@ -352,6 +397,8 @@ def report(
         later call. Do not touch its files any more.
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. Files on the file system of the run
         directory are then moved instead of copied. A committed checkpoint that is reported again is never deleted.
+    validation: have the checkpoint validated by the trainer's ``validation_config``, with its usual settings (True) or
+        others. What the lowest rank that asks for it says counts.
     checkpoint_upload_fn: called with the checkpoint and a name; stores it as a directory of the run directory by
         itself, and returns the Checkpoint there.
 
@@ -363,6 +410,7 @@ def report(
         mode=checkpoint_upload_mode,
         delete=delete_local_checkpoint_after_upload,
         function=checkpoint_upload_fn,
+        validation=ValidationTaskConfig() if validation is True else validation or None,
     )
     session_of("report").report(metrics, checkpoint, storing)
 
@@ -378,6 +426,26 @@ def get_checkpoint() -> Checkpoint | None:
     Raises RuntimeError outside of a worker.
     """
     return session_of("get_checkpoint").get_checkpoint()
+
+
+def get_all_reported_checkpoints(
+    consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED, timeout_s: float | None = None
+) -> list[ReportedCheckpoint]:
+    """The checkpoints of the run that are kept, in the order in which they were committed, those of earlier attempts
+    included. Any rank may ask.
+
+    consistency_mode: what to wait for: that all checkpoints of this rank are committed (or dropped), and with
+        VALIDATED, the default, that none waits for its validation.
+    timeout_s: after so many seconds, what there is then is returned; None waits for ever.
+
+    Raises RuntimeError outside of a worker.
+    """
+    if not isinstance(consistency_mode, CheckpointConsistencyMode):
+        raise TypeError(
+            f"get_all_reported_checkpoints(): consistency_mode must be a CheckpointConsistencyMode, got "
+            f"{consistency_mode!r}"
+        )
+    return session_of("get_all_reported_checkpoints").all_checkpoints(consistency_mode, timeout_s)
 
 
 def should_stop() -> bool:
@@ -496,6 +564,25 @@ def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
         raise ValueError(_not_in_place(str(run), checkpoint.path))
     if (folder / MANIFEST_FILE).exists():
         raise ValueError(f"report(): {folder} is a committed checkpoint already")
+
+
+def _task(config: ValidationTaskConfig | None) -> dict[str, Any] | None:
+    if config is None:
+        return None
+    overrides = base64.b64encode(cloudpickle.dumps(dict(config.fn_kwargs or {}))).decode()
+    return {"overrides": overrides, "timeout_s": config.timeout_s}
+
+
+def _check_validation(storing: Storing, checkpoint: Checkpoint | None, context: TrainContext) -> None:
+    """Refuses what cannot have been meant."""
+    if storing.validation is None:
+        return
+    if checkpoint is None:
+        raise ValueError("report(): validation needs a checkpoint: report(metrics, checkpoint=..., validation=...)")
+    if not context.validates:
+        raise ValueError(
+            "report(): validation needs a function: TorchTrainer(..., validation_config=ValidationConfig(fn))"
+        )
 
 
 def _not_in_place(run: str, path: str) -> str:

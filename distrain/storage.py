@@ -57,16 +57,16 @@ __all__ = [
     "DAMAGED",
     "DAMAGED_FILE",
     "PENDING_FILE",
+    "PENDING",
     "CommittedCheckpoint",
     "RunPaths",
     "RunStore",
-    "checkpoint_metrics",
     "choose_run",
+    "committed_at",
     "copy_file",
     "crc32_of",
     "damage_of",
     "list_files",
-    "metrics_of",
     "number_of",
 ]
 
@@ -74,6 +74,7 @@ _DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
 PENDING_FILE = ".pending.json"
 DAMAGED_FILE = ".damaged.json"
+PENDING = "PENDING_VALIDATION"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _MANIFEST = "run.json"
 _COPY_BYTES = 4 << 20
@@ -108,7 +109,6 @@ class RunPaths:
     def return_value(self) -> Path:
         return self.root / "return_value.pkl"
 
-    @property
     def end(self) -> tuple[Path, ...]:
         """What a run leaves at its end."""
         return self.error_text, self.error_pickle, self.return_value
@@ -137,6 +137,9 @@ class RunPaths:
 
     def log(self, attempt: int, rank: int, logs: Path | None = None) -> Path:
         return (logs / self.root.name if logs else self.logs) / f"attempt_{attempt}" / f"rank_{rank}.log"
+
+    def validation_log(self, checkpoint: str, logs: Path | None = None) -> Path:
+        return (logs / self.root.name if logs else self.logs) / "validation" / f"{checkpoint}.log"
 
     def stacks(self, attempt: int, rank: int) -> Path:
         return self.root / "stacks" / f"attempt_{attempt}" / f"rank_{rank}.txt"
@@ -189,6 +192,14 @@ class CommittedCheckpoint:
 
     path: Path | Place
     metrics: dict[str, Any]
+    validation: dict[str, Any] | None = None
+    """None if it is not validated; else ``status``, the name of a :class:`ReportedCheckpointStatus`, and what
+    :class:`~distrain.wire.Reported` said."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it waits for its validation."""
+        return self.validation is not None and self.validation["status"] == PENDING
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -341,7 +352,7 @@ class RunStore:
             except OSError as error:
                 raise StorageError(f"cannot read the checkpoint {path}: {error}") from error
             if damage is None:
-                found.append(CommittedCheckpoint(path, checkpoint_metrics(path)))
+                found.append(committed_at(path))
             else:
                 aside = self._free(f"{DAMAGED}{path.name}")
                 path.rename(aside)
@@ -361,7 +372,7 @@ class RunStore:
 
     def drop_end(self) -> None:
         """Delete what an earlier, failed part of this run left as its end. Raises OSError."""
-        for path in self.paths.end:
+        for path in self.paths.end():
             path.unlink(missing_ok=True)
 
     # -- small files ----------------------------------------------------------------------------------------------
@@ -411,14 +422,25 @@ class RunStore:
         *,
         name: str | None = None,
         folder: str | None = None,
+        validation: Mapping[str, Any] | None = None,
         then: Callable[[CommittedCheckpoint], None],
     ) -> None:
         """Make the ranks' files the run's next checkpoint: join their parts in a directory of that ``name``, if it is
         free, or take the ``folder`` of the run directory that they are in already. Calls ``then`` when that is done,
         here at once. Raises OSError; then nothing is committed."""
-        then(self.adopt(attempt, commit, Path(folder)) if folder else self.join(attempt, commit, name=name))
+        if folder:
+            then(self.adopt(attempt, commit, Path(folder), validation=validation))
+        else:
+            then(self.join(attempt, commit, name=name, validation=validation))
 
-    def join(self, attempt: int, commit: Commit, *, name: str | None = None) -> CommittedCheckpoint:
+    def join(
+        self,
+        attempt: int,
+        commit: Commit,
+        *,
+        name: str | None = None,
+        validation: Mapping[str, Any] | None = None,
+    ) -> CommittedCheckpoint:
         """See :meth:`commit`."""
         self._check_place()
         root = self._staging_root(attempt, commit.ordinal)
@@ -428,30 +450,47 @@ class RunStore:
             target = merged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / f"rank_{file.rank}" / file.path).rename(target)
-        _write_and_sync(merged / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, merged))
+        _write_and_sync(merged / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, merged, validation))
         _sync_directories(merged, commit)
         name = name or self.paths.checkpoint(self._next_index).name
         final = self._free(name)
         if final.name != name:
             warn(f"there is a {name} in {self.paths.root} already; this checkpoint is called {final.name}")
         merged.rename(final)
-        saved = self._committed(final, commit)
+        saved = self._committed(final, commit, validation)
         shutil.rmtree(root, ignore_errors=True)
         return saved
 
-    def adopt(self, attempt: int, commit: Commit, folder: Path) -> CommittedCheckpoint:
+    def adopt(
+        self, attempt: int, commit: Commit, folder: Path, *, validation: Mapping[str, Any] | None = None
+    ) -> CommittedCheckpoint:
         """See :meth:`commit`."""
         self._check_place()
         _sync_directories(folder, commit)
-        write_atomically(folder / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, folder))
+        write_atomically(folder / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, folder, validation))
         sync_directory(folder)
-        return self._committed(folder, commit)
+        return self._committed(folder, commit, validation)
 
-    def _committed(self, path: Path, commit: Commit) -> CommittedCheckpoint:
+    def _committed(self, path: Path, commit: Commit, validation: Mapping[str, Any] | None) -> CommittedCheckpoint:
         sync_directory(self.paths.root)
         self._next_index += 1
-        self.committed.append(CommittedCheckpoint(path, dict(commit.metrics)))
+        self.committed.append(CommittedCheckpoint(path, dict(commit.metrics), _validation_of(validation)))
         return self.committed[-1]
+
+    def amend(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
+        """Note what came of the validation of a checkpoint, and add the metrics to its own. Raises OSError."""
+        position = self.committed.index(saved)
+        metrics = {**saved.metrics, **metrics}
+        validation = {**(saved.validation or {}), "status": status}
+        self.committed[position] = replace(saved, metrics=metrics, validation=validation)
+        finite, nonfinite = _without_nonfinite(metrics)
+        fields = {"metrics": finite, "nonfinite": nonfinite, "validation": self.committed[position].validation}
+        self._amend_manifest(saved, fields)
+
+    def _amend_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+        assert isinstance(saved.path, Path)
+        path = saved.path / MANIFEST_FILE
+        write_atomically(path, json.dumps({**json.loads(path.read_text()), **fields}, indent=1).encode())
 
     def _free(self, name: str) -> Path:
         path, number = self.paths.root / name, 1
@@ -460,11 +499,13 @@ class RunStore:
             path = self.paths.root / f"{name}-{number}"
         return path
 
-    def _manifest_with_metadata(self, attempt: int, commit: Commit, folder: Path) -> bytes:
+    def _manifest_with_metadata(
+        self, attempt: int, commit: Commit, folder: Path, validation: Mapping[str, Any] | None
+    ) -> bytes:
         commit = replace(commit, files=tuple(self._with_metadata(folder, commit.files)))
-        return json.dumps(self._manifest(attempt, commit), indent=1).encode()
+        return json.dumps(self._manifest(attempt, commit, validation), indent=1).encode()
 
-    def _manifest(self, attempt: int, commit: Commit) -> dict[str, Any]:
+    def _manifest(self, attempt: int, commit: Commit, validation: Mapping[str, Any] | None) -> dict[str, Any]:
         finite, nonfinite = _without_nonfinite(commit.metrics)
         return {
             "index": self._next_index,
@@ -473,6 +514,7 @@ class RunStore:
             "ranks": list(commit.ranks),
             "metrics": finite,
             "nonfinite": nonfinite,
+            "validation": _validation_of(validation),
             "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in commit.files},
         }
 
@@ -509,6 +551,11 @@ class RunStore:
 
     def for_workers(self, saved: CommittedCheckpoint) -> str:
         """The path or URL by which workers can read it. Raises OSError."""
+        return str(saved.path)
+
+    def for_validation(self, saved: CommittedCheckpoint) -> str:
+        """The path or URL by which a process of this machine can read it, as long as it is not deleted. Raises
+        OSError."""
         return str(saved.path)
 
     # -- what is done by others -----------------------------------------------------------------------------------
@@ -581,19 +628,22 @@ def _changed_file(path: Path, crc32s: Mapping[str, str]) -> str | None:
     return None
 
 
-def checkpoint_metrics(path: Path) -> dict[str, Any]:
+def committed_at(path: Path | Place, manifest: Mapping[str, Any] | None = None) -> CommittedCheckpoint:
+    """The checkpoint there, as its manifest, which is read from a local one, tells of it. Raises StorageError."""
     try:
-        manifest = json.loads((path / MANIFEST_FILE).read_text())
-    except (OSError, ValueError) as error:
+        if manifest is None:
+            assert isinstance(path, Path)
+            manifest = json.loads((path / MANIFEST_FILE).read_text())
+        metrics = with_nonfinite(manifest["metrics"], manifest.get("nonfinite", {}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on"
         ) from error
-    return metrics_of(manifest)
+    return CommittedCheckpoint(path, metrics, manifest.get("validation"))
 
 
-def metrics_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint was reported with, by its manifest."""
-    return with_nonfinite(manifest["metrics"], manifest.get("nonfinite", {}))
+def _validation_of(asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if asked is None else {**asked, "status": PENDING}
 
 
 def is_being_read(path: Path) -> bool:

@@ -29,7 +29,7 @@ from distrain.storage import (
     CommittedCheckpoint,
     RunStore,
     choose_run,
-    metrics_of,
+    committed_at,
     number_of,
     read_manifest,
 )
@@ -129,7 +129,7 @@ class RemoteStore(RunStore):
         self._used = set(files)
         manifests = self._manifests([folder for folder, found in files.items() if MANIFEST_FILE in found], files)
         manifests.sort(key=lambda pair: pair[1]["index"])
-        committed = [CommittedCheckpoint(self._run / folder, metrics_of(said)) for folder, said in manifests]
+        committed = [committed_at(self._run / folder, said) for folder, said in manifests]
         index = max((said["index"] for _, said in manifests), default=-1)
         return max(index, *map(number_of, self._used), -1) + 1, committed
 
@@ -157,7 +157,7 @@ class RemoteStore(RunStore):
 
     def drop_end(self) -> None:
         super().drop_end()
-        for path in self.paths.end:
+        for path in self.paths.end():
             (self._run / path.name).remove()
 
     def start(self, loop: Loop | None, run_id: str, flags: Sequence[str]) -> None:
@@ -243,33 +243,46 @@ class RemoteStore(RunStore):
         *,
         name: str | None = None,
         folder: str | None = None,
+        validation: Mapping[str, Any] | None = None,
         then: Callable[[CommittedCheckpoint], None],
     ) -> None:
         directory = folder or self.target(attempt, commit.ordinal, commit.ranks[0], name=name)
         self._used.add(directory)
-        manifest = self._manifest(attempt, commit)
+        manifest = self._manifest(attempt, commit, validation)
         self._next_index += 1
 
         def published(failed: str | None) -> None:
             if failed is not None:
                 self._fail(f"cannot write checkpoint {commit.ordinal}: {failed}")
                 return
-            self.committed.append(CommittedCheckpoint(self._run / directory, dict(commit.metrics)))
+            self.committed.append(committed_at(self._run / directory, manifest))
             then(self.committed[-1])
 
         self._order(wire.Publish, published, directory=directory, manifest=manifest, metadata=dict(self.metadata))
+
+    def _amend_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+        failed = partial(_warn_if_failed, f"what came of the validation of {saved.path.name} could not be written")
+        self._order(wire.Amend, failed, directory=saved.path.name, fields=dict(fields))
 
     def delete(self, positions: Sequence[int]) -> None:
         if not positions:
             return
         names = [self.committed.pop(position).path.name for position in sorted(positions, reverse=True)]
-        self._order(wire.Remove, partial(_warn_if_failed, "a superfluous checkpoint"), directories=names)
+        self._order(
+            wire.Remove, partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"), directories=names
+        )
 
     def for_workers(self, saved: CommittedCheckpoint) -> str:
         if not self.is_of_this_process:
             return str(saved.path)
-        shutil.rmtree(self.paths.fetched, ignore_errors=True)  # an older one, which nobody reads by now
-        return saved.checkpoint.to_directory(self.paths.fetched / saved.path.name)
+        return self._fetch(saved, self.paths.fetched / "for_workers")
+
+    def for_validation(self, saved: CommittedCheckpoint) -> str:
+        return self._fetch(saved, self.paths.fetched / "for_validation") if self.is_of_this_process else str(saved.path)
+
+    def _fetch(self, saved: CommittedCheckpoint, folder: Path) -> str:
+        shutil.rmtree(folder, ignore_errors=True)  # an older one, which nobody reads by now
+        return saved.checkpoint.to_directory(folder / saved.path.name)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -316,7 +329,7 @@ class RemoteStore(RunStore):
 
 def _warn_if_failed(what: str, failed: str | None) -> None:
     if failed is not None:
-        warn(f"{what} could not be deleted: {failed}")
+        warn(f"{what}: {failed}")
 
 
 def _spool_of(run: Place) -> Path:

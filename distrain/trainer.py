@@ -21,7 +21,7 @@ from distrain.absent import without
 from distrain.backend import BackendConfig
 from distrain.callbacks import Callbacks, RunContext
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
-from distrain.config import RunConfig, ScalingConfig
+from distrain.config import RunConfig, ScalingConfig, ValidationConfig
 from distrain.coordinator import Coordinator
 from distrain.errors import (
     CheckpointError,
@@ -35,7 +35,7 @@ from distrain.errors import (
     TrainingFailedError,
     WorkerGroupError,
 )
-from distrain.events import Hung, RunEnd, RunRequest
+from distrain.events import Hung, RunEnd, RunRequest, Validator
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
 from distrain.result import Result, last_metrics, make_result, pickle_or_none
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["DataParallelTrainer", "run_work"]
 
 
-@without("dataset_config", "datasets", "preprocessor", "validation_config")
+@without("dataset_config", "datasets", "preprocessor")
 class DataParallelTrainer:
     """Run a training function on a group of workers.
 
@@ -60,6 +60,7 @@ class DataParallelTrainer:
     backend_config: the framework's settings and hooks.
     resume_from_checkpoint: where a *new* run starts from, a checkpoint or the path of one; a run that goes on prefers
         its own latest checkpoint.
+    validation_config: what ``report(validation=...)`` does with a checkpoint.
     metadata: JSON that ``get_context().get_metadata()`` returns, and that every checkpoint of the run gets.
 
     Raises TypeError or ValueError for bad arguments.
@@ -75,6 +76,7 @@ class DataParallelTrainer:
         run_config: RunConfig | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
         metadata: Mapping[str, Any] | None = None,
+        validation_config: ValidationConfig | None = None,
     ) -> None:
         self._work = job.FunctionWork(
             function=job.check_signature(train_loop_per_worker),
@@ -86,6 +88,9 @@ class DataParallelTrainer:
         if isinstance(resume_from_checkpoint, (str, Path)):
             resume_from_checkpoint = Checkpoint(resume_from_checkpoint)
         self._resume_from = _instance("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, None)
+        self._validation: ValidationConfig | None = _instance(
+            "validation_config", validation_config, ValidationConfig, None
+        )
         self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
 
     @classmethod
@@ -109,7 +114,14 @@ class DataParallelTrainer:
         Raises TrainingFailedError, with the partial ``result``, if a rank or a host failed; JobError, ResourcesError or
         StorageError before anything starts; KeyboardInterrupt after Ctrl-C, once every worker is gone.
         """
-        return run_work(self._work, self._scaling, self._run, resume_from=self._resume_from, metadata=self._metadata)
+        return run_work(
+            self._work,
+            self._scaling,
+            self._run,
+            resume_from=self._resume_from,
+            metadata=self._metadata,
+            validation=self._validation,
+        )
 
 
 def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
@@ -152,6 +164,7 @@ def run_work(
     *,
     resume_from: Checkpoint | None = None,
     metadata: Mapping[str, Any] | None = None,
+    validation: ValidationConfig | None = None,
     transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
 ) -> Result:
@@ -164,6 +177,7 @@ def run_work(
         run=run,
         resume_from=resume_from,
         metadata=metadata or {},
+        validator=None if validation is None else _validator(validation),
         transports=transports or [LocalTransport()],
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
     )
@@ -177,6 +191,14 @@ def run_work(
             return _Run(store, asked).train()
         finally:
             store.close()
+
+
+def _validator(config: ValidationConfig) -> Validator:
+    """Raises JobError if the function cannot be pickled."""
+    assert config.task_config is not None
+    kwargs = dict(config.task_config.fn_kwargs or {})
+    work = job.FunctionWork(function=config.fn, config=kwargs, backend=BackendConfig())
+    return Validator(blob=job.make_job(work).blob, timeout_s=config.task_config.timeout_s)
 
 
 def _clean_path(path: Sequence[object]) -> list[str]:
@@ -194,6 +216,7 @@ class _Asked:
     run: RunConfig
     resume_from: Checkpoint | None
     metadata: Mapping[str, Any]
+    validator: Validator | None
     transports: Sequence[Transport]
     sys_path: list[str]
 
@@ -219,6 +242,7 @@ class _Asked:
             first_attempt=first_attempt,
             checkpoint=checkpoint,
             metadata=self.metadata,
+            validator=self.validator,
             environment=self.run.env_vars,
         )
 

@@ -18,7 +18,7 @@ __all__ = ["UploaderLink"]
 
 _NEWS = (wire.Notice, wire.HostFailed)
 """What it says without having been asked."""
-_REPEATABLE = (wire.Publish, wire.Remove, wire.Mirror)
+_REPEATABLE = (wire.Publish, wire.Amend, wire.Remove, wire.Mirror)
 """Orders that may be carried out twice."""
 _MOST_DEATHS = 3
 _FLUSH_S = 0.1

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from distrain.config import ValidationTaskConfig
 from distrain.storage import DAMAGED, copy_file, crc32_of
 
 if TYPE_CHECKING:
@@ -46,12 +47,15 @@ class Storing:
     mode: CheckpointUploadMode = CheckpointUploadMode.SYNC
     delete: bool | None = None
     function: Callable[[Checkpoint, str], Checkpoint] | None = None
+    validation: ValidationTaskConfig | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, CheckpointUploadMode):
             raise TypeError(f"report(): checkpoint_upload_mode must be a CheckpointUploadMode, got {self.mode!r}")
         if self.function is not None and not callable(self.function):
             raise TypeError(f"report(): checkpoint_upload_fn must be a function, got {self.function!r}")
+        if self.validation is not None and not isinstance(self.validation, ValidationTaskConfig):
+            raise TypeError(f"report(): validation must be a bool or a ValidationTaskConfig, got {self.validation!r}")
         if self.name is None:
             return
         if not isinstance(self.name, str):

@@ -22,7 +22,10 @@ __all__ = [
     "MAGIC",
     "MESSAGES",
     "WIRE_VERSION",
+    "Amend",
+    "AskCheckpoints",
     "AskStop",
+    "Checkpoints",
     "Close",
     "Committed",
     "Decoder",
@@ -64,6 +67,8 @@ __all__ = [
     "TakeStacks",
     "ToWorker",
     "Upload",
+    "Validate",
+    "Validated",
     "Vote",
     "WorkerSpec",
     "encode",
@@ -230,6 +235,16 @@ class Publish(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Amend(Message):
+    """Coordinator: replace these fields of the manifest of the checkpoint in ``directory``. Answered by
+    :class:`Kept`."""
+
+    token: int
+    directory: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remove(Message):
     """Coordinator: delete these directories. Answered by :class:`Kept`."""
 
@@ -249,6 +264,28 @@ class Kept(Message):
     """Uploader: an order is done; ``failed``: why it is not."""
 
     token: int
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validate(Message):
+    """Coordinator: call the validation function with the checkpoint at this path or URL. ``overrides``: what takes the
+    place of its keyword arguments, as :class:`Reported` has them. The body is the pickled work that holds the function.
+    Answered by :class:`Validated`."""
+
+    checkpoint: str
+    filesystem: str
+    overrides: str
+    directory: str
+    sys_path: list[str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated(Message):
+    """Validator: the metrics as JSON; or ``failed``, why there are none."""
+
+    body: bytes
     failed: str | None = None
 
 
@@ -335,8 +372,8 @@ class WorkerSpec(ToWorker):
     """The first frame a worker reads: what it needs to be this rank, beside the job.
 
     ``filesystem`` is what ``storage_path`` and ``checkpoint``, the path to resume from, are on, if they do not say so
-    themselves (see :class:`OpenStorage`); ``devices`` index the host's visible GPUs; ``defaults`` are environment
-    variables that the user's own values override.
+    themselves (see :class:`OpenStorage`); ``validates``: the trainer has a validation function; ``devices`` index the
+    host's visible GPUs; ``defaults`` are environment variables that the user's own values override.
     """
 
     world_size: int
@@ -354,6 +391,7 @@ class WorkerSpec(ToWorker):
     metadata: dict[str, Any]
     resources: dict[str, float]
     checkpoint: str | None
+    validates: bool
     directory: str
     sys_path: list[str]
     argv: list[str]
@@ -384,6 +422,15 @@ class Committed(ToWorker):
 
     ordinal: int
     path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints(ToWorker):
+    """Answer to the ``index``-th :class:`AskCheckpoints`. The body is a JSON list of path, metrics and status of each,
+    in the order of commit; NaN and infinities are written as Python's json does."""
+
+    index: int
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,7 +472,8 @@ class Reported(FromWorker):
     checkpoints of the attempt from 1, and ``files`` lists ``[relative path, size in bytes]`` in ``folder``.
 
     mode: the name of a :class:`~distrain.uploads.CheckpointUploadMode`. name: what the checkpoint's directory is to be
-    called. delete: ``folder`` is not needed afterwards.
+    called. delete: ``folder`` is not needed afterwards. validation: None, or ``{"overrides": ..., "timeout_s": ...}``:
+    pickled keyword arguments in base64, and seconds or None.
     """
 
     index: int
@@ -437,6 +485,7 @@ class Reported(FromWorker):
     mode: str = "SYNC"
     name: str | None = None
     delete: bool = False
+    validation: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,6 +506,16 @@ class Joined(FromWorker):
     index: int
     operation: str
     body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskCheckpoints(FromWorker):
+    """The worker wants to know which checkpoints there are, once all that it has reported are committed, and, if it
+    says ``validated``, once none waits for its validation; or ``at_once``. Answered by :class:`Checkpoints`."""
+
+    index: int
+    validated: bool
+    at_once: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,7 +555,7 @@ def failed_answer(order: Message, why: str) -> Message:
             return Delivered(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
         case OpenStorage():
             return StorageOpened(failed=why)
-        case Publish(token=token) | Remove(token=token) | Mirror(token=token):
+        case Publish(token=token) | Amend(token=token) | Remove(token=token) | Mirror(token=token):
             return Kept(token=token, failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")
 

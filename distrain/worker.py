@@ -185,6 +185,7 @@ def _context(spec: wire.WorkerSpec) -> TrainContext:
         run_name=spec.run_name,
         storage_path=spec.storage_path,
         filesystem=spec.filesystem,
+        validates=spec.validates,
         attempt=spec.attempt,
         devices=tuple(spec.devices),
         shares_gpu=spec.shares_gpu,

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.checkpoint import Checkpoint
-    from distrain.config import RunConfig, ScalingConfig
+    from distrain.config import RunConfig, ScalingConfig, ValidationConfig
 
 __all__ = ["TorchTrainer"]
 
 
-@without("dataset_config", "datasets", "preprocessor", "validation_config")
+@without("dataset_config", "datasets", "preprocessor")
 class TorchTrainer(DataParallelTrainer):
     """Run a PyTorch training function on a group of workers that share a process group.
 
@@ -37,6 +37,7 @@ class TorchTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
         metadata: Mapping[str, Any] | None = None,
+        validation_config: ValidationConfig | None = None,
         torch_backend: TorchConfig | None = None,
     ) -> None:
         if torch_backend is not None:
@@ -56,4 +57,5 @@ class TorchTrainer(DataParallelTrainer):
             run_config=run_config,
             resume_from_checkpoint=resume_from_checkpoint,
             metadata=metadata,
+            validation_config=validation_config,
         )

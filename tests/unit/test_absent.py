@@ -24,9 +24,9 @@ CONSTRUCTORS: list[tuple[Any, dict[str, Any], list[str]]] = [
     (
         DataParallelTrainer,
         {"train_loop_per_worker": train},
-        ["datasets", "dataset_config", "preprocessor", "validation_config"],
+        ["datasets", "dataset_config", "preprocessor"],
     ),
-    (TorchTrainer, {"train_loop_per_worker": train}, ["datasets", "dataset_config", "validation_config"]),
+    (TorchTrainer, {"train_loop_per_worker": train}, ["datasets", "dataset_config"]),
 ]
 CASES = [
     pytest.param(make, own, name, id=f"{make.__name__}-{name}") for make, own, names in CONSTRUCTORS for name in names

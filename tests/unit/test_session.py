@@ -364,7 +364,11 @@ def test_the_context_and_the_functions_of_air_agree(
 
 
 def test_every_getter_of_the_session_is_one_of_the_context() -> None:
-    getters = {name for name in session.__all__ if name.startswith("get_")} - {"get_checkpoint", "get_context"}
+    getters = {name for name in session.__all__ if name.startswith("get_")} - {
+        "get_all_reported_checkpoints",
+        "get_checkpoint",
+        "get_context",
+    }
     assert getters == {name for name in vars(TrainContext) if name.startswith("get_")} - {
         "get_metadata",
         "get_storage",

@@ -522,7 +522,7 @@ def test_an_atomic_write_replaces_and_leaves_nothing_beside_it(tmp_path: Path) -
 def test_every_name_of_a_run_lies_below_its_root(root: Path) -> None:
     paths = RunPaths(root)
     names = [getattr(paths, name) for name, value in vars(RunPaths).items() if isinstance(value, property)]
-    names += [paths.checkpoint(3), paths.log(0, 1), paths.stacks(0, 1)]
+    names += [paths.checkpoint(3), paths.log(0, 1), paths.stacks(0, 1), paths.validation_log("checkpoint_000003")]
     assert all(root in name.parents for name in names)
     assert len(set(names)) == len(names)
 

@@ -1,0 +1,290 @@
+"""Validation of checkpoints in processes of their own, and what workers are told of the checkpoints of their run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distrain
+from distrain import (
+    BackendConfig,
+    Checkpoint,
+    CheckpointConfig,
+    CheckpointConsistencyMode,
+    FailureConfig,
+    JobError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    ValidationConfig,
+    ValidationTaskConfig,
+)
+from distrain.job import FunctionWork
+from distrain.trainer import run_work
+from tests.conftest import wait_until
+from tests.process.conftest import OPPOSITE_WAYS, Fit, make_fit
+
+Function = Callable[..., Any]
+MODES = CheckpointConsistencyMode
+
+
+@pytest.fixture(params=[*OPPOSITE_WAYS, "no-workers"])
+def any_fit(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Result]:
+    """``fit(function, config, validation)`` with forked workers, fresh ones behind ssh, and in this process."""
+    way = "forkserver-local" if request.param == "no-workers" else request.param
+    return fit_of(make_fit(way, tmp_path), 0 if request.param == "no-workers" else 2)
+
+
+@pytest.fixture
+def fit(storage: Path) -> Callable[..., Result]:
+    return fit_of(Fit(storage=storage), 2)
+
+
+def fit_of(fit: Fit, workers: int) -> Callable[..., Result]:
+    def start(function: Function, config: dict[str, Any], validation: ValidationConfig | None, **run: Any) -> Result:
+        return run_work(
+            FunctionWork(function=function, config=config, backend=BackendConfig()),
+            ScalingConfig(num_workers=workers, start_method=fit.start_method),
+            RunConfig(**{"storage_path": fit.storage, "name": "run", **run}),
+            validation=validation,
+            transports=(fit.transport,),
+        )
+
+    return start
+
+
+def report(step: int, validation: bool | ValidationTaskConfig, **metrics: Any) -> None:
+    folder = tempfile.mkdtemp()
+    Path(folder, "step.txt").write_text(str(step))
+    distrain.report({"step": step, **metrics}, Checkpoint(folder), validation=validation)
+
+
+def train(config: dict[str, Any]) -> list[tuple[int, str]]:
+    """A checkpoint for each of the tasks."""
+    for step, task in enumerate(config["tasks"]):
+        report(step, task)
+    known = distrain.get_all_reported_checkpoints(MODES(config.get("mode", "VALIDATED")), config.get("timeout_s"))
+    return [(one.metrics["step"], one.status.value) for one in known]
+
+
+def score(checkpoint: Checkpoint, factor: float = 1.0, shift: float = 0.0) -> dict[str, Any]:
+    with checkpoint.as_directory() as folder:
+        return {"score": float(Path(folder, "step.txt").read_text()) * factor + shift, "pid": os.getpid()}
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / ".manifest.json").read_text())
+    return found
+
+
+def metrics_of(run: str, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = manifest_of(Path(run, f"checkpoint_{number:06d}"))["metrics"]
+    return found
+
+
+def test_metrics_of_the_validation_are_added_to_those_of_the_checkpoint(any_fit: Callable[..., Result]) -> None:
+    """Settings of a call take the place of the usual ones, one by one."""
+    tasks = [True, ValidationTaskConfig(fn_kwargs={"factor": 10.0}), False]
+    usual = ValidationTaskConfig(fn_kwargs={"factor": 2.0, "shift": 0.5})
+    result = any_fit(train, {"tasks": tasks}, ValidationConfig(score, usual))
+    assert result.return_value == [(0, "VALIDATED"), (1, "VALIDATED"), (2, "COMMITTED")]
+    found = [metrics_of(result.path, number) for number in range(3)]
+    assert [metrics.get("score") for metrics in found] == [0.5, 10.5, None]
+    assert len({metrics.get("pid") for metrics in found[:2]} - {os.getpid()}) == 2, "each in a process of its own"
+    assert [metrics.get("score") for _, metrics in result.best_checkpoints] == [0.5, 10.5, None]
+    assert Result.from_path(result.path).best_checkpoints[1][1]["score"] == 10.5
+    assert result.metrics == {"step": 2}, "these are what rank 0 reported last"
+
+
+def hopeless(checkpoint: Checkpoint, how: str) -> Any:
+    print("I am about to", how)
+    if how == "raise":
+        raise ValueError("on purpose")
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        sys.exit(3)
+    return {"nothing": None, "a tensor": {"score": object()}}.get(how)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("raise", "ValueError: on purpose"),
+        ("die", "its process has died (exit code -9)"),
+        ("exit", "SystemExit: 3"),
+        ("return None", "TypeError: it must return a dict of metrics, got None (NoneType)"),
+        ("a tensor", "TypeError: report(): metrics['score'] is a builtins.object, which cannot be recorded"),
+    ],
+)
+def test_a_validation_that_fails_is_told_and_costs_nothing_else(
+    fit: Callable[..., Result], capsys: pytest.CaptureFixture[str], how: str, why: str
+) -> None:
+    task = ValidationTaskConfig(fn_kwargs={"how": how})
+    result = fit(train, {"tasks": [task]}, ValidationConfig(hopeless))
+    assert result.return_value == [(0, "VALIDATION_FAILED")]
+    assert result.best_checkpoints[0][1] == {"step": 0}
+    assert manifest_of(Path(result.path, "checkpoint_000000"))["validation"]["status"] == "VALIDATION_FAILED"
+    log = f"{result.path}/logs/validation/checkpoint_000000.log"
+    said = capsys.readouterr().err
+    assert f"the validation of checkpoint_000000 has failed: {why}" in said
+    assert f"(its output: {log})" in said
+    assert "I am about to" in Path(log).read_text() or how == "die"
+
+
+def sleep(checkpoint: Checkpoint, pids: str) -> dict[str, Any]:
+    child = subprocess.Popen(["sleep", "60"])
+    Path(pids).write_text(json.dumps([os.getpid(), child.pid]))
+    child.wait()
+    return {}
+
+
+def test_one_that_takes_too_long_is_ended_with_its_children(any_fit: Callable[..., Result], tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    task = ValidationTaskConfig(fn_kwargs={"pids": str(pids)}, timeout_s=1.5)
+    result = any_fit(train, {"tasks": [task]}, ValidationConfig(sleep))
+    assert result.return_value == [(0, "VALIDATION_TIMEOUT")]
+    wait_until(lambda: not any(Path("/proc", str(pid)).exists() for pid in json.loads(pids.read_text())))
+
+
+def wait_for_file(checkpoint: Checkpoint, go: str) -> dict[str, Any]:
+    while not Path(go).exists():
+        time.sleep(0.01)
+    return {"score": 1.0}
+
+
+def ask_in_vain(config: dict[str, Any]) -> list[Any]:
+    """What is known at once, after a time, and when all is done."""
+    report(0, True)
+    known = [distrain.get_all_reported_checkpoints(MODES.COMMITTED)]
+    began = time.monotonic()
+    known.append(distrain.get_all_reported_checkpoints(timeout_s=0.5))
+    waited_s = time.monotonic() - began
+    Path(config["go"]).touch()
+    known.append(distrain.get_all_reported_checkpoints())
+    return [waited_s, *((one.metrics, one.status.value) for [one] in known)]
+
+
+def test_a_worker_is_told_what_it_asks_for(any_fit: Callable[..., Result], tmp_path: Path) -> None:
+    go = str(tmp_path / "go")
+    result = any_fit(ask_in_vain, {"go": go}, ValidationConfig(wait_for_file, ValidationTaskConfig({"go": go})))
+    waited_s, *known = result.return_value
+    assert 0.5 <= waited_s < 5.0
+    assert known == [
+        ({"step": 0}, "PENDING_VALIDATION"),
+        ({"step": 0}, "PENDING_VALIDATION"),
+        ({"step": 0, "score": 1.0}, "VALIDATED"),
+    ]
+
+
+def ask_of_one_rank_only(config: dict[str, Any]) -> list[int]:
+    for step in range(3):
+        report(step, False)
+    if distrain.get_context().get_world_rank() == 1:
+        return []
+    return [one.metrics["step"] for one in distrain.get_all_reported_checkpoints()]
+
+
+def test_any_rank_may_ask_alone_and_hears_of_those_that_are_kept(fit: Callable[..., Result]) -> None:
+    result = fit(ask_of_one_rank_only, {}, None, checkpoint_config=CheckpointConfig(num_to_keep=2))
+    assert result.return_value == [1, 2]
+
+
+def test_the_score_may_come_from_the_validation_and_pending_ones_are_kept(
+    fit: Callable[..., Result], tmp_path: Path
+) -> None:
+    config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="score", checkpoint_score_order="min")
+    result = fit(train, {"tasks": [True] * 4}, ValidationConfig(score), checkpoint_config=config)
+    assert [metrics["score"] for _, metrics in result.best_checkpoints] == [0.0]
+    assert sorted(path.name for path in Path(result.path).glob("checkpoint_*")) == [
+        "checkpoint_000000",
+        "checkpoint_000003",
+    ]
+
+
+def test_fit_waits_for_the_validations_and_they_go_on_over_attempts(fit: Callable[..., Result], tmp_path: Path) -> None:
+    go = str(tmp_path / "go")
+
+    def fails_once(config: dict[str, Any]) -> str:
+        if distrain.get_context().attempt == 0:
+            report(0, True)
+            distrain.collective.barrier()
+            distrain.get_all_reported_checkpoints(MODES.COMMITTED)
+            distrain.collective.barrier()
+            raise RuntimeError("on purpose")
+        Path(config["go"]).touch()
+        return "done"
+
+    validation = ValidationConfig(wait_for_file, ValidationTaskConfig({"go": go}))
+    result = fit(fails_once, {"go": go}, validation, failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == "done"
+    assert metrics_of(result.path, 0) == {"step": 0, "score": 1.0}
+
+
+def test_what_was_not_validated_is_when_the_run_goes_on(fit: Callable[..., Result], tmp_path: Path) -> None:
+    go = str(tmp_path / "go")
+
+    def fails(config: dict[str, Any]) -> None:
+        report(0, True)
+        distrain.get_all_reported_checkpoints(MODES.COMMITTED)
+        distrain.collective.barrier()
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(TrainingFailedError) as raised:
+        fit(fails, {}, ValidationConfig(wait_for_file, ValidationTaskConfig({"go": go})))
+    assert raised.value.result is not None
+    assert manifest_of(Path(raised.value.result.path, "checkpoint_000000"))["validation"]["status"] == (
+        "PENDING_VALIDATION"
+    )
+    result = fit(lambda config: None, {}, ValidationConfig(score))
+    assert metrics_of(result.path, 0)["score"] == 0.0
+
+
+def careless(config: dict[str, Any]) -> None:
+    distrain.report({}, **config)
+
+
+@pytest.mark.parametrize(
+    ("given", "validation", "kind", "why"),
+    [
+        ({"validation": True}, ValidationConfig(score), "ValueError", "validation needs a checkpoint"),
+        (
+            {"validation": True, "checkpoint": Checkpoint.from_dict({})},
+            None,
+            "ValueError",
+            "validation needs a function",
+        ),
+        ({"validation": 5}, ValidationConfig(score), "TypeError", "a bool or a ValidationTaskConfig, got 5"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    fit: Callable[..., Result], given: dict[str, Any], validation: ValidationConfig | None, kind: str, why: str
+) -> None:
+    with pytest.raises(TrainingFailedError, match=rf"{kind}: report\(\): .*{why}"):
+        fit(careless, given, validation)
+
+
+def test_a_function_that_cannot_travel_is_named_before_anything_starts(fit: Callable[..., Result]) -> None:
+    lock = threading.Lock()
+    with pytest.raises(JobError, match="variable 'lock'"):
+        fit(train, {}, ValidationConfig(lambda checkpoint: {"locked": lock.locked()}))
+
+
+def test_checkpoints_elsewhere_are_validated_too(storage: Path) -> None:
+    fit = fit_of(replace(Fit(storage=storage), storage=f"memory://{storage.parent.name}"), 2)  # type: ignore[arg-type]
+    result = fit(train, {"tasks": [True, True]}, ValidationConfig(score))
+    assert result.return_value == [(0, "VALIDATED"), (1, "VALIDATED")]
+    assert [metrics["score"] for _, metrics in Result.from_path(result.path).best_checkpoints] == [0.0, 1.0]
