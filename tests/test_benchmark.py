@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,41 @@ def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
         assert f"\n{row['measure']} " in done.stdout
     assert "DDP losses of distrain fit() and torchrun: bit-equal, all ranks, 330 steps, 1 of 1 pairs" in done.stdout
     assert "20,002 of 20,002 reports are in metrics.jsonl" in done.stdout
+
+
+@pytest.mark.timeout(240)  # ten seconds on two idle cores
+def test_it_measures_reports_of_a_checkpoint_beside_cp_and_fsync(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["--only", "checkpoint", "--runs", "2", "--json", str(results)]
+    done = benchmark(*options, "--checkpoint-mb", "16", "--disk", os.path.relpath(disk))
+    assert done.returncode == 0, done.stderr
+    rows = {row["measure"]: row for row in json.loads(results.read_text())["rows"] if row["workers"]}
+
+    modes = ["SYNC", "SYNC, delete", "ASYNC", "ASYNC, delete"]
+    yardsticks = ["cp", "cp, fsync of the copy", "fsync, crc32"]
+    committed = [f"committed, {mode}" for mode in modes if mode.startswith("ASYNC")]
+    assert list(rows) == [*(f"checkpoint, {mode}" for mode in modes), *committed, *yardsticks]
+    for row in rows.values():
+        assert row["launcher"] == "distrain fit()"
+        assert row["workers"] == 1
+        assert row["failures"] == []
+        assert len(row["values"]) == 2
+        assert min(row["values"]) > 0
+        assert row["remarks"][0].startswith("16 MB on ")
+    for mode in ("ASYNC", "ASYNC, delete"):
+        both = zip(rows[f"checkpoint, {mode}"]["values"], rows[f"committed, {mode}"]["values"], strict=True)
+        assert all(blocked < committed for blocked, committed in both)
+    assert re.search(r"\ndistrain fit\(\), checkpoint, SYNC: \d+\.\d\d x \(cp, fsync of the copy\), 1.2 x", done.stdout)
+    assert list(disk.iterdir()) == []
+
+
+def test_a_disk_that_cannot_hold_the_checkpoints_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    done = benchmark("--only", "checkpoint", "--checkpoint-mb", str(10**12), "--disk", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert f"--disk {tmp_path}: 6,000,000,000,000 MB are needed" in done.stderr
 
 
 def test_a_launcher_that_fails_is_a_row_and_the_table_goes_on(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def _distrain() -> list[Launcher]:
         Launcher(
             name=DISTRAIN,
             command=lambda task, workers: [*fit, task, str(workers), "forkserver"],
-            tasks=frozenset({"start", "second", "empty", "report", "hold", "ddp"}),
+            tasks=frozenset({"start", "second", "empty", "report", "checkpoint", "hold", "ddp"}),
         ),
         Launcher(
             name=f"{DISTRAIN}, import torch",
@@ -179,7 +179,7 @@ def _ray(python: str) -> list[Launcher]:
         Launcher(
             name="Ray Train",
             command=fit(RAY_REPORTS),
-            tasks=frozenset({"start", "second", "empty", "report", "hold", "ddp"}),
+            tasks=frozenset({"start", "second", "empty", "report", "checkpoint", "hold", "ddp"}),
         ),
         Launcher(
             name="Ray Train, 0.1 s checks",

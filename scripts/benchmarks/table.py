@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-COLUMNS = "{measure:<24} {workers:>7}  {launcher:<28} {median:>10}  {spread:<22} {ratio:>10}  {runs:>5}  {remarks}"
+COLUMNS = "{measure:<25} {workers:>7}  {launcher:<28} {median:>10}  {spread:<22} {ratio:>10}  {runs:>5}  {remarks}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +75,8 @@ def show_row(row: Row, reference: Row | None) -> str:
 
 def show(value: float, unit: str) -> str:
     """Three digits or so, never an exponent; long times are not in microseconds."""
-    for larger in ("ms", "s"):
-        if unit in ("us", "ms") and value >= 1000:
+    for smaller, larger in (("us", "ms"), ("ms", "s")):
+        if unit == smaller and value >= 1000:
             value, unit = value / 1000, larger
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
     return f"{value:,.{digits}f} {unit}"

@@ -4,6 +4,7 @@ import os
 import sys
 
 import benchmark_tasks
+import checkpoint_task
 
 import distrain
 from distrain.torch import TorchTrainer
@@ -13,6 +14,14 @@ REPORTS = 10_000
 
 def measure_reports() -> None:
     benchmark_tasks.measure_reports(distrain.report, REPORTS)
+
+
+def measure_checkpoints() -> None:
+    def path_of_committed() -> str | None:
+        checkpoint = distrain.get_checkpoint()
+        return checkpoint.path if checkpoint else None
+
+    checkpoint_task.measure_checkpoints(distrain, path_of_committed)
 
 
 def train_ddp() -> None:
@@ -25,11 +34,13 @@ def main() -> None:
     task, workers, start_method, *rest = sys.argv[1:]
     if rest == ["import-torch"]:  # what most users' scripts do at their top
         import torch  # noqa: F401
-    tasks = {**benchmark_tasks.TASKS, "report": measure_reports, "ddp": train_ddp}
+    own_tasks = {"report": measure_reports, "checkpoint": measure_checkpoints, "ddp": train_ddp}
+    tasks = {**benchmark_tasks.TASKS, **own_tasks}
+    disk = os.environ.get("BENCHMARK_DISK", os.environ["BENCHMARK_OUT"])
     trainer = TorchTrainer(
         tasks[task],
         scaling_config=distrain.ScalingConfig(num_workers=int(workers), start_method=start_method),
-        run_config=distrain.RunConfig(storage_path=os.environ["BENCHMARK_OUT"] + "/runs"),
+        run_config=distrain.RunConfig(storage_path=disk + "/runs"),
     )
     results = []
     benchmark_tasks.run_once_or_twice(task, lambda: results.append(trainer.fit()))

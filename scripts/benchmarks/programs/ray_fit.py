@@ -5,9 +5,19 @@ import sys
 import time
 
 import benchmark_tasks
+import checkpoint_task
 import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
+
+
+def measure_checkpoints() -> None:
+    def path_of_committed() -> str | None:
+        """Waits until what was reported is, as it is asked to."""
+        reported = ray.train.get_all_reported_checkpoints(ray.train.CheckpointConsistencyMode.COMMITTED)
+        return reported[-1].checkpoint.path if reported else None
+
+    checkpoint_task.measure_checkpoints(ray.train, path_of_committed)
 
 
 def train_ddp() -> None:
@@ -25,14 +35,16 @@ def main() -> None:
     def measure_reports() -> None:
         benchmark_tasks.measure_reports(ray.train.report, reports)
 
-    tasks = {**benchmark_tasks.TASKS, "report": measure_reports, "ddp": train_ddp}
+    own_tasks = {"report": measure_reports, "checkpoint": measure_checkpoints, "ddp": train_ddp}
+    tasks = {**benchmark_tasks.TASKS, **own_tasks}
+    disk = os.environ.get("BENCHMARK_DISK", os.environ["BENCHMARK_OUT"])
 
     def fit() -> object:
         return TorchTrainer(
             tasks[task],
             torch_config=TorchConfig(backend="gloo"),
             scaling_config=ray.train.ScalingConfig(num_workers=workers),
-            run_config=ray.train.RunConfig(storage_path=os.environ["BENCHMARK_OUT"] + "/runs"),
+            run_config=ray.train.RunConfig(storage_path=disk + "/runs"),
         ).fit()
 
     benchmark_tasks.run_once_or_twice(task, fit)

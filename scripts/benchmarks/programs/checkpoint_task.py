@@ -1,0 +1,128 @@
+"""What ``checkpoint`` has the one worker do: report a checkpoint in every way, and copy one without a launcher.
+
+``train`` is distrain or ray.train, which call things by the same names. Runs in: worker.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+import zlib
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmark_tasks import write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+REPORTS = {"SYNC": False, "SYNC, delete": True, "ASYNC": False, "ASYNC, delete": True}
+"""The upload mode is the first word; whether the worker's own files are deleted."""
+BLOCK_BYTES = 4 << 20
+LOOK_EVERY_S = 0.002
+
+
+def measure_checkpoints(train: Any, path_of_committed: Callable[[], str | None]) -> None:
+    """Each way once, in an order that depends on the round, with a file that was written just before, as a checkpoint
+    usually is, and that the ways before have left nothing to write for. What the first report sets up is not
+    counted."""
+    disk = Path(os.environ["BENCHMARK_DISK"])
+    megabytes = int(os.environ["BENCHMARK_CHECKPOINT_MB"])
+    reporting = _Reporting(train, path_of_committed)
+    ways: dict[str, Callable[[Path], dict[str, float]]] = {"copy": _copy, "hash": _hash}
+    for name in REPORTS:
+        ways[name] = lambda source, name=name: reporting.report(name, source)  # type: ignore[misc]
+        with _written(disk, 1) as source:
+            reporting.report(name, source)
+    took: dict[str, float] = {}
+    for name in _in_order(list(ways), int(os.environ["BENCHMARK_ROUND"])):
+        with _written(disk, megabytes) as source:
+            took |= ways[name](source)
+    write("checkpoint", took)
+
+
+def _in_order(names: list[str], index: int) -> list[str]:
+    """Every name has other neighbours, and another place, in the next round."""
+    turned = index % len(names)
+    names = names[turned:] + names[:turned]
+    return names[::-1] if index % 2 else names
+
+
+@contextmanager
+def _written(disk: Path, megabytes: int) -> Iterator[Path]:
+    """A directory with one new file that is still in the page cache only; nothing else is to be written."""
+    os.sync()
+    source = disk / "source"
+    source.mkdir()
+    # Memory that a virtual machine has to get from its host first makes a copy up to ten times as slow.
+    _write(source / "warm_up", 2 * megabytes)
+    (source / "warm_up").unlink()
+    _write(source / "model.pt", megabytes)
+    yield source
+    shutil.rmtree(source, ignore_errors=True)
+
+
+def _write(path: Path, megabytes: int) -> None:
+    block = os.urandom(1_000_000)
+    with open(path, "wb") as file:
+        for _ in range(megabytes):
+            file.write(block)
+
+
+class _Reporting:
+    """path_of_committed: of the latest checkpoint that is; None before the first."""
+
+    def __init__(self, train: Any, path_of_committed: Callable[[], str | None]) -> None:
+        self._train = train
+        self._path_of_committed = path_of_committed
+
+    def report(self, name: str, source: Path) -> dict[str, float]:
+        """What the call took, and what it took until the checkpoint was committed, in seconds."""
+        before = self._path_of_committed()
+        size = (source / "model.pt").stat().st_size
+        begun = time.perf_counter()
+        self._train.report(
+            {},
+            checkpoint=self._train.Checkpoint.from_directory(source),
+            checkpoint_upload_mode=self._train.CheckpointUploadMode[name.split(",")[0]],
+            delete_local_checkpoint_after_upload=REPORTS[name],
+        )
+        blocked = time.perf_counter() - begun
+        while (path := self._path_of_committed()) == before:
+            time.sleep(LOOK_EVERY_S)
+        committed = time.perf_counter() - begun
+        assert path is not None
+        if (stored := Path(path, "model.pt").stat().st_size) != size or (source.exists() and REPORTS[name]):
+            raise RuntimeError(f"{name}: {stored} of {size} bytes in {path}; {source} exists: {source.exists()}")
+        return {f"checkpoint, {name}": blocked, f"committed, {name}": committed}
+
+
+def _copy(source: Path) -> dict[str, float]:
+    """``cp``, and then fsync of the copy."""
+    copy = source / "copy"
+    begun = time.perf_counter()
+    subprocess.run(["cp", source / "model.pt", copy], check=True)
+    copied = time.perf_counter() - begun
+    _flush(copy)
+    return {"cp": copied, "cp, fsync of the copy": time.perf_counter() - begun}
+
+
+def _hash(source: Path) -> dict[str, float]:
+    """The least that makes a file a checkpoint where it is: fsync, and a checksum."""
+    file = source / "model.pt"
+    begun = time.perf_counter()
+    _flush(file)
+    crc = 0
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    with open(file, "rb", buffering=0) as reader:
+        while count := reader.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+    return {"fsync, crc32": time.perf_counter() - begun}
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
