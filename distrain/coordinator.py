@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from distrain.callbacks import Callbacks
     from distrain.config import CheckpointConfig
     from distrain.events import RunRequest
+    from distrain.manifest import RunManifest
     from distrain.storage import RunStore
     from distrain.transport import Transport
 
@@ -61,7 +62,7 @@ class Coordinator:
         *,
         log_dir: Path | None = None,
         stale_run_id: str | None = None,
-        on_attempt: Callable[[int], None] = lambda attempt: None,
+        manifest: RunManifest,
         callbacks: Callbacks | None = None,
         console_ranks: Collection[int] | None = None,
     ) -> None:
@@ -71,7 +72,7 @@ class Coordinator:
         self._transports = {transport.name: transport for transport in transports}
         self._log_dir = log_dir
         self._stale_run_id = stale_run_id
-        self._on_attempt = on_attempt
+        self._manifest = manifest
         self._attempt = -1
         self._loop = Loop()
         self._hosts: dict[str, _HostLink] = {}
@@ -304,7 +305,7 @@ class Coordinator:
                 case events.AttemptStarts(attempt, plan):
                     self._attempt = attempt
                     try:
-                        self._on_attempt(attempt)
+                        self._manifest.attempt_begins(attempt, plan)
                     except OSError as error:
                         self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
                     self._ledger.begin(attempt, plan.world_size)
@@ -322,6 +323,7 @@ class Coordinator:
                 case events.AttemptEnded(failures=failures):
                     self._ledger.end()
                     self._close_outputs()
+                    self._manifest.attempt_ended(failures)
                     if self._callbacks and failures and self.machine.stop_reason is None:
                         self._callbacks.after_exception({f.rank: original(f) for f in failures})
 

@@ -36,13 +36,15 @@ from distrain.survey import survey
 from distrain.validations import Validations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from types import FrameType
 
     from distrain.callbacks import Callbacks
     from distrain.config import CheckpointConfig
     from distrain.events import RunRequest
     from distrain.job import Work
+    from distrain.manifest import RunManifest
+    from distrain.plan import WorldPlan
     from distrain.storage import RunStore
 
 __all__ = ["LocalRun", "check_launcher", "follow", "outer_rank"]
@@ -85,14 +87,14 @@ class LocalRun:
         store: RunStore,
         checkpoint_config: CheckpointConfig,
         *,
-        on_attempt: Callable[[int], None],
+        manifest: RunManifest,
         callbacks: Callbacks,
     ) -> None:
         self.end = RunEnd(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
         self._request = request
         self._work = work
         self._store = store
-        self._on_attempt = on_attempt
+        self._manifest = manifest
         self._checkpoint = request.checkpoint
         self._retries = Retries(request.failure_config, request.checkpoint)
         self._storage_problem: str | None = None
@@ -145,9 +147,9 @@ class LocalRun:
             )
 
     def _attempt(self, attempt: int) -> RunState:
-        self._on_attempt(attempt)
         self._ledger.begin(attempt, world_size=1)
-        with _rank(self._request, attempt, outer=self._outer) as context:
+        with _rank(self._request, attempt, outer=self._outer) as (context, plan):
+            self._manifest.attempt_begins(attempt, plan)
             self._retries.ever_entered = True
             checkpoint = context.get_storage().checkpoint(self._checkpoint) if self._checkpoint else None
             session = Session(self._desk, context, checkpoint)
@@ -159,6 +161,7 @@ class LocalRun:
         if error is not None and not _stop_reason(error):
             self._callbacks.after_exception({0: error})
         failure = failure_of(0, "localhost", 1, outcome=outcome, exited=None)
+        self._manifest.attempt_ended([failure] if failure else [])
         self.end = RunEnd(
             state=self._state(outcome, error),
             attempt=attempt,
@@ -265,10 +268,11 @@ def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainContext]:
+def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[TrainContext, WorldPlan]]:
     """The environment of a rank, for as long as it trains; ``outer``: torchrun has made it already."""
     workers = int(os.environ["LOCAL_WORLD_SIZE"]) if outer else 1
-    plan = make_plan([survey(with_gpus=request.scaling.use_gpu)], request.scaling, num_workers=workers)
+    here = replace(survey(with_gpus=request.scaling.use_gpu), name="localhost")
+    plan = make_plan([here], request.scaling, num_workers=workers)
     rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if outer else 0]
     with contextlib.ExitStack() as stack:
         variables = {**visible_devices(rank), **request.environment}
@@ -289,7 +293,7 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainCo
             variables |= request.backend.environment(plan, rank, address, ports[1:])
         stack.enter_context(_environment(variables))
         stack.enter_context(_module_path(request.sys_path))
-        yield TrainContext(
+        context = TrainContext(
             world_rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
             local_rank=rank.local_rank,
@@ -306,6 +310,7 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[TrainCo
             metadata=request.metadata,
             resources=request.scaling.worker_resources,
         )
+        yield context, plan
 
 
 @contextlib.contextmanager
@@ -339,7 +344,7 @@ def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig)
     """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises WorkerGroupError from what
     train_func raises."""
     desk = OuterDesk(work.backend)
-    with _rank(request, request.first_attempt, outer=True) as context:
+    with _rank(request, request.first_attempt, outer=True) as (context, _):
         session = Session(desk, context, None)
         shared = OuterWork(backend=work.backend, work=work.fresh(), session=session, desk=desk)
         executed = _train(session, shared, desk)

@@ -36,6 +36,7 @@ from distrain.errors import (
     WorkerGroupError,
 )
 from distrain.events import Hung, RunEnd, RunRequest, Validator
+from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
 from distrain.result import Result, last_metrics, make_result, pickle_or_none
@@ -43,7 +44,6 @@ from distrain.states import RunState
 from distrain.storage import RunStore, damage_of, read_manifest, write_atomically
 from distrain.stores import open_run
 from distrain.transport import LocalTransport, Transport
-from distrain.version import __version__
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -254,9 +254,14 @@ class _Run:
         self._store = store
         self._asked = asked
         self._config = asked.run
-        self._before = read_manifest(store.paths.root)
-        self._continued = bool(self._before)
         self._run_id = uuid.uuid4().hex
+        configs = {
+            "scaling_config": asdict(asked.scaling),
+            "checkpoint_config": asdict(asked.run.checkpoint_config),
+            "failure_config": asdict(asked.run.failure_config),
+        }
+        self._manifest = RunManifest(store, run_id=self._run_id, configs=configs)
+        self._continued = bool(self._manifest.before)
         self._log_dir = None if asked.run.log_dir is None else Path(asked.run.log_dir).expanduser().absolute()
 
     def train(self) -> Result:
@@ -267,12 +272,12 @@ class _Run:
             self._run_id,
             self._store,
             checkpoint=self._start_from(resume_from),
-            first_attempt=self._before.get("attempts", 0),
+            first_attempt=self._manifest.first_attempt,
         )
         self._announce()
         self._store.metadata = dict(self._asked.metadata)
         try:
-            self._write_manifest("running")
+            self._manifest.write("running")
             if self._continued:
                 self._store.drop_end()
         except OSError as error:
@@ -288,7 +293,7 @@ class _Run:
             end = runner.end
             ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
             try:
-                self._write_manifest(end.state.value if ended else "failed", attempts=end.attempt + 1)
+                self._manifest.write(end.state.value if ended else "failed")
             except OSError as error:  # a full disk must not hide the error that brought us here
                 warn(f"the run directory does not say how the run has ended, as that could not be written: {error}")
         return result
@@ -314,24 +319,22 @@ class _Run:
         say(f"{what}; run directory {self._store.place}")
 
     def _runner(self, request: RunRequest) -> Coordinator | local.LocalRun:
-        def on_attempt(attempt: int) -> None:
-            self._write_manifest("running", attempts=attempt + 1)
-
-        checkpoints = self._config.checkpoint_config
+        checkpoints, callbacks = self._config.checkpoint_config, self._callbacks()
         if not self._asked.scaling.num_workers:
             return local.LocalRun(
-                request, self._asked.work, self._store, checkpoints, on_attempt=on_attempt, callbacks=self._callbacks()
+                request, self._asked.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
             )
+        before = self._manifest.before
         return Coordinator(
             request,
             self._store,
             self._asked.transports,
             checkpoints,
             log_dir=self._log_dir,
-            on_attempt=on_attempt,
-            callbacks=self._callbacks(),
+            manifest=self._manifest,
+            callbacks=callbacks,
             console_ranks=self._config.logging_config.ranks,
-            stale_run_id=self._before.get("run_id") if self._before.get("status") == "running" else None,
+            stale_run_id=before["run_id"] if before.get("status") == "running" else None,
         )
 
     def _callbacks(self) -> Callbacks:
@@ -343,25 +346,6 @@ class _Run:
             train_loop_config=getattr(self._asked.work, "config", {}),
         )
         return Callbacks(self._config.callbacks or (), context, complain=warn)
-
-    def _write_manifest(self, status: str, *, attempts: int | None = None) -> None:
-        now = time.time()
-        self._store.write_manifest(
-            {
-                "name": self._store.place.name,
-                "run_id": self._run_id,
-                "status": status,
-                "started": self._before.get("started", now),
-                "updated": now,
-                "attempts": attempts if attempts is not None else self._before.get("attempts", 0),
-                "distrain": __version__,
-                "python": sys.version.split()[0],
-                "argv": sys.argv,
-                "scaling_config": asdict(self._asked.scaling),
-                "checkpoint_config": asdict(self._config.checkpoint_config),
-                "failure_config": asdict(self._config.failure_config),
-            }
-        )
 
     # -- the end --------------------------------------------------------------------------------------------------
 

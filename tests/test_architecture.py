@@ -29,7 +29,7 @@ FLOORS = [
     "checkpoint", "storage", "runlock", "uploads", "keeper", "result", "reported", "metrics",
     "context", "session", "collective", "execution", "validations", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",
-    "stores", "validator", "coordinator",
+    "stores", "manifest", "validator", "coordinator",
     "desk", "outer", "local", "trainer",
     "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
     "torch.sampler", "torch.reproducibility", "torch.data",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -48,6 +49,29 @@ def failure(fit: Fit, function: Any, *args: Any, **options: Any) -> WorkerGroupE
 def attempts_of(error: WorkerGroupError) -> int:
     assert error.result is not None
     return 1 + max(int(record["attempt"]) for record in records(error.result.path))
+
+
+def fail_once() -> None:
+    if attempt() == 0 and rank() == 1:
+        raise ValueError("only once")
+    if attempt() == 0:
+        wait_for_the_end()
+
+
+def test_the_run_manifest_tells_of_every_attempt(fit: Fit) -> None:
+    before = time.time()
+    result = fit(fail_once, name="run", failure_config=FailureConfig(max_failures=1))
+    manifest = json.loads(Path(result.path, "run.json").read_text())
+    first, second = manifest["attempts"]
+    assert (first["attempt"], second["attempt"]) == (0, 1)
+    assert first["hosts"] == second["hosts"] == {"localhost": [0, 1]}
+    assert first["failure"] == "rank 1 on localhost: ValueError: only once"
+    assert second["failure"] is None
+    moments = [first["started"], first["ended"], second["started"], second["ended"]]
+    assert [before, manifest["started"], *moments, manifest["updated"]] == sorted(
+        [before, manifest["started"], *moments, manifest["updated"]]
+    )
+    assert manifest["status"] == "finished"
 
 
 # -- whether there is another attempt --------------------------------------------------------------------------------

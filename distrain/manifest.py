@@ -1,0 +1,68 @@
+"""run.json: what ran, with which settings, where, when, and how it ended. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from distrain.failures import culprit_first
+from distrain.storage import read_manifest
+from distrain.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distrain.failures import RankFailure
+    from distrain.plan import WorldPlan
+    from distrain.storage import RunStore
+
+__all__ = ["RunManifest"]
+
+
+class RunManifest:
+    """Of one run in its directory; ``before`` is what an earlier part of the run has left, ``{}`` if there is none.
+    Moments are seconds since 1970. Every method that writes raises OSError."""
+
+    def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any]) -> None:
+        self.before = read_manifest(store.paths.root)
+        self._store = store
+        self._run_id = run_id
+        self._configs = configs
+        self._started = time.time()
+        self._attempts: list[dict[str, Any]] = list(self.before.get("attempts", []))
+
+    @property
+    def first_attempt(self) -> int:
+        """The number of the next attempt: none is used twice."""
+        return self._attempts[-1]["attempt"] + 1 if self._attempts else 0
+
+    def write(self, status: str) -> None:
+        """``status``: running, finished, failed or aborted."""
+        self._store.write_manifest(
+            {
+                "name": self._store.place.name,
+                "run_id": self._run_id,
+                "status": status,
+                "started": self.before.get("started", self._started),
+                "updated": time.time(),
+                "attempts": self._attempts,
+                "distrain": __version__,
+                "python": sys.version.split()[0],
+                "argv": sys.argv,
+                **self._configs,
+            }
+        )
+
+    def attempt_begins(self, attempt: int, plan: WorldPlan) -> None:
+        hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
+        begun = {"attempt": attempt, "started": time.time(), "ended": None, "hosts": hosts, "failure": None}
+        self._attempts.append(begun)
+        self.write("running")
+
+    def attempt_ended(self, failures: Sequence[RankFailure]) -> None:
+        """Written with the next attempt, or at the end of the run."""
+        self._attempts[-1]["ended"] = time.time()
+        if failures:
+            culprit = culprit_first(failures)[0]
+            self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"
