@@ -306,6 +306,7 @@ class Coordinator:
                     self._attempt = attempt
                     try:
                         self._manifest.attempt_begins(attempt, plan)
+                        self._store.paths.make_room(self._store.paths.log(attempt, 0, self._log_dir))
                     except OSError as error:
                         self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
                     self._ledger.begin(attempt, plan.world_size)

@@ -115,8 +115,8 @@ _CONTROLS = re.compile(
 
 
 class RankOutput:
-    """Output of one rank of one attempt, ``shown`` on the console or only kept in the file. ``last_lines`` are what a
-    failure screen may quote."""
+    """Output of one rank of one attempt, ``shown`` on the console or only kept in the file, whose directory exists.
+    ``last_lines`` are what a failure screen may quote."""
 
     def __init__(self, rank: int, file: Path, *, width: int = 1, shown: bool = True) -> None:
         self._shown = shown
@@ -142,7 +142,6 @@ class RankOutput:
             return
         try:
             if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._path.open("ab")
             self._file.write(data)
             self._mid_line = not data.endswith(b"\n")

@@ -132,7 +132,6 @@ class Rounds:
         self._committed_ordinal = 0
         self._looked_at = -math.inf
         self._said: set[str] = set()
-        self._closed = False
 
     # -- events ---------------------------------------------------------------------------------------------------
 
@@ -186,8 +185,9 @@ class Rounds:
         return self.tick(now)
 
     def close(self, now: float) -> list[Decision]:
-        """The attempt is over, nobody will report again: who has been silent for long was not just slow."""
-        self._closed = True
+        """The attempt is over, nobody will report again: who has been silent so far was not just slow."""
+        for record in self._ranks.values():
+            record.running_since = -math.inf if record.running_since is not None else None
         return self.tick(now)
 
     def tick(self, now: float) -> list[Decision]:
@@ -244,8 +244,7 @@ class Rounds:
 
         True once it has finished. A rank that has never brought a checkpoint is also written off when it reports in
         step with the others but without one; when it has never reported, though it has had the time, and the others
-        have gone on to their next report, or the attempt is over; and after ``missing_rank_s``. One that has not had
-        the time may have been about to bring its shard: without it, the checkpoint would be half a one.
+        have gone on to their next report; and after ``missing_rank_s``.
         """
         record = self._ranks[rank]
         if record.finished or record.written_off:
@@ -254,9 +253,7 @@ class Rounds:
             return False
         parts = self._pending[ordinal].values()
         had_time = record.running_since is not None and now >= record.running_since + SILENCE_S
-        gone_on = self._closed or all(
-            self._ranks[other].last_index > part.index for other, part in self._pending[ordinal].items()
-        )
+        gone_on = all(self._ranks[other].last_index > part.index for other, part in self._pending[ordinal].items())
         waited = now >= max(part.announced_at for part in parts) + self._missing_rank_s
         return rank in self._in_step.get(ordinal, ()) or (gone_on and had_time and not record.last_index) or waited
 

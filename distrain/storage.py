@@ -69,6 +69,7 @@ __all__ = [
     "damage_of",
     "list_files",
     "number_of",
+    "sync_file",
 ]
 
 _DEFAULT_STORAGE = "~/distrain_results"
@@ -81,6 +82,8 @@ _MANIFEST = "run.json"
 _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 64 << 20
 _SYNC_FILE_RANGE_WRITE = 2
+_WHOLE = 0
+"""Bytes, for sync_file_range: to the end of the file."""
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """What copy_file_range says where it cannot be used (other file systems, old kernels, sandboxes)."""
 
@@ -153,6 +156,12 @@ class RunPaths:
     def next_index(self) -> int:
         """The number of the next checkpoint: none is used twice."""
         return max((index + 1 for index, _ in self._numbered()), default=0)
+
+    def make_room(self, path: Path) -> None:
+        """Make the directory that this file of the run belongs in, but not the run directory itself, should that have
+        vanished. Raises OSError."""
+        self.root.stat()
+        path.parent.mkdir(parents=True, exist_ok=True)
 
     def mirrored(self) -> list[Path]:
         """The files that are kept elsewhere, too; the manifest last, so that who sees its news finds everything."""
@@ -259,6 +268,7 @@ class RunStore:
         """What every checkpoint is given, beside its own metadata."""
         self.failed: Callable[[str], None] = warn
         """Hears what has failed after a call had returned."""
+        self._unflushed = False
         self._generation = uuid.uuid4().hex[:8]
         with contextlib.ExitStack() as undo:
             try:
@@ -388,8 +398,13 @@ class RunStore:
         finite, nonfinite = _without_nonfinite(metrics)
         record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
         self._metrics.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
+        self._unflushed = True
 
     def flush(self) -> None:
+        """Raises OSError."""
+        if self._unflushed:
+            self._check_place()
+            self._unflushed = False
         self._metrics.flush()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
@@ -764,6 +779,18 @@ def _begin_flush(fd: int, start: int, count: int) -> None:
     fsync makes them last."""
     with contextlib.suppress(AttributeError):  # Linux has it, Python does not
         ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
+
+
+def sync_file(path: Path) -> tuple[int, int]:
+    """Flush a file to disk, while it is hashed; returns its size in bytes and crc32. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        _begin_flush(fd, 0, _WHOLE)
+        found = crc32_of(path)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return found
 
 
 def crc32_of(path: Path) -> tuple[int, int]:

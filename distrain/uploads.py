@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 import errno
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.config import ValidationTaskConfig
-from distrain.storage import DAMAGED, copy_file, crc32_of
+from distrain.storage import DAMAGED, copy_file, sync_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +72,7 @@ def taker(source: Path, target: Path, *, delete: bool) -> Callable[[str], tuple[
     size and crc32. ``delete``: the source is deleted once all are there, so that they need not be copied; until then it
     stays whole."""
     if source == target:
-        return lambda path: _sync(target / path)
+        return lambda path: sync_file(target / path)
     if delete:
         return lambda path: _link(source / path, target / path)
     return lambda path: copy_file(source / path, target / path)
@@ -89,13 +88,4 @@ def _link(source: Path, target: Path) -> tuple[int, int]:
         if error.errno not in _NOT_BY_LINK:
             raise
         return copy_file(source, target)
-    return _sync(target)
-
-
-def _sync(path: Path) -> tuple[int, int]:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    return crc32_of(path)
+    return sync_file(target)

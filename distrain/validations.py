@@ -109,7 +109,7 @@ class Validations:
         assert validator is not None
         assert saved.validation is not None
         log = self._store.paths.validation_log(saved.path.name, self._log_dir)
-        log.parent.mkdir(parents=True, exist_ok=True)
+        self._store.paths.make_room(log)
         environment = {**request.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
         argv = process.bootstrap_argv("validator", str(os.getpid()), flags=request.python_flags)
         with log.open("wb") as file:

@@ -121,7 +121,7 @@ class Watch:
         kept."""
         self._texts[rank] = body.decode(errors="replace")
         path = self._paths.stacks(self._attempt, rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._paths.make_room(path)
         path.write_bytes(body)
 
     def taken(self, host: str, silent: Sequence[int], finished: Sequence[int]) -> None:
@@ -167,7 +167,7 @@ class Watch:
         def answer(where: tuple[str, ...]) -> None:
             path = self._paths.answer(token)
             with contextlib.suppress(OSError):  # who asked will say that there was no answer
-                path.parent.mkdir(parents=True, exist_ok=True)
+                self._paths.make_room(path)
                 aside = path.with_suffix(".new")
                 aside.write_text(
                     "\n".join(where or ("no rank is at work: the workers are being started, or have ended",))

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ import psutil
 import pytest
 
 import distrain
-from distrain import Checkpoint, Result, StorageError, TrainingFailedError
+from distrain import Checkpoint, ControllerError, Result, StorageError, TrainingFailedError
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, records
 
@@ -257,7 +258,7 @@ def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: 
     error = fails(fit, partial(fault.strike, disk))
     assert fault.says in str(error)
     assert str(disk.run) in str(error)
-    if isinstance(error, distrain.ControllerError):
+    if isinstance(error, ControllerError):
         assert "once that is mended: started again as RunConfig(name='run'), it goes on at checkpoint_" in str(error)
     if not fault.gone:
         before = committed(disk.run)
@@ -284,9 +285,22 @@ def test_a_run_directory_that_is_deleted_in_the_middle_is_named(fit: Fit) -> Non
     run = fit.storage / "run"
     error = fails(fit, lambda: shutil.rmtree(run))
     assert f"cannot write checkpoint 3 in {run}: [Errno 2] No such file or directory" in str(error)
-    assert not list(run.glob("checkpoint_*"))
-    assert not (run / "run.json").exists()
+    assert not run.exists(), "nor anything else"
     assert fit(train, {"strike": None, "epochs": 1}, name="run").return_value == "began at 0"
+
+
+def test_a_run_directory_that_vanishes_is_noticed_also_without_checkpoints(fit: Fit) -> None:
+    def delete_and_go_on() -> None:
+        distrain.report({"step": 0})
+        shutil.rmtree(distrain.get_context().get_trial_dir(), ignore_errors=True)
+        while True:
+            distrain.report({"step": 1})
+            time.sleep(0.01)
+
+    run = fit.storage / "run"
+    with pytest.raises(ControllerError, match=rf"cannot write metrics in {run}: .*No such file or directory"):
+        fit(delete_and_go_on, workers=1, name="run")
+    assert not run.exists()
 
 
 def test_a_run_directory_that_another_one_has_replaced_is_left_alone(fit: Fit) -> None:

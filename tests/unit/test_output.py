@@ -23,7 +23,9 @@ Console = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    return tmp_path / "logs" / "attempt_0" / "rank_3.log"
+    folder = tmp_path / "logs" / "attempt_0"
+    folder.mkdir(parents=True)
+    return folder / "rank_3.log"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,7 +33,6 @@ from distrain.storage import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 HOLD_THE_LOCK = """
 import sys
@@ -141,6 +141,17 @@ def test_only_directories_with_our_names_are_checkpoints(root: Path) -> None:
         (root / name).mkdir(parents=True)
     (root / "checkpoint_000007").write_text("a file")
     assert RunPaths(root).checkpoints() == []
+
+
+def test_a_checkpoint_that_somebody_reads_is_not_deleted(store: RunStore) -> None:
+    folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2)]
+    with Checkpoint(folders[0]).as_directory() as folder:
+        store.delete([0])
+        assert Path(folder, "model.pt").read_bytes() == b"x"
+        assert [saved.path for saved in store.committed] == folders
+    store.delete([0])
+    assert [saved.path for saved in store.committed] == folders[1:]
+    assert not folders[0].exists()
 
 
 def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path) -> None:
