@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ import pytest
 
 from distrain import Result
 from distrain.gpus import find_gpus
+from tests.process.bucket import BUCKET, Bucket, Door, moto_server
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEEDS = Path(os.environ.get("DISTRAIN_SEEDS") or REPOSITORY.parent / "shared" / "seeds")
@@ -467,19 +468,33 @@ def test_the_pieces_of_the_guide(finish: Run, document: str) -> None:
     assert checkpoint_files(report) == [{"S0": "model.pth", "S4": "model.pt"}[document]]
 
 
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """``s3://bucket``, and the environment that leads there."""
+    with moto_server() as port:
+        found = Bucket(port, Door(port), BUCKET)
+        for name, value in found.environment.items():
+            monkeypatch.setenv(name, value)
+        found.filesystem.mkdir(BUCKET)
+        yield
+        found.door.close()
+
+
 @pytest.mark.parametrize("path", ["/some/local/path", "/mnt/nfs", "s3://bucket"])
-def test_s4s_storage(finish: Run, tmp_path: Path, path: str) -> None:
+def test_s4s_storage(finish: Run, tmp_path: Path, request: pytest.FixtureRequest, path: str) -> None:
+    where = f"{tmp_path}{path}"
     if path.startswith("s3:"):
-        pytest.skip("object storage is not there yet")
+        request.getfixturevalue("bucket")
+        where = path
     statement = f'RunConfig(storage_path="{path}", name="unique_run_name")'
     lines = block("S4 storage").splitlines(keepends=True)
     storage = "".join(line for line in lines if not line.startswith("run_config =") or statement in line)
-    storage = edit(storage, (statement, statement.replace(path, str(tmp_path) + path)))
+    storage = edit(storage, (statement, statement.replace(path, where)))
     start = edit(block("S4 scaling"), CPU) + storage + block("S4 launch") + block("S4 result")
     function = edit(block("S4 function"), ("# Your model training code here.", 'ray.train.report({"trained": 1})'))
     ran = finish(migrated(function + start))
     assert ran.results == []
-    assert Result.from_path(f"{tmp_path}{path}/unique_run_name").metrics == {"trained": 1}
+    assert Result.from_path(f"{where}/unique_run_name").metrics == {"trained": 1}
 
 
 def test_s4s_config_and_large_objects(finish: Run) -> None:
