@@ -48,6 +48,7 @@ lease."""
 CLOSE_TIMEOUT_S = 5.0
 _SETTLE_S = 0.05
 """How long the next attempt waits, again and again, for checkpoints of the last one that are being committed."""
+_UPLOAD_PATIENCE_S = 300.0
 
 
 class Coordinator:
@@ -74,6 +75,7 @@ class Coordinator:
         self._stale_run_id = stale_run_id
         self._manifest = manifest
         self._attempt = -1
+        self._patience_ends: float | None = None
         self._loop = Loop()
         self._hosts: dict[str, _HostLink] = {}
         self._validations = Validations(request, store, log_dir=log_dir)
@@ -200,6 +202,8 @@ class Coordinator:
         match message:
             case wire.Reserved() if not self._store.settled:
                 self._loop.call_in("reserved", _SETTLE_S, lambda: self._on_message(host, message))
+            case wire.Gone() if self._waits_for_uploads():
+                self._loop.call_in(f"gone {host.name}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
                 if failed is not None:
                     self._storage_failed(f"{host.name} cannot use the storage: {failed}")
@@ -344,7 +348,21 @@ class Coordinator:
     def _machine_deadline(self) -> float | None:
         """None while we ourselves make it wait."""
         waits = self.machine.state is RunState.RESERVING and not self._store.settled
-        return None if waits else self.machine.deadline()
+        return None if waits or self._patience_ends is not None else self.machine.deadline()
+
+    def _waits_for_uploads(self) -> bool:
+        """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
+        a checkpoint: less is lost by that than the time it takes. Not for ever, and only as long as the grace lasts if
+        the user wants the run to stop."""
+        now, stopped = time.monotonic(), self.machine.stop_reason is not None
+        if self._ledger.awaits_uploads(self.machine.lost_ranks):
+            if self._patience_ends is None:
+                self._patience_ends = now + (self._request.stop_grace_s if stopped else _UPLOAD_PATIENCE_S)
+                say("waiting for the checkpoint that is being stored")
+            if now < self._patience_ends:
+                return True
+        self._patience_ends = None
+        return False
 
     def _flush(self) -> None:
         self._ledger.flush()

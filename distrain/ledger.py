@@ -16,7 +16,7 @@ from distrain.checkpoint import DICT_FILE
 from distrain.output import ReportLines, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from distrain.callbacks import Callbacks
     from distrain.checkpoint import Checkpoint
@@ -70,6 +70,8 @@ class Ledger:
         self._open: set[tuple[int, int]] = set()
         """Which of them are neither committed nor dropped."""
         self._asks: list[wire.AskCheckpoints] = []
+        self._uploads: set[tuple[int, int]] = set()
+        """Ranks and ordinals of what uploaders are bringing."""
         self._rounds = rounds.Rounds(world_size, self._config, incomparable={DICT_FILE})
         self._collectives = collectives.Collectives(world_size)
         self._rows = rows.Rows(world_size) if self._callbacks else None
@@ -83,6 +85,7 @@ class Ledger:
             case wire.Reported():
                 self._on_reported(message, now)
             case wire.Delivered():
+                self._uploads.discard((message.rank, message.ordinal))
                 if self._by_uploader(self._announced[message.rank, message.ordinal]):
                     self._tell(
                         wire.Stored(
@@ -121,6 +124,12 @@ class Ledger:
             warn(late.text)
         if (due := self._lines.deadline()) is not None and now >= due:
             self._lines.flush(now)
+
+    def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
+        """Whether a checkpoint would be committed, were the attempt not over before uploaders have brought it; those of
+        the hosts of ``lost`` ranks never will."""
+        uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
+        return self._rounds.awaits_only(uploads, time.monotonic())
 
     def end(self) -> None:
         """The attempt is over: no rank will report again."""
@@ -188,6 +197,7 @@ class Ledger:
         else:
             folder = self._store.target(self._attempt, ordinal, rank, name=self._name(ordinal))
         if self._by_uploader(said):
+            self._uploads.add((rank, ordinal))
             self._upload(
                 wire.Upload(
                     attempt=self._attempt,

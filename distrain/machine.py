@@ -131,6 +131,11 @@ class RunMachine:
         failed = {failure.rank for failure in self.failures}
         return [n for n in self._ranks if n not in failed and n not in self.outcomes]
 
+    @property
+    def lost_ranks(self) -> list[int]:
+        """Ranks of the latest attempt whose hosts are lost."""
+        return [number for number, rank in self._ranks.items() if rank.plan.host in self._lost]
+
     def deadline(self) -> float | None:
         """When the machine wants a :class:`Tick`."""
         return min((moment for moment in (self._deadline, self._votes.deadline) if moment is not None), default=None)

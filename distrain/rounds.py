@@ -190,6 +190,18 @@ class Rounds:
             record.running_since = -math.inf if record.running_since is not None else None
         return self.tick(now)
 
+    def awaits_only(self, uploads: Collection[tuple[int, int]], now: float) -> bool:
+        """Whether nothing but these uploads (rank, ordinal) keeps the next checkpoint from being committed."""
+        ordinal = self._committed_ordinal + 1
+        parts = self._pending.get(ordinal, {})
+        under_way = [rank for rank, part in parts.items() if part.delivered is None]
+        absent = [rank for rank in self._ranks if rank not in parts]
+        return (
+            bool(under_way)
+            and all((rank, ordinal) in uploads for rank in under_way)
+            and all(self._stays_away(rank, ordinal, now) for rank in absent)
+        )
+
     def tick(self, now: float) -> list[Decision]:
         """Whatever can be decided now."""
         self._looked_at = now

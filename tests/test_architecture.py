@@ -38,7 +38,7 @@ FLOORS = [
 ]  # fmt: skip
 """A module may import what stands before it. The packages' ``__init__`` are lazy, and exempt."""
 
-PROGRAMS = {"agent", "forkserver", "uploader", "worker", "coordinator"}
+PROGRAMS = {"agent", "forkserver", "uploader", "validator", "worker", "coordinator"}
 THINKING = [
     "errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks",
     "stopping", "retries", "events", "machine",

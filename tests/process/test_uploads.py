@@ -21,6 +21,7 @@ import pytest
 import distrain
 from distrain import Checkpoint, CheckpointError, CheckpointUploadMode, FailureConfig, WorkerGroupError
 from distrain.session import MOST_UPLOADS
+from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, make_fit
 
 if TYPE_CHECKING:
@@ -212,6 +213,34 @@ def test_an_upload_that_fails_is_raised_by_a_later_call(any_fit: Fit) -> None:
         any_fit(train, workers=1)
     assert isinstance(raised.value.worker_failures[0], CheckpointError)
     assert files_of(raised.value.result.checkpoint) == {"model.txt": "first"}
+
+
+def test_a_restart_waits_for_the_checkpoint_that_is_being_stored(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pids = tmp_path / "pids"
+
+    def train() -> str:
+        checkpoint = distrain.get_checkpoint()
+        if checkpoint is not None:
+            return Path(checkpoint.path, "model.txt").read_text()
+        uploader = report_and_stop_the_uploader()
+        report_async("second")
+        pids.write_text(f"{os.getpid()} {uploader.pid}")
+        raise RuntimeError("on purpose")
+
+    def resume_when_the_worker_is_gone() -> None:
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, what="the failure")
+        worker, uploader = map(int, pids.read_text().split())
+        wait_until(lambda: not psutil.pid_exists(worker), what="the end of the worker")
+        psutil.Process(uploader).resume()
+
+    helper = threading.Thread(target=resume_when_the_worker_is_gone)
+    helper.start()
+    result = fit(train, workers=1, failure_config=FailureConfig(max_failures=1))
+    helper.join()
+    assert result.return_value == "second"
+    assert "waiting for the checkpoint that is being stored" in capsys.readouterr().err
 
 
 def test_an_uploader_that_is_killed_is_an_error_and_the_next_attempt_has_another(fit: Fit) -> None:

@@ -364,6 +364,19 @@ def test_the_end_of_an_attempt_commits_nothing_that_is_not_whole() -> None:
     assert rounds.close(1.0) == []
 
 
+def test_a_checkpoint_may_wait_for_nothing_but_uploads() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "shard-0")
+    assert not rounds.awaits_only({(0, 1)}, 0), "rank 1 has not said what it brings"
+    bring(rounds, 1, 1, "shard-1")
+    assert not rounds.awaits_only({(0, 1)}, 0), "nobody is bringing the files of rank 1"
+    assert rounds.awaits_only({(0, 1), (1, 1)}, 0)
+    deliver(rounds, 0, 1, "shard-0")
+    assert rounds.awaits_only({(1, 1)}, 0)
+    assert the_commit(deliver(rounds, 1, 1, "shard-1")).ranks == (0, 1)
+    assert not rounds.awaits_only(set(), 0)
+
+
 # -- ranks that show no sign -----------------------------------------------------------------------------------------
 
 
