@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(distrain.__file__).parent
 
 FLOORS = [
-    "version", "absent", "errors", "callbacks", "config", "states",
+    "version", "absent", "errors", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "events", "machine",
     "loop", "channel", "process", "ports", "transport", "cgroup", "gpus", "survey", "output", "checkpoint", "storage",
@@ -38,8 +38,8 @@ FLOORS = [
 
 PROGRAMS = {"agent", "forkserver", "uploader", "worker", "coordinator"}
 THINKING = [
-    "errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks",
-    "stopping", "retries", "events", "machine",
+    "errors", "states", "hostfile", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives",
+    "stacks", "stopping", "retries", "events", "machine",
 ]  # fmt: skip
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
 
