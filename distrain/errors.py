@@ -66,8 +66,9 @@ class JobError(DistrainError):
     """The training function or its config cannot be pickled, found or called."""
 
 
-class HostfileError(DistrainError):
-    """The hosts to train on cannot be read or understood; the text begins with the file and the line."""
+class HostfileError(DistrainError, ValueError):
+    """The hosts to train on cannot be read or understood; the text begins with the file and the line.
+    A ValueError, too."""
 
 
 class ResourcesError(DistrainError):

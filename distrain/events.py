@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.config import FailureConfig, ScalingConfig
     from distrain.failures import RankFailure
+    from distrain.hosts import HostOrder
     from distrain.job import Job
     from distrain.plan import WorldPlan
     from distrain.states import RunState
@@ -40,8 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """All that a run is made of. ``leases``: host name -> lease in seconds, in the order of placement;
-    ``checkpoint``: path to start from."""
+    """All that a run is made of. ``hosts``: by name, in the order of placement; ``checkpoint``: path to start from."""
 
     run_id: str
     run_name: str
@@ -49,17 +49,14 @@ class RunRequest:
     job: Job
     backend: BackendConfig
     scaling: ScalingConfig
-    leases: Mapping[str, float]
+    hosts: Mapping[str, HostOrder]
     failure_config: FailureConfig
     stop_grace_s: float
-    directory: str
-    sys_path: list[str]
     argv: list[str]
     python_flags: list[str]
     first_attempt: int = 0
     checkpoint: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

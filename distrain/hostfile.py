@@ -84,6 +84,8 @@ def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]
     """The hosts of ``a:4,b:4``, or of a list of such parts, in their order; the number counts slots, 1 by default.
     ``source`` is where it stands, for errors. Raises HostfileError."""
     parts = [part.strip() for text in ([hosts] if isinstance(hosts, str) else hosts) for part in text.split(",")]
+    if not parts:
+        raise HostfileError(f"{source}: names no host; must be host:slots, such as alpha:4,beta:4")
     found: dict[str, HostSpec] = {}
     for part in parts:
         try:
@@ -162,6 +164,8 @@ def _option(word: str) -> tuple[str, str]:
     if key.startswith("env."):
         if not _VARIABLE.fullmatch(key.removeprefix("env.")):
             raise ValueError(f"{key}: not a name of an environment variable")
+        if key == "env.CUDA_VISIBLE_DEVICES":
+            raise ValueError(f"{key}: say gpus={value}, so that they are counted, too")
     elif key not in _KEYS:
         raise ValueError(f"unknown key {key!r}; {known}")
     return key, value

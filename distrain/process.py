@@ -79,8 +79,10 @@ Process = subprocess.Popen[bytes]
 
 
 def bootstrap_argv(program: str, *arguments: str, python: str = "", flags: Sequence[str] = ()) -> list[str]:
-    """Command line that runs ``distrain.{program}.main(arguments)`` in a fresh interpreter."""
-    return [python or sys.executable, *flags, "-c", _BOOTSTRAP, str(Path(__file__).parent), program, *arguments]
+    """Command line that runs ``distrain.{program}.main(arguments)`` in a fresh interpreter. ``python``: not ours but
+    another one, which has a distrain of its own."""
+    root = "" if python else str(Path(__file__).parent)
+    return [python or sys.executable, *flags, "-c", _BOOTSTRAP, root, program, *arguments]
 
 
 def extended_run_ids(run_id: str) -> str:

@@ -37,10 +37,11 @@ from distrain.errors import (
 )
 from distrain.events import Hung, RunEnd, RunRequest
 from distrain.output import log_level, say, warn, without_controls
+from distrain.plan import shares_of
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.states import RunState
 from distrain.storage import RunStore, damage_of, open_run, read_manifest, write_atomically
-from distrain.transport import LocalTransport, Transport
+from distrain.transport import LocalTransport, Transport, hosts_of, order_for, ssh_args_of, transports_for
 from distrain.version import __version__
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def run_work(
         run=run,
         resume_from=resume_from,
         metadata=metadata or {},
-        transports=transports or [LocalTransport()],
+        transports=transports or _transports(scaling),
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
     )
     with log_level(run.log_level):
@@ -173,6 +174,15 @@ def run_work(
             return _Run(store, asked).train()
         finally:
             store.close()
+
+
+def _transports(scaling: ScalingConfig) -> list[Transport]:
+    """To the hosts that get ranks. Raises HostfileError, and ResourcesError if there are too few slots."""
+    if scaling.num_workers == 0:
+        return [LocalTransport()]
+    hosts = hosts_of(scaling, os.environ)
+    shares = shares_of({host.name: host.slots for host in hosts}, scaling.num_workers)
+    return transports_for([host for host in hosts if shares[host.name]], ssh_args_of(scaling, os.environ))
 
 
 def _clean_path(path: Sequence[object]) -> list[str]:
@@ -204,17 +214,23 @@ class _Asked:
             job=self.job,
             backend=self.work.backend,
             scaling=self.scaling,
-            leases={transport.name: transport.lease_s for transport in self.transports},
+            hosts={
+                transport.host.name: order_for(
+                    transport,
+                    directory=os.getcwd(),
+                    sys_path=self.sys_path,
+                    environment=self.run.env_vars,
+                    own_environment=os.environ,
+                )
+                for transport in self.transports
+            },
             failure_config=self.run.failure_config,
             stop_grace_s=self.run.stop_grace_s,
-            directory=os.getcwd(),
-            sys_path=self.sys_path,
             argv=sys.argv,
             python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             first_attempt=first_attempt,
             checkpoint=checkpoint,
             metadata=self.metadata,
-            environment=self.run.env_vars,
         )
 
 
@@ -278,7 +294,9 @@ class _Run:
                 + (f"at {latest.path.name}" if latest else "from its beginning, as it has no checkpoint yet")
             )
         workers = self._asked.scaling.num_workers
+        hosts = len(self._asked.transports)
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
+        what += f" on {hosts} hosts" if hosts > 1 else ""
         say(f"{what}; run directory {self._store.paths.root}")
 
     def _runner(self, request: RunRequest) -> Coordinator | local.LocalRun:

@@ -97,7 +97,8 @@ class ToWorker(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
     """Agent, first of all: who speaks here, and what the host has. ``gpus``: the fields of each
-    :class:`~distrain.hosts.Gpu`, None when nobody asked."""
+    :class:`~distrain.hosts.Gpu`, None when nobody asked. ``network``, ``address``: see
+    :class:`~distrain.hosts.HostFacts`."""
 
     wire: int
     distrain: str
@@ -108,6 +109,8 @@ class Hello(Message):
     cpus: int
     memory_bytes: int
     gpus: list[dict[str, str]] | None
+    network: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,26 +129,31 @@ class Prepare(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve(Message):
-    """Coordinator: keep this many TCP ports for the attempt."""
+    """Coordinator: keep this many TCP ports for the attempt. ``toward``: another host's address, if this host is to
+    find out its own."""
 
     attempt: int
     ports: int
+    toward: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved(Message):
-    """Agent: the ports are bound, and stay so until the attempt is gone."""
+    """Agent: the ports are bound, and stay so until the attempt is gone. ``address``: this host's own, if asked."""
 
     attempt: int
     ports: list[int]
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Message):
-    """Coordinator: start these ranks; each entry holds the fields of a :class:`WorkerSpec`."""
+    """Coordinator: start these ranks; each entry holds the fields of a :class:`WorkerSpec`. ``rendezvous``: the address
+    over whose interface they talk; empty: they need not be told."""
 
     attempt: int
     ranks: list[dict[str, Any]]
+    rendezvous: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +281,7 @@ class WorkerSpec(ToWorker):
     """The first frame a worker reads: what it needs to be this rank, beside the job.
 
     ``devices`` index the host's visible GPUs; ``checkpoint`` is the path to resume from; ``defaults`` are environment
-    variables that the user's own values override.
+    variables that the user's own values override; None in ``sys_path`` is what the interpreter has itself.
     """
 
     world_size: int
@@ -291,7 +299,7 @@ class WorkerSpec(ToWorker):
     resources: dict[str, float]
     checkpoint: str | None
     directory: str
-    sys_path: list[str]
+    sys_path: list[str | None] | list[str]
     argv: list[str]
 
 

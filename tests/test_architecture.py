@@ -25,7 +25,8 @@ FLOORS = [
     "version", "absent", "errors", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "events", "machine",
-    "loop", "channel", "process", "ports", "transport", "cgroup", "gpus", "survey", "output", "checkpoint", "storage",
+    "loop", "channel", "process", "ports", "network", "transport", "cgroup", "gpus", "survey", "output",
+    "checkpoint", "storage",
     "uploads", "result", "metrics", "context", "session", "collective", "execution", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent", "coordinator",
     "desk", "outer", "local", "trainer",
@@ -186,7 +187,8 @@ def test_only_wire_packs_bytes() -> None:
 
 
 def test_only_process_hunts_with_psutil() -> None:
-    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"process"}
+    """The other one asks it for interfaces."""
+    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"process", "network"}
 
 
 @pytest.mark.parametrize("name", THINKING)

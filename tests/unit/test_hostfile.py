@@ -125,6 +125,7 @@ def test_hosts_may_be_a_list_with_users_and_ipv6() -> None:
         ("a cwd=~/x", "cwd=~/x: must be an absolute path"),
         ("a env.=1", "env.: not a name of an environment variable"),
         ("a env.A-B=1", "env.A-B: not a name"),
+        ("a env.CUDA_VISIBLE_DEVICES=0,1", "say gpus=0,1, so that they are counted, too"),
         ("a cwd='/x", "a quote is not closed: cwd='/x"),
         ("first slots=2", "first is named in line 1 already"),
         ("FIRST slots=2", "FIRST is named in line 1 already"),
