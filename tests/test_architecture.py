@@ -33,7 +33,7 @@ FLOORS = [
     "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
     "torch.sampler", "torch.reproducibility", "torch.data",
     "lightning", "huggingface.transformers",
-    "command", "launch",
+    "driver", "command", "launch",
 ]  # fmt: skip
 """A module may import what stands before it. The packages' ``__init__`` are lazy, and exempt."""
 

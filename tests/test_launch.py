@@ -78,7 +78,7 @@ def test_torchruns_options_are_understood_or_said_to_do_nothing(launch: Launch, 
     assert "distrain: --master-port, --rdzv-backend: torchrun's, without effect here\n" in run.stderr
     run = launch("--nnodes", "2", "train.py")
     assert run.returncode == 2
-    assert "--nnodes 2: distrain works on one host so far" in run.stderr
+    assert "--nnodes 2, but 1 host(s); --hostfile or --hosts say which" in run.stderr
     assert launch("--nproc-per-node", "many", "train.py").returncode == 2
 
 
