@@ -239,18 +239,12 @@ def _is_driver(work: job.Work, user_path: Sequence[str]) -> bool:
     return path is not None and driver.calls_fit(path)
 
 
+_DRIVER_TAKES = ("target", "arguments", "module", "hosts", "hostfile", "ssh_args", "env", "nnodes")
+
+
 def _become_driver(options: argparse.Namespace, parser: argparse.ArgumentParser) -> NoReturn:
     """Run the script with the hosts in force. What else was asked for is the script's to say."""
-    kept = {
-        "target",
-        "arguments",
-        "module",
-        "hosts",
-        "hostfile",
-        "ssh_args",
-        "env",
-        *map(_dest, ("nnodes", *_TORCHRUN)),
-    }
+    kept = {*_DRIVER_TAKES, *map(_dest, _TORCHRUN)}
     given = [name for name, value in vars(options).items() if name not in kept and value != parser.get_default(name)]
     target = options.target if options.module is None else f"-m {options.module[0]}"
     if given:

@@ -44,6 +44,11 @@ AGENT_SILENCE_S = 30.0
 """An agent pings every few seconds; one that is silent this long is taken for dead, also on a transport with a longer
 lease."""
 CLOSE_TIMEOUT_S = 5.0
+_HINTS = {
+    127: ", there is no such program: python= in the hostfile names the interpreter of a host",
+    255: ", which is ssh's when it cannot connect or log in",
+}
+"""What an exit code means before a HELLO."""
 
 
 class Coordinator:
@@ -454,7 +459,8 @@ class _HostLink:
         self._read_stderr()
         said = (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
         command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
-        return f"its agent has ended: {how}{command}" + (f"; last words:\n{said}" if said else "")
+        hint = "" if self.greeted else _HINTS.get(self._process.returncode, "")
+        return f"its agent has ended: {how}{hint}{command}" + (f"; last words:\n{said}" if said else "")
 
     def wait_for_end(self, deadline: float) -> bool:
         """Let the agent finish. False if it was lost before, or had to be killed: the host may need a sweep."""
