@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Gpu", "HostFacts", "HostOrder"]
 
@@ -55,5 +55,5 @@ class HostOrder:
     slots: int | None = None
     is_local: bool = False
     directory: str
-    sys_path: list[str | None] | list[str]
+    sys_path: Sequence[str | None]
     environment: Mapping[str, str] = field(default_factory=dict)

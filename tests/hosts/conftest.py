@@ -99,7 +99,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     try:
         lab = Lab(folder=folder, other_python=make_other_python(folder / "elsewhere"))
         (folder / "homes" / "alpha" / ".bashrc").write_text("echo 'Welcome to alpha'\n")
-        for hidden in (ROOT / "distrain", Path(sys.executable).parent):
+        own_python = [Path(sys.executable).parent] if sys.prefix != sys.base_prefix else []
+        for hidden in (ROOT / "distrain", *own_python):
             subprocess.run(lab.argv("gamma", "mount", "-t", "tmpfs", "tmpfs", str(hidden)), check=True, cwd="/")
         lab.hostfile.write_text(
             f"# the lab\nalpha slots=2\n\nbeta:2222 slots=1\nroot@gamma slots=3 python='{lab.other_python}'\n"

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import distrain
-from distrain import BackendConfig, LaunchError, ResourcesError, Result, RunConfig, ScalingConfig
+from distrain import BackendConfig, LaunchError, ResourcesError, Result, RunConfig, ScalingConfig, process
 from distrain.job import FunctionWork
 from distrain.trainer import run_work
 from tests.process.conftest import reported
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAKE_SSH = """\
 #!/bin/sh
@@ -86,6 +85,18 @@ def test_ranks_are_placed_by_slots(ssh: Callable[..., Path], fit_on: FitOn, tmp_
     arguments = log.read_text().splitlines()
     assert arguments[arguments.index("2222") - 1 :][:4] == ["-p", "2222", "-l", "me"]
     assert arguments.count("my config") == 3
+
+
+def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path
+) -> None:
+    def train() -> None:
+        distrain.report({"shown": os.environ.get("CUDA_VISIBLE_DEVICES")})
+
+    ssh()
+    (tmp_path / "hosts").write_text("one gpus=0,2\ntwo\nlocalhost gpus=5\n")
+    result = fit_on(train, num_workers=4, hostfile=tmp_path / "hosts")
+    assert [reported(result.path, rank)[0]["shown"] for rank in range(4)] == ["0,2", "0,2", None, "5"]
 
 
 def test_all_hosts_are_contacted_at_the_same_time(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
@@ -182,3 +193,11 @@ def test_an_interpreter_without_distrain_says_so(ssh: Callable[..., Path], fit_o
     text = failure(fit_on, tmp_path / "hosts", f"far python={tmp_path}/bare/python")
     assert text.startswith("far: its agent has ended: exit code 1")
     assert "No module named 'distrain'" in text
+
+
+def test_a_host_that_does_not_have_our_checkout_takes_its_own_distrain(tmp_path: Path) -> None:
+    ours = str(Path(distrain.__file__).parent)
+    (tmp_path / "distrain").symlink_to(ours)
+    argv = ["/nowhere/distrain" if word == ours else word for word in process.bootstrap_argv("agent", "id", "sweep")]
+    assert "/nowhere/distrain" in argv
+    subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True, timeout=60)
