@@ -201,6 +201,7 @@ class Agent:
                     hint = "; raise the limit with ulimit -n" if error.errno == errno.EMFILE else ""
                     text = f"cannot start {len(message.ranks)} workers: {error}{hint}"
                     self._up.queue(wire.HostFailed(text=text))
+                    self._forget_workers()  # none was started yet
             case wire.Stop():
                 self._stop(message)
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
@@ -277,11 +278,15 @@ class Agent:
 
     # -- an attempt -----------------------------------------------------------------------------------------------
 
-    def _start(self, message: wire.Start) -> None:
+    def _forget_workers(self) -> None:
         for worker in self._workers.values():
             worker.close(self._loop)
-        self._attempt = message.attempt
         self._workers = {}
+        self._started = False
+
+    def _start(self, message: wire.Start) -> None:
+        self._forget_workers()
+        self._attempt = message.attempt
         self._started, self._stopping = True, False
         network = interface_variables(message.rendezvous) if message.rendezvous else {}
         for fields in message.ranks:
