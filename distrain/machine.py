@@ -297,7 +297,7 @@ class RunMachine:
             resources=request.scaling.worker_resources,
             checkpoint=self.checkpoint,
             directory=order.directory,
-            sys_path=order.sys_path,
+            sys_path=list(order.sys_path),
             argv=request.argv,
         )
 

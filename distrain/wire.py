@@ -12,13 +12,10 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from distrain.errors import WireError
 from distrain.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "DISTRAIN_VERSION",
@@ -302,7 +299,7 @@ class WorkerSpec(ToWorker):
     resources: dict[str, float]
     checkpoint: str | None
     directory: str
-    sys_path: Sequence[str | None]
+    sys_path: list[str | None]
     argv: list[str]
 
 
