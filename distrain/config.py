@@ -35,7 +35,7 @@ class ScalingConfig:
         What is named here is checked against the hosts before anything starts; it limits nothing afterwards.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
         fresh interpreter for each.
-    hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, the number being the ranks
+    hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with the number of ranks
         that it takes at most. They are filled in this order, and reached by ssh, ``localhost`` excepted.
     hostfile: the same as a file, one host a line (``alpha slots=4``), which can say more: see the README. Without
         either of them, DISTRAIN_HOSTFILE may name one; else it is this machine.

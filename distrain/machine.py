@@ -242,7 +242,7 @@ class RunMachine:
         if self.state is not RunState.RESERVING or message.attempt != self.attempt:
             return []
         assert self.plan is not None
-        wanted = self.request.hosts[self.plan.hosts[0]].environment.get("MASTER_ADDR")
+        wanted = self._wanted().get("MASTER_ADDR")
         try:
             self._address = rendezvous_address(self.plan, wanted=wanted, found=message.address)
         except LaunchError as error:
@@ -251,6 +251,12 @@ class RunMachine:
         self._deadline = None
         started = [Tell(host, self._start_message(host, message.ports)) for host in self.plan.hosts]
         return [*self._say_restart(), *started]
+
+    def _wanted(self) -> dict[str, str]:
+        """Where the user wants the ranks to meet."""
+        assert self.plan is not None
+        given = self.request.hosts[self.plan.hosts[0]].environment
+        return {name: given[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in given}
 
     def _say_restart(self) -> list[Action]:
         if not self.retries.used:
@@ -286,6 +292,7 @@ class RunMachine:
             storage_path=request.storage_path,
             environment={
                 **environment,
+                **self._wanted(),
                 **visible_devices(rank),
                 **request.backend.environment(plan, rank, address, ports[1:]),
             },

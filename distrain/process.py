@@ -84,7 +84,8 @@ def bootstrap_argv(program: str, *arguments: str, python: str = "", flags: Seque
     """Command line that runs ``distrain.{program}.main(arguments)`` in a fresh interpreter. ``python``: not ours but
     another one, which has a distrain of its own."""
     root = "" if python else str(Path(__file__).parent)
-    return [python or sys.executable, *flags, "-c", _BOOTSTRAP, root, program, *arguments]
+    # Without a newline: in the C shell, which may be somebody's login shell, no quote spans lines.
+    return [python or sys.executable, *flags, "-c", f"exec({_BOOTSTRAP!r})", root, program, *arguments]
 
 
 def extended_run_ids(run_id: str) -> str:

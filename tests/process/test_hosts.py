@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -193,6 +194,15 @@ def test_an_interpreter_without_distrain_says_so(ssh: Callable[..., Path], fit_o
     text = failure(fit_on, tmp_path / "hosts", f"far python={tmp_path}/bare/python")
     assert text.startswith("far: its agent has ended: exit code 1")
     assert "No module named 'distrain'" in text
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "tcsh", "fish"])
+def test_any_login_shell_will_do(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    argv = ["env", "-u", "X", 'A=it\'s "a" $HOME', *process.bootstrap_argv("agent", "id", "sweep")]
+    done = subprocess.run([shell, "-c", shlex.join(argv)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_host_that_does_not_have_our_checkout_takes_its_own_distrain(tmp_path: Path) -> None:

@@ -616,10 +616,12 @@ def test_a_first_host_without_ssh_finds_its_address_by_the_way_to_the_second() -
     assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
 
 
-def test_the_users_own_address_is_taken() -> None:
+def test_the_users_own_address_and_port_are_taken() -> None:
     first, second = {"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"}
-    _, (_, started) = meeting(first, second, environment={"MASTER_ADDR": "192.168.0.1"})
+    wanted = {"MASTER_ADDR": "192.168.0.1", "MASTER_PORT": "29500"}
+    _, (_, started) = meeting(first, second, environment=wanted)
     assert where(started) == [("192.168.0.1", "192.168.0.1", None)] * 2
+    assert {message.ranks[0]["environment"]["MASTER_PORT"] for message in started.values()} == {"29500"}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
