@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import run_members, wait_until
 from tests.hosts.conftest import ROOT, Lab
 
 if TYPE_CHECKING:
@@ -229,6 +233,28 @@ def test_no_value_is_in_the_arguments_of_any_process(user: User) -> None:
     reports = user.runs(source, NCCL_TOKEN="password-7").reports()
     assert reports == [{"found": False, "it": "password-7"}] * 2
     assert (user.folder / "looked").read_text() == "[]"
+
+
+WAIT = """
+def train():
+    import time
+    Path(f"seen-{os.environ['RANK']}").touch()
+    while not Path("looked").exists():
+        time.sleep(0.01)
+"""
+
+
+def test_the_census_after_each_test_sees_the_processes_of_all_hosts(user: User, test_run_id: str) -> None:
+    (user.folder / "script.py").write_text(HEADER + WAIT + MAIN + "main(num_workers=3, hosts='alpha:2,beta:1')\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = user.lab.argv("head", sys.executable, "script.py")
+    with subprocess.Popen(argv, cwd=user.folder, env=environment, stderr=subprocess.PIPE) as running:
+        wait_until(lambda: len(list(user.folder.glob("seen-*"))) == 3, what="the start of all ranks")
+        networks = Counter(os.readlink(f"/proc/{member.pid}/ns/net") for member in run_members(test_run_id))
+        (user.folder / "looked").touch()
+        assert running.communicate(timeout=60)[1].decode().count("finished") == 1
+    assert sorted(networks.values())[-2:] == [3, 4]  # an agent, a forkserver and the workers of each host
+    assert not run_members(test_run_id)
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
