@@ -469,7 +469,7 @@ class _Run:
     def _postscript(self, end: RunEnd, result: Result) -> list[str]:
         """What every account of a failure ends with."""
         lines = [*end.earlier, *([end.no_retry] if end.no_retry else [])]
-        if self._asked.scaling.num_workers:
+        if self._asked.scaling.num_workers and end.attempt >= self._before.get("attempts", 0):
             lines.append(f"logs: {self._store.paths.log(end.attempt, 0, self._log_dir).parent}")
         if result.checkpoint:
             lines.append(self._again(result))

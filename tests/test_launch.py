@@ -319,6 +319,30 @@ def test_a_script_that_is_killed_goes_on_at_its_checkpoint(launch: Launch, tmp_p
     assert result.error is None
 
 
+# -- scripts that call fit() themselves ------------------------------------------------------------------------------
+
+DRIVER = """
+import os, sys
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+def train():
+    print("worker", os.environ["RANK"], os.environ["MINE"])
+if __name__ == "__main__":
+    print("driver", sys.argv[1:], os.environ.get("DISTRAIN_HOSTS"))
+    DataParallelTrainer(
+        train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path="runs")
+    ).fit()
+"""
+
+
+@pytest.mark.parametrize("target", [["pack/drive.py"], ["-m", "pack.drive"]])
+def test_a_script_or_module_that_calls_fit_itself_runs_once(launch: Launch, tmp_path: Path, target: list[str]) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "drive.py").write_text(DRIVER)
+    run = launch("--hosts", "localhost:2", "--env", "MINE=x", *target, "--num-workers", "7")
+    assert lines(run) == ["[rank 0] worker 0 x", "[rank 1] worker 1 x", "driver ['--num-workers', '7'] localhost:2"]
+    assert "--storage-path: without effect, as" in run.stderr
+
+
 # -- help ------------------------------------------------------------------------------------------------------------
 
 OPTIONS = [

@@ -185,6 +185,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(
     text = failure(fit_on, tmp_path / "hosts", "far")
     assert text.startswith("far: its agent has ended: exit code 255, which is ssh's when it cannot connect or log in")
     assert "Connection refused" in text
+    assert "logs:" not in text  # nobody has written any
 
 
 def test_an_interpreter_without_distrain_says_so(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
