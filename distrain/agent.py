@@ -20,6 +20,7 @@ from distrain import process, wire
 from distrain.channel import Channel
 from distrain.forkserver_link import ForkServerLink
 from distrain.loop import Loop
+from distrain.network import address_toward, interface_variables, network_id, ssh_address
 from distrain.ports import reserve_port
 from distrain.survey import survey
 from distrain.uploader_link import UploaderLink
@@ -139,6 +140,8 @@ class Agent:
             cpus=facts.cpus,
             memory_bytes=facts.memory_bytes,
             gpus=None if facts.gpus is None else [asdict(gpu) for gpu in facts.gpus],
+            network=network_id(),
+            address=ssh_address(),
         )
         self._up.queue(wire.MAGIC + wire.encode(hello))
 
@@ -179,10 +182,18 @@ class Agent:
             case wire.Prepare():
                 self._prepared = replace(message, body=b"")
                 self._job_fd = _keep_in_memory(message.body)
-                self._start_forkserver()
+                try:
+                    self._start_forkserver()
+                except OSError as error:
+                    text = f"no worker can run in {message.directory}: {error.strerror}; create it, or set cwd="
+                    self._up.queue(wire.HostFailed(text=text))
                 self._beat()
             case wire.Reserve():
-                self._reserve(message)
+                try:
+                    self._reserve(message)
+                except OSError as error:
+                    text = f"finds no way to the other hosts ({message.toward}): {error}"
+                    self._up.queue(wire.HostFailed(text=text))
             case wire.Start():
                 try:
                     self._start(message)
@@ -190,6 +201,7 @@ class Agent:
                     hint = "; raise the limit with ulimit -n" if error.errno == errno.EMFILE else ""
                     text = f"cannot start {len(message.ranks)} workers: {error}{hint}"
                     self._up.queue(wire.HostFailed(text=text))
+                    self._forget_workers()  # none was started yet
             case wire.Stop():
                 self._stop(message)
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
@@ -218,7 +230,8 @@ class Agent:
         self._close_ports()
         self._reserved = [reserve_port() for _ in range(message.ports)]
         ports = [sock.getsockname()[1] for sock in self._reserved]
-        self._up.queue(wire.Reserved(attempt=message.attempt, ports=ports))
+        address = address_toward(message.toward) if message.toward else ""
+        self._up.queue(wire.Reserved(attempt=message.attempt, ports=ports, address=address))
 
     def _close_ports(self) -> None:
         for sock in self._reserved:
@@ -268,14 +281,20 @@ class Agent:
 
     # -- an attempt -----------------------------------------------------------------------------------------------
 
-    def _start(self, message: wire.Start) -> None:
+    def _forget_workers(self) -> None:
         for worker in self._workers.values():
             worker.close(self._loop)
-        self._attempt = message.attempt
         self._workers = {}
+        self._started = False
+
+    def _start(self, message: wire.Start) -> None:
+        self._forget_workers()
+        self._attempt = message.attempt
         self._started, self._stopping = True, False
+        network = interface_variables(message.rendezvous) if message.rendezvous else {}
         for fields in message.ranks:
             spec = wire.WorkerSpec(**fields)
+            spec = replace(spec, defaults={**network, **spec.defaults})
             worker = self._workers[spec.rank] = _Worker(spec.rank)
             worker.channel.attach(self._loop, self._forwarder(worker))
             for stream in worker.outputs:

@@ -9,16 +9,18 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from distrain import job
+from distrain import driver, job
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.gpus import find_gpus
+from distrain.hostfile import total_slots
 from distrain.output import warn
 from distrain.storage import RunPaths
 from distrain.survey import usable_cpus
 from distrain.trainer import run_work
+from distrain.transport import hosts_of
 from distrain.version import __version__
 from distrain.watch import request_stacks
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distrain.backend import BackendConfig
+    from distrain.hostfile import HostSpec
 
 __all__ = ["run_command"]
 
@@ -43,10 +46,13 @@ targets:
   -m package.train ARGS...    a module, likewise
   train.py:train_func         a function of a file or of a module (package.train:train_func), called with the config;
                               the process group is set up for it
+A script or module that calls TorchTrainer(...).fit() itself runs once, here, and its workers on the hosts named.
 
 examples:
   python -m distrain.launch --num-workers 4 train.py --epochs 3
   python -m distrain.launch --num-workers 2 --config base.json --set lr=0.1 train.py:train_func
+  python -m distrain.launch --hosts alpha:4,beta:4 train.py
+  python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
 
 exit codes: 0; the exit code of the rank that failed first (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
 143 after SIGTERM; 2 for a wrong command line or a launch that is not possible.
@@ -62,21 +68,28 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
     options = parser.parse_args(arguments)
     if options.stacks:
         return _show_stacks(options.stacks)
-    if options.nnodes not in (None, "1", "1:1"):
-        parser.error(f"--nnodes {options.nnodes}: distrain works on one host so far")
     if given := [f"--{name}" for name in _TORCHRUN if getattr(options, _dest(name)) is not None]:
         warn(f"{', '.join(given)}: torchrun's, without effect here")
     try:
+        hosts = _hosts(options)
         work = _work(options)
+        if _is_driver(work, user_path):
+            _become_driver(options, parser)
         scaling = ScalingConfig(
-            num_workers=options.num_workers, use_gpu=options.use_gpu, start_method=options.start_method
+            num_workers=_num_workers(options, hosts),
+            use_gpu=options.use_gpu,
+            start_method=options.start_method,
+            hosts=options.hosts,
+            hostfile=options.hostfile,
+            ssh_args=options.ssh_args or (),
         )
         run = RunConfig(
             name=options.name,
             storage_path=options.storage_path,
             log_dir=options.log_dir,
             failure_config=FailureConfig(max_failures=options.max_failures),
-            logging_config=LoggingConfig(ranks=_ranks(options.console_ranks)),
+            logging_config=LoggingConfig(ranks=_ranks(options.ranks_shown)),
+            worker_runtime_env={"env_vars": _variables(options.env)},
         )
     except (ValueError, TypeError, OSError) as error:
         parser.error(str(error))
@@ -86,15 +99,34 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m distrain.launch",
-        description="Run a PyTorch script, module or function on several workers of this machine.",
+        description="Run a PyTorch script, module or function on several workers, of this machine or of many.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--version", action="version", version=f"distrain {__version__}")
-    workers = ("--num-workers", "--nproc-per-node", "--nproc_per_node")
-    add(*workers, type=_workers, default=1, metavar="N", help="workers to start (1); or: gpu, cpu, auto")
+    add(
+        "--num-workers",
+        type=_amount,
+        metavar="N",
+        help="workers to start, on all hosts together (all slots of the hosts, else 1); or: gpu, cpu, auto",
+    )
+    add("--nproc-per-node", "--nproc_per_node", type=_amount, metavar="N", help="the same, for a single host")
+    add(
+        "--hostfile",
+        metavar="FILE",
+        help="the hosts to train on, one a line: alpha slots=4 (DISTRAIN_HOSTFILE, else this machine)",
+    )
+    add("--hosts", metavar="alpha:4,beta:4", help="the same here, with the slots of each")
+    add("--ssh-args", metavar="ARGS", help='further arguments for ssh, such as --ssh-args="-i my_key"')
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable for all workers; without a value, as it is here",
+    )
     add("--use-gpu", action="store_true", help="give every worker a GPU")
     add("--start-method", choices=("forkserver", "spawn"), default="forkserver", help="how workers start (forkserver)")
     add("--name", help="name of the run; an unfinished run of that name goes on (time and a random suffix)")
@@ -107,7 +139,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="restart the workers up to N times after a failure, -1 always (0)",
     )
-    add("--console-ranks", metavar="0,2-5", help="whose output is shown here (everybody's); the logs have it all")
+    shown = ("--ranks-shown", "--console-ranks")
+    add(*shown, metavar="0,2-5", help="whose output is shown here (everybody's); the logs have it all")
     add("--stacks", metavar="RUN_DIR", help="where are the ranks of a run that is at work? runs nothing")
     add("--config", metavar="FILE.json", help="the function's config, a JSON object")
     add(
@@ -136,7 +169,38 @@ def _dest(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _workers(text: str) -> int:
+# -- hosts and workers -----------------------------------------------------------------------------------------------
+
+
+def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
+    """Raises ValueError for hosts that cannot be understood, or are not as many as torchrun's option says."""
+    hosts = hosts_of(ScalingConfig(hosts=options.hosts, hostfile=options.hostfile), os.environ)
+    if options.nnodes not in (None, str(len(hosts)), f"{len(hosts)}:{len(hosts)}"):
+        raise ValueError(
+            f"--nnodes {options.nnodes}, but {len(hosts)} host(s); --hostfile or --hosts say which, and nothing has to "
+            "be started there"
+        )
+    if options.nproc_per_node and len(hosts) > 1:
+        raise ValueError("--nproc-per-node: with several hosts, their slots say how many each gets; or --num-workers")
+    return hosts
+
+
+def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int:
+    amount: str | None = options.num_workers or options.nproc_per_node
+    if amount is None:
+        return total_slots(hosts)
+    if not amount.isdigit() and not all(host.is_local for host in hosts):
+        raise ValueError(f"--num-workers {amount} would count this machine's; give a number, or leave it out")
+    return _count(amount)
+
+
+def _amount(text: str) -> str:
+    if text not in ("gpu", "cpu", "auto"):
+        int(text)
+    return text
+
+
+def _count(text: str) -> int:
     """As torchrun: a number, or one for each CPU or GPU; ``auto`` takes GPUs if there are any."""
     gpus = len(find_gpus(os.environ)) if text in ("gpu", "auto") else 0
     if text == "cpu" or (text == "auto" and not gpus):
@@ -166,6 +230,55 @@ def _work(options: argparse.Namespace) -> job.Work:
         return job.TargetWork(backend=backend, target=options.target, config=_config(options))
     _no_config(options, "a script")
     return job.ScriptWork(backend=backend, path=_existing(options.target), argv=options.arguments)
+
+
+def _is_driver(work: job.Work, user_path: Sequence[str]) -> bool:
+    if not isinstance(work, job.ScriptWork):
+        return False
+    path = work.path if work.module is None else driver.file_of_module(work.module, user_path)
+    return path is not None and driver.calls_fit(path)
+
+
+_DRIVER_TAKES = ("target", "arguments", "module", "hosts", "hostfile", "ssh_args", "env", "nnodes")
+
+
+def _become_driver(options: argparse.Namespace, parser: argparse.ArgumentParser) -> NoReturn:
+    """Run the script with the hosts in force. What else was asked for is the script's to say."""
+    kept = {*_DRIVER_TAKES, *map(_dest, _TORCHRUN)}
+    given = [name for name, value in vars(options).items() if name not in kept and value != parser.get_default(name)]
+    target = options.target if options.module is None else f"-m {options.module[0]}"
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        warn(f"{flags}: without effect, as {target} calls fit() itself: its configs say it")
+    arguments = [options.target, *options.arguments] if options.module is None else ["-m", *options.module]
+    driver.become(arguments, _driver_environment(options))
+
+
+def _driver_environment(options: argparse.Namespace) -> dict[str, str]:
+    variables = _variables(options.env)
+    environment = {**os.environ, **variables}
+    environment["DISTRAIN_ENV"] = ",".join(filter(None, (os.environ.get("DISTRAIN_ENV"), *variables)))
+    if options.hosts or options.hostfile:
+        for name in ("DISTRAIN_HOSTS", "DISTRAIN_HOSTFILE"):
+            environment.pop(name, None)
+    if options.hosts:
+        environment["DISTRAIN_HOSTS"] = options.hosts
+    if options.hostfile:
+        environment["DISTRAIN_HOSTFILE"] = os.path.abspath(options.hostfile)
+    if options.ssh_args:
+        environment["DISTRAIN_SSH_ARGS"] = options.ssh_args
+    return environment
+
+
+def _variables(settings: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE``, or ``NAME`` as it is in this process."""
+    variables = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals and name not in os.environ:
+            raise ValueError(f"--env {name}: is not set here; give a value, --env {name}=VALUE")
+        variables[name] = value if equals else os.environ[name]
+    return variables
 
 
 def _torch_backend() -> BackendConfig:
@@ -211,7 +324,7 @@ def _ranks(text: str | None) -> list[int] | None:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
-            raise ValueError(f"--console-ranks {text!r}: must be ranks such as 0,2-5")
+            raise ValueError(f"--ranks-shown {text!r}: must be ranks such as 0,2-5")
         found += range(int(first), int(last or first) + 1)
     return found
 

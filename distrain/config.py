@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distrain.absent import without
 from distrain.callbacks import UserCallback
+from distrain.hostfile import parse_hosts
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -44,6 +46,11 @@ class ScalingConfig:
         What is named here is checked against the hosts before anything starts; it limits nothing afterwards.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
         fresh interpreter for each.
+    hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with the number of ranks
+        that it takes at most. They are filled in this order, and reached by ssh, ``localhost`` excepted.
+    hostfile: the same as a file, one host a line (``alpha slots=4``), which can say more: see the README. Without
+        either of them, DISTRAIN_HOSTFILE may name one; else it is this machine.
+    ssh_args: further arguments for ssh, a list or one string.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``, which the GPUs of every host must be.
     trainer_resources, placement_strategy: of Ray; they mean nothing here, which is said once.
     """
@@ -53,6 +60,9 @@ class ScalingConfig:
     resources_per_worker: dict[str, float] | None = None
     start_method: StartMethod = "forkserver"
     accelerator_type: str | None = None
+    hosts: str | Sequence[str] | None = None
+    hostfile: str | os.PathLike[str] | None = None
+    ssh_args: str | Sequence[str] = ()
     trainer_resources: dict[str, float] | None = None
     placement_strategy: str = "PACK"
 
@@ -82,7 +92,28 @@ class ScalingConfig:
             _check_type("ScalingConfig.trainer_resources", self.trainer_resources, dict, "a dict or None")
             _warn("ScalingConfig.trainer_resources has no effect: the coordinator takes no slot of a worker")
         if self.placement_strategy != "PACK":
-            _warn("ScalingConfig.placement_strategy has no effect: workers are spread evenly over the hosts, in order")
+            _warn("ScalingConfig.placement_strategy has no effect: hosts are filled in order, up to their slots")
+        self._check_hosts()
+
+    def _check_hosts(self) -> None:
+        for name in ("hosts", "ssh_args"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                _check_type(f"ScalingConfig.{name}", value, Sequence, "a str or a list of str")
+                for part in value:
+                    _check_type(f"ScalingConfig.{name}", part, str, "a str or a list of str")
+                object.__setattr__(self, name, tuple(value))
+        if isinstance(self.ssh_args, str):
+            object.__setattr__(self, "ssh_args", tuple(shlex.split(self.ssh_args)))
+        if self.hostfile is not None:
+            _check_type("ScalingConfig.hostfile", self.hostfile, (str, os.PathLike), "a str or a Path")
+            object.__setattr__(self, "hostfile", os.fspath(self.hostfile))
+        if self.hosts is not None:
+            parse_hosts(self.hosts, "ScalingConfig.hosts")
+        if self.hosts is not None and self.hostfile is not None:
+            raise ValueError("ScalingConfig: hosts and hostfile are both given; drop one of the two")
+        if self.num_workers == 0 and (self.hosts is not None or self.hostfile is not None):
+            raise ValueError("ScalingConfig: num_workers=0 trains in this process; it needs no hosts")
 
     @staticmethod
     def _check_resource(name: object, amount: object) -> None:

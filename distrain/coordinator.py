@@ -49,6 +49,11 @@ CLOSE_TIMEOUT_S = 5.0
 _SETTLE_S = 0.05
 """How long the next attempt waits, again and again, for checkpoints of the last one that are being committed."""
 _UPLOAD_PATIENCE_S = 300.0
+_HINTS = {
+    127: ", there is no such program: python= in the hostfile names the interpreter of a host",
+    255: ", which is ssh's when it cannot connect or log in",
+}
+"""What an exit code means before a HELLO."""
 
 
 class Coordinator:
@@ -70,7 +75,7 @@ class Coordinator:
         self.machine = RunMachine(request)
         self._request = request
         self._store = store
-        self._transports = {transport.name: transport for transport in transports}
+        self._transports = {transport.host.name: transport for transport in transports}
         self._log_dir = log_dir
         self._stale_run_id = stale_run_id
         self._manifest = manifest
@@ -154,19 +159,25 @@ class Coordinator:
 
     def _connect(self) -> None:
         option = "gpus" if self._request.scaling.use_gpu else "no-gpus"
-        for transport in self._transports.values():
+        for name, transport in self._transports.items():
             try:
-                self._hosts[transport.name] = _HostLink(self._loop, transport, self._agent_argv(transport, option))
+                self._hosts[name] = _HostLink(self._loop, transport, self._agent_argv(transport, option))
             except OSError as error:
-                self._happened(events.HostLost(transport.name, f"cannot start its agent: {error}"))
+                self._happened(events.HostLost(name, f"cannot start its agent: {error}"))
                 return
-            self._hosts[transport.name].listen(self._on_frames, self._on_end)
+            self._hosts[name].listen(self._on_frames, self._on_end)
 
     def _agent_argv(self, transport: Transport, option: str) -> list[str]:
-        """``env`` puts the run's id where a sweep of the host can find it."""
+        """``env`` puts the run's id where a sweep of the host can find it. A fit() in a worker is for its own host."""
         ids = f"{process.RUN_IDS}={process.extended_run_ids(self._request.run_id)}"
-        agent = process.bootstrap_argv("agent", self._request.run_id, option, flags=self._request.python_flags)
-        return transport.argv(["env", ids, *agent])
+        gpus = transport.host.gpus
+        shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
+        hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
+        return transport.argv(["env", *hidden, ids, *shown, *self._program(transport, self._request.run_id, option)])
+
+    def _program(self, transport: Transport, run_id: str, option: str) -> list[str]:
+        python, flags = transport.host.python or "", self._request.python_flags
+        return process.bootstrap_argv("agent", run_id, option, python=python, flags=flags)
 
     def _on_frames(self, host: _HostLink, frames: list[wire.Frame]) -> None:
         for frame in frames:
@@ -322,6 +333,7 @@ class Coordinator:
                             self._store.paths.log(attempt, rank.rank, self._log_dir),
                             width=width,
                             shown=self._console_ranks is None or rank.rank in self._console_ranks,
+                            host=rank.host if len(plan.hosts) > 1 else "",
                         )
                         for rank in plan.ranks
                     }
@@ -423,9 +435,9 @@ class Coordinator:
 
     def _sweep(self, transport: Transport, run_id: str) -> None:
         """Remove what a run whose agent was lost may have left on a host."""
-        argv = process.bootstrap_argv("agent", run_id, "sweep", flags=self._request.python_flags)
         with contextlib.suppress(OSError):
-            sweeper = process.spawn(transport.argv(argv), stderr=subprocess.DEVNULL)
+            argv = transport.argv(self._program(transport, run_id, "sweep"))
+            sweeper = process.spawn(argv, stderr=subprocess.DEVNULL)
             try:
                 sweeper.communicate(timeout=CLOSE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -445,7 +457,7 @@ class _HostLink:
     _CHATTER_KEPT = 4 << 10
 
     def __init__(self, loop: Loop, transport: Transport, argv: list[str]) -> None:
-        self.name = transport.name
+        self.name = transport.host.name
         self.lease_s = transport.lease_s
         self.greeted = False
         self.dropped = False
@@ -514,7 +526,8 @@ class _HostLink:
         self._read_stderr()
         said = (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
         command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
-        return f"its agent has ended: {how}{command}" + (f"; last words:\n{said}" if said else "")
+        hint = "" if self.greeted else _HINTS.get(self._process.returncode, "")
+        return f"its agent has ended: {how}{hint}{command}" + (f"; last words:\n{said}" if said else "")
 
     def wait_for_end(self, deadline: float) -> bool:
         """Let the agent finish. False if it was lost before, or had to be killed: the host may need a sweep."""

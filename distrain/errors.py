@@ -6,7 +6,8 @@
     ├── InvalidTransition      a state machine was asked for an illegal move (a bug in distrain)
     ├── WireError              bytes on the wire that are not our protocol
     ├── JobError               train_func or its config cannot be pickled, found or called
-    ├── ResourcesError         more GPUs, CPUs or memory asked for than the hosts have
+    ├── HostfileError          a hostfile, or hosts=, cannot be read or understood
+    ├── ResourcesError         more slots, GPUs, CPUs or memory asked for than the hosts have
     ├── StorageError           the run directory cannot be used
     ├── CheckpointError        a checkpoint cannot be reported, read or committed
     ├── CollectiveError        ranks cannot meet in barrier() or broadcast_from_rank_zero()
@@ -36,6 +37,7 @@ __all__ = [
     "ControllerError",
     "DistrainError",
     "HangError",
+    "HostfileError",
     "InvalidTransition",
     "JobError",
     "LaunchError",
@@ -62,6 +64,11 @@ class WireError(DistrainError):
 
 class JobError(DistrainError):
     """The training function or its config cannot be pickled, found or called."""
+
+
+class HostfileError(DistrainError, ValueError):
+    """The hosts to train on cannot be read or understood; the text begins with the file and the line.
+    A ValueError, too."""
 
 
 class ResourcesError(DistrainError):

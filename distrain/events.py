@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.config import FailureConfig, ScalingConfig
     from distrain.failures import RankFailure
+    from distrain.hosts import HostOrder
     from distrain.job import Job
     from distrain.plan import WorldPlan
     from distrain.states import RunState
@@ -41,17 +42,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validator:
-    """How checkpoints are validated: the pickled work that holds the function and its usual keyword arguments, and its
-    usual limit in seconds."""
+    """How checkpoints are validated: the pickled work that holds the function and its usual keyword arguments, its
+    usual limit in seconds, and where and how it runs, which is as the user's process does."""
 
     blob: bytes
     timeout_s: float | None
+    directory: str
+    sys_path: list[str]
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """All that a run is made of. ``leases``: host name -> lease in seconds, in the order of placement;
-    ``checkpoint``: path or URL to start from; ``filesystem``: see :class:`~distrain.wire.WorkerSpec`."""
+    """All that a run is made of. ``hosts``: by name, in the order of placement; ``checkpoint``: path or URL to start
+    from; ``filesystem``: see :class:`~distrain.wire.WorkerSpec`."""
 
     run_id: str
     run_name: str
@@ -59,11 +63,9 @@ class RunRequest:
     job: Job
     backend: BackendConfig
     scaling: ScalingConfig
-    leases: Mapping[str, float]
+    hosts: Mapping[str, HostOrder]
     failure_config: FailureConfig
     stop_grace_s: float
-    directory: str
-    sys_path: list[str]
     argv: list[str]
     python_flags: list[str]
     first_attempt: int = 0
@@ -71,7 +73,6 @@ class RunRequest:
     filesystem: str = ""
     validator: Validator | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from distrain.failures import failure_of
 from distrain.ledger import Ledger
 from distrain.outer import OuterDesk, OuterWork, outer_rank
 from distrain.output import warn
-from distrain.plan import make_plan, rank_environment, rendezvous_address, visible_devices
+from distrain.plan import make_plan, rank_environment, rendezvous_address, rendezvous_network, visible_devices
 from distrain.ports import reserve_port
 from distrain.result import Result, make_result
 from distrain.retries import Retries
@@ -36,7 +36,7 @@ from distrain.survey import survey
 from distrain.validations import Validations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
     from distrain.callbacks import Callbacks
@@ -271,13 +271,14 @@ def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
 def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[TrainContext, WorldPlan]]:
     """The environment of a rank, for as long as it trains; ``outer``: torchrun has made it already."""
     workers = int(os.environ["LOCAL_WORLD_SIZE"]) if outer else 1
-    here = replace(survey(with_gpus=request.scaling.use_gpu), name="localhost")
-    plan = make_plan([here], request.scaling, num_workers=workers)
+    facts = replace(survey(with_gpus=request.scaling.use_gpu), name="localhost")
+    plan = make_plan([facts], request.scaling, num_workers=workers)
+    [here] = request.hosts.values()
     rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if outer else 0]
     with contextlib.ExitStack() as stack:
-        variables = {**visible_devices(rank), **request.environment}
+        variables = {**visible_devices(rank), **here.environment}
         if not outer:
-            address, network = rendezvous_address(plan)
+            address, network = rendezvous_address(plan), rendezvous_network(plan)
             keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.ports(plan))]
             ports = [keeper.getsockname()[1] for keeper in keepers]
             variables = {**{name: os.environ.get(name, value) for name, value in network.items()}, **variables}
@@ -292,7 +293,7 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
             )
             variables |= request.backend.environment(plan, rank, address, ports[1:])
         stack.enter_context(_environment(variables))
-        stack.enter_context(_module_path(request.sys_path))
+        stack.enter_context(_module_path(here.sys_path))
         context = TrainContext(
             world_rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
@@ -314,10 +315,10 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
 
 
 @contextlib.contextmanager
-def _module_path(path: list[str]) -> Iterator[None]:
+def _module_path(path: Sequence[str | None]) -> Iterator[None]:
     """Where train_func's modules are found, as in a worker."""
     before = sys.path[:]
-    sys.path[:] = path
+    sys.path[:] = filter(None, path)
     try:
         yield
     finally:

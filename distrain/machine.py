@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.errors import InvalidTransition, ResourcesError
+from distrain.errors import InvalidTransition, LaunchError, ResourcesError
 from distrain.events import (
     Action,
     AttemptEnded,
@@ -37,6 +37,7 @@ from distrain.plan import (
     make_plan,
     rank_environment,
     rendezvous_address,
+    rendezvous_network,
     visible_devices,
 )
 from distrain.retries import Retries
@@ -87,9 +88,10 @@ class RunMachine:
         self.storage_failed = False
         self.plan: WorldPlan | None = None
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        self._hosts: dict[str, HostFacts | None] = dict.fromkeys(request.leases)
+        self._hosts: dict[str, HostFacts | None] = dict.fromkeys(request.hosts)
         self._lost: set[str] = set()
         self._ranks: dict[int, _Rank] = {}
+        self._address = ""
         self._gone: set[str] = set()
         self._order = 0
         self._retry_forbidden = False
@@ -192,7 +194,16 @@ class RunMachine:
 
     def _on_hello(self, host: str, hello: wire.Hello, now: float) -> list[Action]:
         gpus = None if hello.gpus is None else tuple(Gpu(**gpu) for gpu in hello.gpus)
-        self._hosts[host] = HostFacts(name=host, cpus=hello.cpus, memory_bytes=hello.memory_bytes, gpus=gpus)
+        order = self.request.hosts[host]
+        self._hosts[host] = HostFacts(
+            name=host,
+            cpus=hello.cpus,
+            memory_bytes=hello.memory_bytes,
+            gpus=gpus,
+            slots=order.slots,
+            network=hello.network,
+            address="" if order.is_local else hello.address,  # there, ssh has come from who knows where
+        )
         facts = [f for f in self._hosts.values() if f is not None]
         if len(facts) < len(self._hosts):
             return []
@@ -205,14 +216,14 @@ class RunMachine:
         return [*prepared, *self._reserve(now)]
 
     def _prepare(self, host: str, plan: WorldPlan) -> wire.Prepare:
-        request = self.request
+        request, order = self.request, self.request.hosts[host]
         return wire.Prepare(
             start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
             preload=list(request.job.preload),
-            environment=dict(request.environment),
+            environment=dict(order.environment),
             python_flags=request.python_flags,
-            directory=request.directory,
-            lease_s=request.leases[host],
+            directory=order.directory,
+            lease_s=order.lease_s,
             workers=len(plan.on(host)),
             body=request.job.blob,
         )
@@ -229,17 +240,28 @@ class RunMachine:
         ports = 1 + self.request.backend.ports(self.plan)
         return [
             AttemptStarts(self.attempt, self.plan),
-            Tell(self.plan.hosts[0], wire.Reserve(attempt=self.attempt, ports=ports)),
+            Tell(self.plan.hosts[0], wire.Reserve(attempt=self.attempt, ports=ports, toward=self.plan.peer_of_first)),
         ]
 
     def _on_reserved(self, message: wire.Reserved, now: float) -> list[Action]:
         if self.state is not RunState.RESERVING or message.attempt != self.attempt:
             return []
         assert self.plan is not None
+        wanted = self._wanted().get("MASTER_ADDR")
+        try:
+            self._address = rendezvous_address(self.plan, wanted=wanted, found=message.address)
+        except LaunchError as error:
+            return self._give_up(str(error), now)
         self._move(RunState.STARTING)
         self._deadline = None
         started = [Tell(host, self._start_message(host, message.ports)) for host in self.plan.hosts]
         return [*self._say_restart(), *started]
+
+    def _wanted(self) -> dict[str, str]:
+        """Where the user wants the ranks to meet."""
+        assert self.plan is not None
+        given = self.request.hosts[self.plan.hosts[0]].environment
+        return {name: given[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in given}
 
     def _say_restart(self) -> list[Action]:
         if not self.retries.used:
@@ -250,11 +272,11 @@ class RunMachine:
     def _start_message(self, host: str, ports: list[int]) -> wire.Start:
         assert self.plan is not None
         specs = [asdict(self._spec(self.plan, rank, ports)) for rank in self.plan.on(host)]
-        return wire.Start(attempt=self.attempt, ranks=specs)
+        rendezvous = "" if self.plan.shares_network else self._address
+        return wire.Start(attempt=self.attempt, ranks=specs, rendezvous=rendezvous)
 
     def _spec(self, plan: WorldPlan, rank: RankPlan, ports: list[int]) -> wire.WorkerSpec:
-        request = self.request
-        address, network = rendezvous_address(plan)
+        request, order, address = self.request, self.request.hosts[rank.host], self._address
         environment = rank_environment(
             plan,
             rank,
@@ -276,10 +298,11 @@ class RunMachine:
             filesystem=request.filesystem,
             environment={
                 **environment,
+                **self._wanted(),
                 **visible_devices(rank),
                 **request.backend.environment(plan, rank, address, ports[1:]),
             },
-            defaults={**network, **RANK_DEFAULTS},
+            defaults={**rendezvous_network(plan), **RANK_DEFAULTS},
             devices=list(rank.devices),
             shares_gpu=plan.shares_gpu,
             run_id=request.run_id,
@@ -287,8 +310,8 @@ class RunMachine:
             resources=request.scaling.worker_resources,
             checkpoint=self.checkpoint,
             validates=request.validator is not None,
-            directory=request.directory,
-            sys_path=request.sys_path,
+            directory=order.directory,
+            sys_path=list(order.sys_path),
             argv=request.argv,
         )
 

@@ -31,11 +31,8 @@ class RunManifest:
         self._configs = configs
         self._started = time.time()
         self._attempts: list[dict[str, Any]] = list(self.before.get("attempts", []))
-
-    @property
-    def first_attempt(self) -> int:
-        """The number of the next attempt: none is used twice."""
-        return self._attempts[-1]["attempt"] + 1 if self._attempts else 0
+        self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
+        """The number of the first attempt of this part of the run: none is used twice."""
 
     def write(self, status: str) -> None:
         """``status``: running, finished, failed or aborted."""

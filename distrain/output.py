@@ -116,11 +116,11 @@ _CONTROLS = re.compile(
 
 class RankOutput:
     """Output of one rank of one attempt, ``shown`` on the console or only kept in the file, whose directory exists.
-    ``last_lines`` are what a failure screen may quote."""
+    ``host``: its name, where lines are to have it. ``last_lines`` are what a failure screen may quote."""
 
-    def __init__(self, rank: int, file: Path, *, width: int = 1, shown: bool = True) -> None:
+    def __init__(self, rank: int, file: Path, *, width: int = 1, shown: bool = True, host: str = "") -> None:
         self._shown = shown
-        self._prefix = f"[rank {rank:>{width}}] "
+        self._prefix = f"[rank {rank:>{width}}{' ' * bool(host)}{host}] "
         self._path = file
         self._file: IO[bytes] | None = None
         self._broken = False

@@ -5,15 +5,16 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.errors import ResourcesError
+from distrain.errors import LaunchError, ResourcesError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from distrain.config import ScalingConfig
     from distrain.hosts import HostFacts
@@ -25,6 +26,8 @@ __all__ = [
     "make_plan",
     "rank_environment",
     "rendezvous_address",
+    "rendezvous_network",
+    "shares_of",
     "visible_devices",
 ]
 
@@ -53,6 +56,10 @@ class WorldPlan:
     ranks: tuple[RankPlan, ...]
     shares_gpu: bool = False
     """Whether any two ranks use the same physical GPU."""
+    shares_network: bool = True
+    """Whether all hosts are one machine's network, so that their ranks can meet on its loopback interface."""
+    addresses: tuple[str, ...] = ("",)
+    """Where each of the hosts is reached by others, empty if unknown."""
 
     @property
     def world_size(self) -> int:
@@ -63,19 +70,31 @@ class WorldPlan:
         """Host names in the order of their first rank."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
+    @property
+    def peer_of_first(self) -> str:
+        """An address of another host, if that of rank 0's host has yet to be found out; else empty."""
+        if self.shares_network or self.addresses[0]:
+            return ""
+        return next(filter(None, self.addresses), "")
+
     def on(self, host: str) -> tuple[RankPlan, ...]:
         return tuple(rank for rank in self.ranks if rank.host == host)
 
 
 def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers: int | None = None) -> WorldPlan:
-    """Place the ranks (``num_workers``, or as many as ``scaling`` says) on the hosts, in order and evenly.
+    """Place the ranks (``num_workers``, or as many as ``scaling`` says) on the hosts, in order: each is filled up to
+    its slots before the next one gets any.
 
-    Raises ResourcesError if they need more GPUs, or more of what ``resources_per_worker`` names, than a host has.
+    Raises ResourcesError if they need more slots or GPUs, or more of what ``resources_per_worker`` names, than there
+    are.
     """
-    shares = _even_shares(scaling.num_workers if num_workers is None else num_workers, len(hosts))
+    slots = {host.name: host.slots for host in hosts}
+    shares = shares_of(slots, scaling.num_workers if num_workers is None else num_workers)
+    used = [host for host in hosts if shares[host.name]]
     ranks: list[RankPlan] = []
     boards: list[tuple[str, str]] = []
-    for node_rank, (host, share) in enumerate(zip(hosts, shares, strict=True)):
+    for node_rank, host in enumerate(used):
+        share = shares[host.name]
         _check_resources(host, share, scaling)
         _check_gpus(host, scaling)
         for local_rank in range(share):
@@ -94,11 +113,28 @@ def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers
                     mig=mig,
                 )
             )
-    return WorldPlan(ranks=tuple(ranks), shares_gpu=len(set(boards)) < len(boards))
+    networks = {host.network for host in used}
+    return WorldPlan(
+        ranks=tuple(ranks),
+        shares_gpu=len(set(boards)) < len(boards),
+        shares_network=len(used) == 1 or (len(networks) == 1 and networks != {""}),
+        addresses=tuple(host.address for host in used),
+    )
 
 
-def _even_shares(workers: int, hosts: int) -> list[int]:
-    return [workers // hosts + (index < workers % hosts) for index in range(hosts)]
+def shares_of(slots: Mapping[str, int | None], workers: int) -> dict[str, int]:
+    """How many of the ranks each host gets, by name; None is a host without a limit. Raises ResourcesError."""
+    shares, left = {}, workers
+    for name, most in slots.items():
+        shares[name] = left if most is None else min(left, most)
+        left -= shares[name]
+    if left:
+        listed = ", ".join(f"{name} {most}" for name, most in slots.items())
+        raise ResourcesError(
+            f"num_workers is {workers}, but the hosts have only {workers - left} slots: {listed}. Ask for fewer "
+            "workers, or give hosts more slots."
+        )
+    return shares
 
 
 def _devices(local_rank: int, gpus: float) -> tuple[int, ...]:
@@ -199,10 +235,28 @@ RANK_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """What torchrun sets unless the user has."""
 
 
-def rendezvous_address(plan: WorldPlan) -> tuple[str, dict[str, str]]:
-    """MASTER_ADDR and the variables that tie the collectives to its interface. One host: loopback.
+def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str = "") -> str:
+    """MASTER_ADDR: what the user wants, else loopback within one machine, else the address of rank 0's host, which may
+    have been ``found`` by itself. Raises LaunchError if other hosts could not reach it."""
+    address = wanted or (_LOOPBACK if plan.shares_network else plan.addresses[0] or found)
+    if plan.shares_network or (address and not _is_loopback(address)):
+        return address
+    first, *others = plan.hosts
+    what = f"{address} means another machine on each host" if address else f"the address of {first} is not known"
+    raise LaunchError(
+        f"{first}: rank 0 cannot be reached from {', '.join(others)}: {what}. Name {first} in the hostfile by an "
+        "address of its own, or set MASTER_ADDR in worker_runtime_env or by --env"
+    )
 
-    Gloo binds to loopback when the host's name does not resolve, and its peers then wait for minutes; so the interface
-    is always named.
-    """
-    return _LOOPBACK, {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE}
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:  # a name
+        return address == "localhost"
+
+
+def rendezvous_network(plan: WorldPlan) -> dict[str, str]:
+    """What ties the collectives to the loopback interface where ranks meet there: gloo finds it by itself only if the
+    host's name resolves to it. Elsewhere each agent finds the interface."""
+    return {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE} if plan.shares_network else {}

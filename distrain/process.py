@@ -60,12 +60,14 @@ _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 _KILL_ROUNDS = 50
 
 # `python -m` and `python -c` put the working directory first on sys.path, where a user's queue.py shadows the standard
-# library's. So start with -c, take that entry away before anything is imported, and load exactly our own package.
+# library's. So start with -c, take that entry away before anything is imported, and load exactly our own package. Only
+# a host that does not have it there has to have one of its own.
 _BOOTSTRAP = """\
 import sys
 if sys.path and sys.path[0] == "": del sys.path[0]
+from os.path import isfile
 root, program = sys.argv[1:3]
-if root:
+if root and isfile(root + "/__init__.py"):
     from importlib.util import module_from_spec, spec_from_file_location
     spec = spec_from_file_location("distrain", root + "/__init__.py", submodule_search_locations=[root])
     package = sys.modules["distrain"] = module_from_spec(spec)
@@ -79,8 +81,11 @@ Process = subprocess.Popen[bytes]
 
 
 def bootstrap_argv(program: str, *arguments: str, python: str = "", flags: Sequence[str] = ()) -> list[str]:
-    """Command line that runs ``distrain.{program}.main(arguments)`` in a fresh interpreter."""
-    return [python or sys.executable, *flags, "-c", _BOOTSTRAP, str(Path(__file__).parent), program, *arguments]
+    """Command line that runs ``distrain.{program}.main(arguments)`` in a fresh interpreter. ``python``: not ours but
+    another one, which has a distrain of its own."""
+    root = "" if python else str(Path(__file__).parent)
+    # Without a newline: in the C shell, which may be somebody's login shell, no quote spans lines.
+    return [python or sys.executable, *flags, "-c", f"exec({_BOOTSTRAP!r})", root, program, *arguments]
 
 
 def extended_run_ids(run_id: str) -> str:

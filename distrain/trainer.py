@@ -21,7 +21,7 @@ from distrain.absent import without
 from distrain.backend import BackendConfig
 from distrain.callbacks import Callbacks, RunContext
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
-from distrain.config import RunConfig, ScalingConfig, ValidationConfig
+from distrain.config import RunConfig, ScalingConfig, ValidationConfig, ValidationTaskConfig
 from distrain.coordinator import Coordinator
 from distrain.errors import (
     CheckpointError,
@@ -39,11 +39,12 @@ from distrain.events import Hung, RunEnd, RunRequest, Validator
 from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
+from distrain.plan import shares_of
 from distrain.result import Result, last_metrics, make_result, pickle_or_none
 from distrain.states import RunState
 from distrain.storage import RunStore, damage_of, read_manifest, write_atomically
 from distrain.stores import open_run
-from distrain.transport import LocalTransport, Transport
+from distrain.transport import LocalTransport, Transport, hosts_of, order_for, ssh_args_of, transports_for
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -177,8 +178,8 @@ def run_work(
         run=run,
         resume_from=resume_from,
         metadata=metadata or {},
-        validator=None if validation is None else _validator(validation),
-        transports=transports or [LocalTransport()],
+        validation=validation,
+        transports=transports or _transports(scaling),
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
     )
     with log_level(run.log_level):
@@ -193,12 +194,13 @@ def run_work(
             store.close()
 
 
-def _validator(config: ValidationConfig) -> Validator:
-    """Raises JobError if the function cannot be pickled."""
-    assert config.task_config is not None
-    kwargs = dict(config.task_config.fn_kwargs or {})
-    work = job.FunctionWork(function=config.fn, config=kwargs, backend=BackendConfig())
-    return Validator(blob=job.make_job(work).blob, timeout_s=config.task_config.timeout_s)
+def _transports(scaling: ScalingConfig) -> list[Transport]:
+    """To the hosts that get ranks. Raises HostfileError, and ResourcesError if there are too few slots."""
+    if scaling.num_workers == 0:
+        return [LocalTransport()]
+    hosts = hosts_of(scaling, os.environ)
+    shares = shares_of({host.name: host.slots for host in hosts}, scaling.num_workers)
+    return transports_for([host for host in hosts if shares[host.name]], ssh_args_of(scaling, os.environ))
 
 
 def _clean_path(path: Sequence[object]) -> list[str]:
@@ -216,9 +218,24 @@ class _Asked:
     run: RunConfig
     resume_from: Checkpoint | None
     metadata: Mapping[str, Any]
-    validator: Validator | None
+    validation: ValidationConfig | None
     transports: Sequence[Transport]
     sys_path: list[str]
+
+    def _validator(self) -> Validator | None:
+        """Raises JobError if the function cannot be pickled."""
+        if self.validation is None:
+            return None
+        task = self.validation.task_config or ValidationTaskConfig()
+        function, config = self.validation.fn, dict(task.fn_kwargs or {})
+        work = job.FunctionWork(function=function, config=config, backend=BackendConfig())
+        return Validator(
+            blob=job.make_job(work).blob,
+            timeout_s=task.timeout_s,
+            directory=os.getcwd(),
+            sys_path=self.sys_path,
+            environment=self.run.env_vars,
+        )
 
     def request(
         self, run_id: str, store: RunStore | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
@@ -232,18 +249,24 @@ class _Asked:
             job=self.job,
             backend=self.work.backend,
             scaling=self.scaling,
-            leases={transport.name: transport.lease_s for transport in self.transports},
+            hosts={
+                transport.host.name: order_for(
+                    transport,
+                    directory=os.getcwd(),
+                    sys_path=self.sys_path,
+                    environment=self.run.env_vars,
+                    own_environment=os.environ,
+                )
+                for transport in self.transports
+            },
             failure_config=self.run.failure_config,
             stop_grace_s=self.run.stop_grace_s,
-            directory=os.getcwd(),
-            sys_path=self.sys_path,
             argv=sys.argv,
             python_flags=subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             first_attempt=first_attempt,
             checkpoint=checkpoint,
             metadata=self.metadata,
-            validator=self.validator,
-            environment=self.run.env_vars,
+            validator=self._validator(),
         )
 
 
@@ -315,7 +338,9 @@ class _Run:
                 + (f"at {latest.path.name}" if latest else "from its beginning, as it has no checkpoint yet")
             )
         workers = self._asked.scaling.num_workers
+        hosts = len(self._asked.transports)
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
+        what += f" on {hosts} hosts" if hosts > 1 else ""
         say(f"{what}; run directory {self._store.place}")
 
     def _runner(self, request: RunRequest) -> Coordinator | local.LocalRun:
@@ -462,7 +487,7 @@ class _Run:
     def _postscript(self, end: RunEnd, result: Result) -> list[str]:
         """What every account of a failure ends with."""
         lines = [*end.earlier, *([end.no_retry] if end.no_retry else [])]
-        if self._asked.scaling.num_workers:
+        if self._asked.scaling.num_workers and end.attempt >= self._manifest.first_attempt:
             lines.append(f"logs: {self._store.shown(self._store.paths.log(end.attempt, 0, self._log_dir).parent)}")
         if result.checkpoint:
             lines.append(self._again(result))

@@ -110,7 +110,7 @@ class Validations:
         assert saved.validation is not None
         log = self._store.paths.validation_log(saved.path.name, self._log_dir)
         self._store.paths.make_room(log)
-        environment = {**request.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
+        environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
         argv = process.bootstrap_argv("validator", str(os.getpid()), flags=request.python_flags)
         with log.open("wb") as file:
             started = process.spawn(argv, stderr=file.fileno(), environment=environment)
@@ -130,8 +130,8 @@ class Validations:
                 checkpoint=self._store.for_validation(saved),
                 filesystem=request.filesystem,
                 overrides=saved.validation["overrides"],
-                directory=request.directory,
-                sys_path=request.sys_path,
+                directory=validator.directory,
+                sys_path=validator.sys_path,
                 body=validator.blob,
             )
         )

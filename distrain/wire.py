@@ -109,7 +109,8 @@ class ToWorker(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
     """Agent, first of all: who speaks here, and what the host has. ``gpus``: the fields of each
-    :class:`~distrain.hosts.Gpu`, None when nobody asked."""
+    :class:`~distrain.hosts.Gpu`, None when nobody asked. ``network``, ``address``: see
+    :class:`~distrain.hosts.HostFacts`."""
 
     wire: int
     distrain: str
@@ -120,6 +121,8 @@ class Hello(Message):
     cpus: int
     memory_bytes: int
     gpus: list[dict[str, str]] | None
+    network: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,26 +141,31 @@ class Prepare(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve(Message):
-    """Coordinator: keep this many TCP ports for the attempt."""
+    """Coordinator: keep this many TCP ports for the attempt. ``toward``: another host's address, if this host is to
+    find out its own."""
 
     attempt: int
     ports: int
+    toward: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved(Message):
-    """Agent: the ports are bound, and stay so until the attempt is gone."""
+    """Agent: the ports are bound, and stay so until the attempt is gone. ``address``: this host's own, if asked."""
 
     attempt: int
     ports: list[int]
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Message):
-    """Coordinator: start these ranks; each entry holds the fields of a :class:`WorkerSpec`."""
+    """Coordinator: start these ranks; each entry holds the fields of a :class:`WorkerSpec`. ``rendezvous``: the address
+    over whose interface they talk; empty: they need not be told."""
 
     attempt: int
     ranks: list[dict[str, Any]]
+    rendezvous: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +381,8 @@ class WorkerSpec(ToWorker):
 
     ``filesystem`` is what ``storage_path`` and ``checkpoint``, the path to resume from, are on, if they do not say so
     themselves (see :class:`OpenStorage`); ``validates``: the trainer has a validation function; ``devices`` index the
-    host's visible GPUs; ``defaults`` are environment variables that the user's own values override.
+    host's visible GPUs; ``defaults`` are environment variables that the user's own values override; None in
+    ``sys_path`` is what the interpreter has itself.
     """
 
     world_size: int
@@ -393,7 +402,7 @@ class WorkerSpec(ToWorker):
     checkpoint: str | None
     validates: bool
     directory: str
-    sys_path: list[str]
+    sys_path: list[str | None]
     argv: list[str]
 
 

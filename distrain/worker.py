@@ -145,7 +145,7 @@ def _adopt(spec: wire.WorkerSpec) -> None:
     for name, value in spec.defaults.items():
         os.environ.setdefault(name, value)
     os.chdir(spec.directory)
-    sys.path[:] = spec.sys_path
+    sys.path[:] = [path for entry in spec.sys_path for path in (sys.path[:] if entry is None else [entry])]
     sys.argv[:] = spec.argv
     main_module.begin()
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 ROOT = Path(distrain.__file__).parent
 
 FLOORS = [
-    "version", "absent", "errors", "callbacks", "config", "states",
+    "version", "absent", "errors", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "events", "machine",
-    "loop", "channel", "process", "ports", "transport", "cgroup", "gpus", "survey", "output", "place",
+    "loop", "channel", "process", "ports", "network", "transport", "cgroup", "gpus", "survey", "output", "place",
     "checkpoint", "storage", "runlock", "uploads", "keeper", "result", "reported", "metrics",
     "context", "session", "collective", "execution", "validations", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",
@@ -34,14 +34,14 @@ FLOORS = [
     "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
     "torch.sampler", "torch.reproducibility", "torch.data",
     "lightning", "huggingface.transformers",
-    "command", "launch",
+    "driver", "command", "launch",
 ]  # fmt: skip
 """A module may import what stands before it. The packages' ``__init__`` are lazy, and exempt."""
 
 PROGRAMS = {"agent", "forkserver", "uploader", "validator", "worker", "coordinator"}
 THINKING = [
-    "errors", "states", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks",
-    "stopping", "retries", "events", "machine",
+    "errors", "states", "hostfile", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives",
+    "stacks", "stopping", "retries", "events", "machine",
 ]  # fmt: skip
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
 
@@ -188,7 +188,8 @@ def test_only_wire_packs_bytes() -> None:
 
 
 def test_only_process_hunts_with_psutil() -> None:
-    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"process"}
+    """The other one asks it for interfaces."""
+    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"process", "network"}
 
 
 @pytest.mark.parametrize("name", THINKING)

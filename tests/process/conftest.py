@@ -14,6 +14,7 @@ import cloudpickle
 import pytest
 
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
+from distrain.hostfile import HostSpec
 from distrain.job import FunctionWork
 from distrain.trainer import run_work
 from distrain.transport import LocalTransport, PrefixTransport, Transport
@@ -61,7 +62,8 @@ def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> PrefixTranspor
     script = folder / "ssh"
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
-    return PrefixTransport(name="otherhost", prefix=(str(script), "-T", "otherhost"))
+    host = HostSpec(name="otherhost", address="otherhost")
+    return PrefixTransport(host=host, prefix=(str(script), "-T", "otherhost"))
 
 
 def make_fit(way: str, folder: Path) -> Fit:

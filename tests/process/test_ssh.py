@@ -23,6 +23,7 @@ from distrain import (
     WorkerGroupError,
     __version__,
 )
+from distrain.hostfile import HostSpec
 from distrain.job import FunctionWork
 from distrain.trainer import run_work
 from distrain.transport import PrefixTransport
@@ -93,7 +94,8 @@ def test_a_host_without_python_is_quoted(over: Over) -> None:
 
 
 def test_a_missing_ssh_is_an_error_that_names_it(storage: Path) -> None:
-    transport = PrefixTransport(name="otherhost", prefix=("/nowhere/ssh", "otherhost"))
+    host = HostSpec(name="otherhost", address="otherhost")
+    transport = PrefixTransport(host=host, prefix=("/nowhere/ssh", "otherhost"))
     text = failure(Fit(storage=storage, transport=transport))
     assert "/nowhere/ssh" in text
 
@@ -144,7 +146,8 @@ def two_hosts(tmp_path: Path, second: str = "") -> tuple[PrefixTransport, Prefix
         (tmp_path / name).mkdir()
     one = make_fake_ssh(tmp_path / "first")
     two = make_fake_ssh(tmp_path / "second", f"{second}\n{SSH_THAT_EXECUTES}")
-    return replace(one, name="first"), replace(two, name="second")
+    first, second = (HostSpec(name=name, address=name, slots=slots) for name, slots in (("first", 2), ("second", 1)))
+    return replace(one, host=first), replace(two, host=second)
 
 
 def fit_on(hosts: Sequence[PrefixTransport], storage: Path, function: Callable[..., Any], **run: Any) -> Result:

@@ -29,6 +29,7 @@ from pathlib import Path
 import distrain
 from distrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from distrain.backend import BackendConfig
+from distrain.hostfile import HostSpec
 from distrain.job import FunctionWork
 from distrain.trainer import run_work
 from distrain.transport import LocalTransport, PrefixTransport
@@ -106,7 +107,8 @@ def train():
 
 
 config = CheckpointConfig(missing_rank_s=0.0)  # the others never report
-transport = PrefixTransport("otherhost", (ssh, "otherhost")) if ssh else LocalTransport()
+host = HostSpec(name="otherhost", address="otherhost")
+transport = PrefixTransport(host=host, prefix=(ssh, "otherhost")) if ssh else LocalTransport()
 try:
     run_work(
         FunctionWork(function=train, config={}, backend=BackendConfig()),

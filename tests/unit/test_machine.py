@@ -11,6 +11,7 @@ from distrain import wire
 from distrain.backend import BackendConfig
 from distrain.config import FailureConfig, ScalingConfig
 from distrain.errors import InvalidTransition
+from distrain.hosts import HostOrder
 from distrain.job import Job
 from distrain.machine import (
     CONNECT_TIMEOUT_S,
@@ -35,27 +36,36 @@ GRACE_S = 2.0
 CONSEQUENCE = "RuntimeError: Connection closed by peer"
 
 
-def request(hosts: list[str], workers: int, **options: Any) -> RunRequest:
+def request(names: list[str], workers: int, **options: Any) -> RunRequest:
     defaults: dict[str, Any] = {
         "run_id": "id", "run_name": "run", "storage_path": "/runs", "job": Job(blob=b"job", preload=("torch",)),
         "backend": BackendConfig(), "scaling": ScalingConfig(num_workers=workers), "failure_config": FailureConfig(),
-        "leases": dict.fromkeys(hosts, 15.0), "stop_grace_s": GRACE_S, "directory": "/work", "sys_path": ["/work"],
+        "hosts": {name: order(max(1, workers // len(names))) for name in names}, "stop_grace_s": GRACE_S,
         "argv": ["train.py"], "python_flags": [],
     }  # fmt: skip
     return RunRequest(**{**defaults, **options})
 
 
-def hello(cpus: int = 4, gpus: int | None = None) -> wire.Hello:
+def order(slots: int, **options: Any) -> HostOrder:
+    return HostOrder(**{"lease_s": 15.0, "slots": slots, "directory": "/work", "sys_path": ["/work"], **options})
+
+
+def hello(cpus: int = 4, gpus: int | None = None, network: str = "here", address: str = "") -> wire.Hello:
     return wire.Hello(
-        wire=1, distrain="0", python="3.11", run_id="id", hostname="h", pid=1, cpus=cpus, memory_bytes=0, gpus=gpus
-    )
+        wire=1, distrain="0", python="3.11", run_id="id", hostname="h", pid=1, cpus=cpus, memory_bytes=0, gpus=gpus,
+        network=network, address=address,
+    )  # fmt: skip
 
 
 class Play:
     """A machine and what may happen to it. Rank 0 and 1 are on ``one``, 2 and 3 on ``two``."""
 
-    def __init__(self, hosts: int = 1, workers: int = 2, **options: Any) -> None:
+    def __init__(
+        self, hosts: int = 1, workers: int = 2, *, orders: dict[str, HostOrder] | None = None, **options: Any
+    ) -> None:
         self.hosts = ["one", "two", "three"][:hosts]
+        if orders is not None:
+            options["hosts"] = orders
         self.machine = RunMachine(request(self.hosts, workers, **options))
         self.now = 100.0
         self.machine.start(self.now)
@@ -560,6 +570,90 @@ def test_a_host_that_cannot_go_on_stops_the_run() -> None:
     assert stops(play.says("two", wire.HostFailed(text="no forkserver"))) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no forkserver")
+
+
+# -- where ranks meet ------------------------------------------------------------------------------------------------
+
+
+def meeting(first: dict[str, Any], second: dict[str, Any], *, reserved: str = "", **orders: Any) -> tuple[Play, Any]:
+    """Two hosts with these HELLOs and a rank each; what was asked of the first, and what all were told."""
+    hosts = {"one": order(1, **orders), "two": order(1)}
+    play = Play(hosts=2, orders=hosts)
+    [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.Reserve)
+    started = told(play.says("one", wire.Reserved(attempt=0, ports=[4000], address=reserved)), wire.Start)
+    return play, (asked.toward, dict(started))
+
+
+def where(started: dict[str, wire.Start]) -> list[tuple[str, str, Any]]:
+    """Of each host: MASTER_ADDR, the address whose interface is to be taken, and the interface if we name it."""
+    specs = [(message.ranks[0], message.rendezvous) for message in started.values()]
+    return [(s["environment"]["MASTER_ADDR"], to, s["defaults"].get("GLOO_SOCKET_IFNAME")) for s, to in specs]
+
+
+def test_ranks_of_one_machine_meet_on_loopback() -> None:
+    there = {"network": "n", "address": "10.0.0.1"}
+    _, (toward, started) = meeting(there, there)
+    assert toward == ""
+    assert where(started) == [("127.0.0.1", "", "lo")] * 2
+
+
+def test_ranks_of_several_machines_meet_where_ssh_has_reached_the_first() -> None:
+    _, (toward, started) = meeting({"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"})
+    assert toward == ""
+    assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
+
+
+def test_machines_that_cannot_be_told_apart_do_not_meet_on_loopback() -> None:
+    _, (_, started) = meeting({"network": "", "address": "10.0.0.1"}, {"network": "", "address": "10.0.0.2"})
+    assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
+
+
+def test_a_first_host_without_ssh_finds_its_address_by_the_way_to_the_second() -> None:
+    """Its own SSH_CONNECTION is that of a user who has logged in from elsewhere."""
+    first, second = {"network": "a", "address": "192.0.2.9"}, {"network": "b", "address": "10.0.0.2"}
+    _, (toward, started) = meeting(first, second, reserved="10.0.0.1", is_local=True)
+    assert toward == "10.0.0.2"
+    assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
+
+
+def test_the_users_own_address_and_port_are_taken() -> None:
+    first, second = {"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"}
+    wanted = {"MASTER_ADDR": "192.168.0.1", "MASTER_PORT": "29500"}
+    _, (_, started) = meeting(first, second, environment=wanted)
+    assert where(started) == [("192.168.0.1", "192.168.0.1", None)] * 2
+    assert {message.ranks[0]["environment"]["MASTER_PORT"] for message in started.values()} == {"29500"}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
+def test_several_machines_cannot_meet_on_loopback(address: str) -> None:
+    first, second = {"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"}
+    play, (_, started) = meeting(first, second, environment={"MASTER_ADDR": address})
+    assert not started
+    assert play.state is RunState.FAILED
+    problem = str(play.machine.problem)
+    assert problem.startswith(f"one: rank 0 cannot be reached from two: {address} means another machine on each host")
+    assert "MASTER_ADDR" in problem
+
+
+def test_an_unknown_address_is_an_error_that_says_so() -> None:
+    play, (_, started) = meeting({"network": "a"}, {"network": "b"})
+    assert not started
+    assert "the address of one is not known" in str(play.machine.problem)
+
+
+def test_every_host_gets_its_own_directory_path_and_environment() -> None:
+    orders = {
+        "one": order(1, environment={"A": "1"}),
+        "two": order(1, directory="/two", sys_path=["/x", None], environment={"A": "2"}, lease_s=3.0),
+    }
+    play = Play(hosts=2, orders=orders)
+    prepared = dict(told(play.connect(), wire.Prepare))
+    assert [(p.directory, p.environment, p.lease_s) for p in prepared.values()] == [
+        ("/work", {"A": "1"}, 15.0),
+        ("/two", {"A": "2"}, 3.0),
+    ]
+    specs = [message.ranks[0] for _, message in told(play.reserve(), wire.Start)]
+    assert [(spec["directory"], spec["sys_path"]) for spec in specs] == [("/work", ["/work"]), ("/two", ["/x", None])]
 
 
 # -- too late, too much ----------------------------------------------------------------------------------------------

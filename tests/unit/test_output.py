@@ -58,6 +58,13 @@ def test_ranks_are_aligned(capsys: Console, log: Path) -> None:
     assert capsys.readouterr().out == "[rank   3] one\n"
 
 
+def test_with_many_hosts_every_line_names_its_own(capsys: Console, log: Path) -> None:
+    output = RankOutput(3, log, width=2, host="alpha")
+    output.feed(1, b"one\n")
+    output.close()
+    assert capsys.readouterr().out == "[rank  3 alpha] one\n"
+
+
 def test_a_line_is_shown_when_it_is_whole(capsys: Console, output: RankOutput) -> None:
     output.feed(1, b"first ha")
     assert capsys.readouterr().out == ""

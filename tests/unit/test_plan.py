@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,14 +12,23 @@ from hypothesis import strategies as st
 from distrain.config import ScalingConfig
 from distrain.errors import ResourcesError
 from distrain.hosts import Gpu, HostFacts
-from distrain.plan import WorldPlan, make_plan, rank_environment, rendezvous_address, visible_devices
+from distrain.plan import (
+    WorldPlan,
+    make_plan,
+    rank_environment,
+    rendezvous_address,
+    rendezvous_network,
+    visible_devices,
+)
 
 GIB = 1 << 30
 
 
-def host(name: str = "one", *, cpus: int = 4, gpus: int | None = None, memory_bytes: int = 16 * GIB) -> HostFacts:
+def host(
+    name: str = "one", *, cpus: int = 4, gpus: int | None = None, memory_bytes: int = 16 * GIB, **facts: Any
+) -> HostFacts:
     found = None if gpus is None else tuple(gpu(f"GPU-{index}") for index in range(gpus))
-    return HostFacts(name=name, cpus=cpus, memory_bytes=memory_bytes, gpus=found)
+    return HostFacts(name=name, cpus=cpus, memory_bytes=memory_bytes, gpus=found, **facts)
 
 
 def gpu(uuid: str, *, board: str | None = None, name: str = "NVIDIA A100-SXM4-40GB") -> Gpu:
@@ -33,15 +43,26 @@ def placed(plan: WorldPlan) -> list[tuple[str, int]]:
 
 
 def test_ranks_fill_the_first_host_first() -> None:
-    plan = make_plan([host("one"), host("two")], ScalingConfig(num_workers=4))
+    plan = make_plan([host("one", slots=2), host("two", slots=3)], ScalingConfig(num_workers=4))
     assert placed(plan) == [("one", 0), ("one", 1), ("two", 0), ("two", 1)]
 
 
-def test_the_first_hosts_get_what_does_not_divide() -> None:
-    plan = make_plan([host("one"), host("two"), host("three")], ScalingConfig(num_workers=5))
-    assert [len(plan.on(name)) for name in ("one", "two", "three")] == [2, 2, 1]
-    assert [rank.local_world_size for rank in plan.ranks] == [2, 2, 2, 2, 1]
-    assert [rank.node_rank for rank in plan.ranks] == [0, 0, 1, 1, 2]
+def test_uneven_slots_make_uneven_hosts() -> None:
+    hosts = [host("one", slots=2), host("two", slots=1), host("three", slots=3)]
+    plan = make_plan(hosts, ScalingConfig(num_workers=6))
+    assert [len(plan.on(name)) for name in ("one", "two", "three")] == [2, 1, 3]
+    assert [rank.local_world_size for rank in plan.ranks] == [2, 2, 1, 3, 3, 3]
+    assert [rank.node_rank for rank in plan.ranks] == [0, 0, 1, 2, 2, 2]
+
+
+def test_more_workers_than_slots_is_an_error_that_names_both() -> None:
+    text = r"num_workers is 7, but the hosts have only 3 slots: one 2, two 1\. Ask for fewer"
+    with pytest.raises(ResourcesError, match=text):
+        make_plan([host("one", slots=2), host("two", slots=1)], ScalingConfig(num_workers=7))
+
+
+def test_a_host_without_slots_takes_any_number() -> None:
+    assert placed(make_plan([host("one")], ScalingConfig(num_workers=50)))[-1] == ("one", 49)
 
 
 def test_a_host_without_ranks_is_no_part_of_the_plan() -> None:
@@ -54,13 +75,16 @@ def test_more_workers_than_cpus_is_allowed() -> None:
     assert make_plan([host(cpus=1)], ScalingConfig(num_workers=8)).world_size == 8
 
 
-@given(workers=st.integers(1, 40), hosts=st.integers(1, 7))
-def test_ranks_are_numbered_in_order_and_shared_evenly(workers: int, hosts: int) -> None:
-    plan = make_plan([host(f"host{n}") for n in range(hosts)], ScalingConfig(num_workers=workers))
+@given(slots=st.lists(st.integers(1, 9), min_size=1, max_size=7), data=st.data())
+def test_ranks_are_numbered_in_order_and_fill_their_hosts(slots: list[int], data: st.DataObject) -> None:
+    workers = data.draw(st.integers(1, sum(slots)))
+    hosts = [host(f"host{n}", slots=most) for n, most in enumerate(slots)]
+    plan = make_plan(hosts, ScalingConfig(num_workers=workers))
     assert [rank.rank for rank in plan.ranks] == list(range(workers))
-    shares = [len(plan.on(f"host{n}")) for n in range(hosts)]
-    assert max(shares) - min(shares) <= 1
-    assert shares == sorted(shares, reverse=True)
+    shares = [len(plan.on(name)) for name in plan.hosts]
+    assert plan.hosts == tuple(f"host{n}" for n in range(len(shares)))
+    assert shares[:-1] == slots[: len(shares) - 1]
+    assert shares[-1] <= slots[len(shares) - 1]
     for name in plan.hosts:
         assert [rank.local_rank for rank in plan.on(name)] == list(range(len(plan.on(name))))
 
@@ -108,7 +132,7 @@ def test_accepted_devices_exist_and_are_not_oversubscribed(each: float, workers:
 
 
 def test_local_ranks_index_each_hosts_own_gpus() -> None:
-    plan = make_plan([host("one", gpus=1), host("two", gpus=1)], ScalingConfig(num_workers=2, use_gpu=True))
+    plan = make_plan([host("one", gpus=1, slots=1), host("two", gpus=1)], ScalingConfig(num_workers=2, use_gpu=True))
     assert [rank.devices for rank in plan.ranks] == [(0,), (0,)]
 
 
@@ -167,7 +191,7 @@ def test_unknown_memory_refuses_nobody() -> None:
 
 def test_the_host_that_lacks_something_is_named() -> None:
     with pytest.raises(ResourcesError, match=r"^two has 0 GPUs"):
-        make_plan([host("one", gpus=1), host("two", gpus=0)], ScalingConfig(num_workers=2, use_gpu=True))
+        make_plan([host("one", gpus=1, slots=1), host("two", gpus=0)], ScalingConfig(num_workers=2, use_gpu=True))
 
 
 # -- MIG instances ---------------------------------------------------------------------------------------------------
@@ -245,7 +269,7 @@ def test_whether_workers_share_a_gpu(facts: HostFacts, workers: int, each: float
 
 def test_gpus_of_different_hosts_are_different_ones() -> None:
     """Even if they have the same UUID, as the hosts of this test have."""
-    assert not make_plan([host("one", gpus=1), host("two", gpus=1)], with_gpus(2)).shares_gpu
+    assert not make_plan([host("one", gpus=1, slots=1), host("two", gpus=1)], with_gpus(2)).shares_gpu
 
 
 # -- accelerator_type ------------------------------------------------------------------------------------------------
@@ -309,7 +333,7 @@ def test_no_gpu_at_all_is_told_as_such_whatever_its_type() -> None:
 
 
 def test_the_environment_is_torchruns() -> None:
-    plan = make_plan([host("one"), host("two")], ScalingConfig(num_workers=3))
+    plan = make_plan([host("one", slots=2), host("two")], ScalingConfig(num_workers=3))
     environment = rank_environment(
         plan, plan.ranks[2], address="10.0.0.1", port=2345, run_id="run", attempt=1, max_restarts=3
     )
@@ -331,5 +355,5 @@ def test_the_environment_is_torchruns() -> None:
 
 
 def test_one_host_meets_on_loopback() -> None:
-    address, network = rendezvous_address(make_plan([host()], ScalingConfig()))
-    assert (address, network) == ("127.0.0.1", {"GLOO_SOCKET_IFNAME": "lo"})
+    plan = make_plan([host()], ScalingConfig())
+    assert (rendezvous_address(plan), rendezvous_network(plan)) == ("127.0.0.1", {"GLOO_SOCKET_IFNAME": "lo"})

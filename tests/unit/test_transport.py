@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.transport import LocalTransport, PrefixTransport
+from distrain.config import ScalingConfig
+from distrain.errors import HostfileError
+from distrain.hostfile import HostSpec
+from distrain.transport import (
+    LocalTransport,
+    PrefixTransport,
+    SshTransport,
+    hosts_of,
+    order_for,
+    ssh_args_of,
+    transports_for,
+)
+
+if TYPE_CHECKING:
+    from distrain.hosts import HostOrder
+
+FAR = HostSpec(name="far", address="far")
 
 
 def test_a_local_command_is_left_alone() -> None:
@@ -15,11 +36,132 @@ def test_a_local_command_is_left_alone() -> None:
 
 
 def test_a_prefix_gets_the_command_as_its_last_argument() -> None:
-    transport = PrefixTransport(name="one", prefix=("ssh", "-T", "one"))
+    transport = PrefixTransport(host=FAR, prefix=("ssh", "-T", "one"))
     assert transport.argv(["python", "-c", "a b"]) == ["ssh", "-T", "one", "python -c 'a b'"]
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1))
 def test_a_shell_takes_the_command_apart_again(command: list[str]) -> None:
-    [_, text] = PrefixTransport(name="one", prefix=("ssh",)).argv(command)
+    [_, text] = PrefixTransport(host=FAR, prefix=("ssh",)).argv(command)
     assert shlex.split(text) == command
+
+
+# -- ssh -------------------------------------------------------------------------------------------------------------
+
+
+def ssh(*arguments: str, **host: Any) -> list[str]:
+    return SshTransport(host=HostSpec(**{"name": "far", "address": "far", **host}), arguments=arguments).argv(["a b"])
+
+
+def effective(argv: list[str], tmp_path: Path, config: str = "") -> dict[str, str]:
+    """What OpenSSH makes of it."""
+    (tmp_path / "config").write_text(config)
+    argv = ["ssh", "-G", "-F", str(tmp_path / "config"), *argv[1:]]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+
+
+def test_ssh_asks_nobody_and_waits_for_nobody_for_ever(tmp_path: Path) -> None:
+    options = effective(ssh(), tmp_path, "Host far\n HostName far.lan\n User alice\n ProxyJump gate\n")
+    assert options["batchmode"] == "yes"
+    assert options["connecttimeout"] == "10"
+    assert options["serveraliveinterval"] == "5"
+    assert options["requesttty"] == "false"
+    assert (options["hostname"], options["user"], options["proxyjump"]) == ("far.lan", "alice", "gate")
+
+
+def test_arguments_of_the_user_come_before_ours(tmp_path: Path) -> None:
+    options = effective(ssh("-o", "ConnectTimeout=77", "-p", "23"), tmp_path)
+    assert (options["connecttimeout"], options["port"]) == ("77", "23")
+
+
+def test_user_port_and_ipv6_are_options_of_their_own(tmp_path: Path) -> None:
+    options = effective(ssh(user="alice", port=2222, address="fd77::11"), tmp_path)
+    assert (options["user"], options["port"], options["hostname"]) == ("alice", "2222", "fd77::11")
+
+
+def test_a_host_is_never_taken_for_an_option() -> None:
+    assert ssh(address="-oProxyCommand=true")[-3:] == ["--", "-oProxyCommand=true", "'a b'"]
+
+
+# -- which hosts -----------------------------------------------------------------------------------------------------
+
+
+def names(scaling: ScalingConfig, **environment: str) -> list[str]:
+    return [host.name for host in hosts_of(scaling, environment)]
+
+
+def test_without_a_word_it_is_this_machine() -> None:
+    [host] = hosts_of(ScalingConfig(), {})
+    assert host.is_local
+    assert host.slots is None
+    [transport] = transports_for([host])
+    assert isinstance(transport, LocalTransport)
+
+
+def test_what_the_config_says_goes_before_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("file slots=2\n")
+    (tmp_path / "others").write_text("other slots=2\n")
+    environment = {"DISTRAIN_HOSTFILE": str(tmp_path / "others"), "DISTRAIN_HOSTS": "env:1"}
+    assert names(ScalingConfig(hosts="a:1,b:2"), **environment) == ["a", "b"]
+    assert names(ScalingConfig(hosts=["a:1", "b"]), **environment) == ["a", "b"]
+    assert names(ScalingConfig(hostfile=tmp_path / "hosts"), **environment) == ["file"]
+    assert names(ScalingConfig(), **environment) == ["env"]
+    assert names(ScalingConfig(), DISTRAIN_HOSTFILE=str(tmp_path / "others")) == ["other"]
+
+
+def test_a_hostfile_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HostfileError, match=r"DISTRAIN_HOSTFILE: the hostfile '.*none' cannot be read: .*No such file"):
+        names(ScalingConfig(), DISTRAIN_HOSTFILE=str(tmp_path / "none"))
+    (tmp_path / "bad").write_text("a\na\n")
+    with pytest.raises(HostfileError, match=r"bad:2: a is named in line 1 already"):
+        names(ScalingConfig(hostfile=tmp_path / "bad"))
+
+
+def test_arguments_for_ssh_are_a_list_or_a_line() -> None:
+    assert ssh_args_of(ScalingConfig(ssh_args="-F 'my config'"), {}) == ("-F", "my config")
+    assert ssh_args_of(ScalingConfig(ssh_args=["-F", "my config"]), {"DISTRAIN_SSH_ARGS": "-v"}) == ("-F", "my config")
+    assert ssh_args_of(ScalingConfig(), {"DISTRAIN_SSH_ARGS": "-F 'my config'"}) == ("-F", "my config")
+
+
+def test_only_localhost_needs_no_ssh() -> None:
+    local, far = transports_for([HostSpec(slots=2), FAR], ("-v",))
+    assert local.argv(["x"]) == ["x"]
+    assert far.argv(["x"])[:3] == ["ssh", "-T", "-v"]
+
+
+# -- what goes along -------------------------------------------------------------------------------------------------
+
+
+def ordered(host: HostSpec, *, own: dict[str, str], path: list[str] | None = None, **given: str) -> HostOrder:
+    [transport] = transports_for([host])
+    return order_for(transport, directory="/here", sys_path=path or ["/p"], environment=given, own_environment=own)
+
+
+def test_an_explicit_list_of_variables_goes_along() -> None:
+    own = {"NCCL_DEBUG": "INFO", "HOME": "/home/me", "SECRET": "x", "PATH": "/bin", "RANK": "3"}
+    own["CUDA_VISIBLE_DEVICES"] = "1"
+    assert ordered(FAR, own=own).environment == {"NCCL_DEBUG": "INFO", "PATH": "/bin"}
+    assert ordered(FAR, own={**own, "DISTRAIN_ENV": "SECRET,MY_*"}).environment["SECRET"] == "x"
+
+
+def test_to_this_machine_nothing_has_to_go() -> None:
+    assert ordered(HostSpec(), own={"NCCL_DEBUG": "INFO"}, A="1").environment == {"A": "1"}
+
+
+def test_the_hostfile_goes_before_what_is_for_all_and_that_before_ones_own() -> None:
+    host = HostSpec(name="far", address="far", cwd="/there", environment={"A": "host"})
+    order = ordered(host, own={"TORCH_X": "own", "TORCH_Y": "own"}, A="all", TORCH_X="all")
+    assert order.environment == {"A": "host", "TORCH_X": "all", "TORCH_Y": "own"}
+    assert order.directory == "/there"
+    assert ordered(FAR, own={}).directory == "/here"
+
+
+def test_another_interpreter_keeps_its_libraries_and_gets_the_users_folders() -> None:
+    host = HostSpec(name="far", address="far", python="/opt/bin/python")
+    folders = [path for path in sys.path if Path(path).name.startswith(("python", "lib-dynload", "site-packages"))]
+    assert folders
+    order = ordered(host, own={"PATH": "/bin"}, path=["/script", "/pythonpath", *folders, "/editable"])
+    assert order.sys_path == ["/script", "/pythonpath", None, "/editable"]
+    assert order.environment == {}
+    assert ordered(FAR, own={}, path=["/script", *folders]).sys_path == ["/script", *folders]

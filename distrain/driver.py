@@ -1,0 +1,62 @@
+"""Scripts that call fit() themselves: they are not for the workers, but run once, as with plain ``python``.
+
+Runs in: coordinator.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["become", "calls_fit", "file_of_module"]
+
+_TRAINERS = frozenset({"DataParallelTrainer", "TorchTrainer"})
+
+
+def calls_fit(path: str) -> bool:
+    """Whether the script names a trainer of distrain, and calls a ``fit()``. It is read, not run; what it imports is
+    not looked at."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):  # running it tells
+        return False
+    nodes = list(ast.walk(tree))
+    return any(_is_fit(node) for node in nodes) and any(_names_a_trainer(node) for node in nodes)
+
+
+def _is_fit(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fit"
+
+
+def _names_a_trainer(node: ast.AST) -> bool:
+    match node:
+        case ast.ImportFrom(module=str(module), names=names):
+            return module.partition(".")[0] == "distrain" and any(alias.name in _TRAINERS for alias in names)
+        case ast.Attribute(value=value, attr=attribute):  # distrain.torch.TorchTrainer
+            return attribute in _TRAINERS and "distrain" in ast.unparse(value)
+    return False
+
+
+def file_of_module(name: str, path: Sequence[str]) -> str | None:
+    """The file that ``python -m name`` would run, found without importing the packages that it is in."""
+    parts = name.split(".")
+    for folder in path:
+        for file in (Path(folder, *parts).with_suffix(".py"), Path(folder, *parts, "__main__.py")):
+            if file.is_file():
+                return str(file)
+    return None
+
+
+def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by ``python arguments``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    os.execve(sys.executable, [sys.executable, *flags, *arguments], dict(environment))  # noqa: S606

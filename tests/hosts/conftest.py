@@ -1,0 +1,123 @@
+"""Three hosts on this machine, each with a network, processes and an sshd of its own, and commands run among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import distrain
+from tests.conftest import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(distrain.__file__).resolve().parent.parent
+NETLAB = ROOT / "scripts" / "netlab"
+HOSTS = {"alpha": 2, "beta": 1, "gamma": 3}
+MISSING_EXIT = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """A lab that is up. ``alpha`` greets at login, ``gamma`` has neither our interpreter nor our checkout, but an
+    interpreter of its own, which the hostfile names."""
+
+    folder: Path
+    other_python: Path
+
+    @property
+    def hostfile(self) -> Path:
+        return self.folder / "hostfile"
+
+    def argv(self, host: str, *argv: str) -> list[str]:
+        """The command line that runs ``argv`` on a host, or in ``head`` or on the ``switch``."""
+        return [sys.executable, str(NETLAB), "--dir", str(self.folder), "exec", host, *argv]
+
+    def run(
+        self, host: str, *argv: str, cwd: Path | None = None, timeout_s: float = 90.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.argv(host, *argv),
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+
+def start_lab(folder: Path, *hosts: str) -> subprocess.Popen[bytes]:
+    """A lab in the foreground of a process, which takes it down when its stdin ends. Skips where there can be none."""
+    argv = [sys.executable, str(NETLAB), "--dir", str(folder), "hold", *hosts]
+    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stderr is not None
+    if holder.stdout.readline() != b"ready\n":
+        said = holder.communicate(timeout=20)[1].decode()
+        if holder.returncode == MISSING_EXIT:
+            pytest.skip(said.strip())
+        raise AssertionError(said)
+    return holder
+
+
+def members(folder: Path) -> list[int]:
+    """Pids of the first processes of a lab's hosts that still live."""
+    found = []
+    for pid, began in json.loads((folder / "pids.json").read_text()).values():
+        try:
+            state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[18]) == began and state != "Z":
+            found.append(pid)
+    return found
+
+
+def end_lab(holder: subprocess.Popen[bytes], folder: Path) -> None:
+    assert holder.stdin is not None
+    holder.stdin.close()
+    holder.wait(timeout=20)
+    for pipe in (holder.stdout, holder.stderr):
+        assert pipe is not None
+        pipe.close()
+    wait_until(lambda: not members(folder), what="the end of all hosts")
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One for all tests: what a test changes in it, it changes back."""
+    folder = tmp_path_factory.mktemp("lab") / "with space"
+    holder = start_lab(folder, *(f"{name}:{slots}" for name, slots in HOSTS.items()))
+    try:
+        lab = Lab(folder=folder, other_python=make_other_python(folder / "elsewhere"))
+        (folder / "homes" / "alpha" / ".bashrc").write_text("echo 'Welcome to alpha'\n")
+        own_python = [Path(sys.executable).parent] if sys.prefix != sys.base_prefix else []
+        for hidden in (ROOT / "distrain", *own_python):
+            subprocess.run(lab.argv("gamma", "mount", "-t", "tmpfs", "tmpfs", str(hidden)), check=True, cwd="/")
+        lab.hostfile.write_text(
+            f"# the lab\nalpha slots=2\n\nbeta:2222 slots=1\nroot@gamma slots=3 python='{lab.other_python}'\n"
+        )
+        yield lab
+    finally:
+        end_lab(holder, folder)
+
+
+def make_other_python(folder: Path) -> Path:
+    """An interpreter at another path, with a copy of distrain, and the libraries of this one."""
+    libraries = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    base = Path(os.path.realpath(sys.executable))
+    libraries.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(base)
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    shutil.copytree(ROOT / "distrain", libraries / "distrain", ignore=shutil.ignore_patterns("__pycache__"))
+    (libraries / "ours.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
+    return folder / "bin" / "python"

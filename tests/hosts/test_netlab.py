@@ -1,0 +1,90 @@
+"""The lab itself: its hosts are hosts, and nothing of it stays, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import wait_until
+from tests.hosts.conftest import HOSTS, NETLAB, Lab, end_lab, members, start_lab
+
+
+def interfaces() -> set[str]:
+    return {path.name for path in Path("/sys/class/net").iterdir()}
+
+
+def test_every_host_has_a_name_an_address_and_a_home_of_its_own(lab: Lab) -> None:
+    seen = set()
+    for number, name in enumerate(HOSTS, start=11):
+        done = lab.run("head", "ssh", name, "hostname; echo $SSH_CONNECTION | cut -d' ' -f3; echo $HOME")
+        greeting = ["Welcome to alpha"] if name == "alpha" else []
+        assert done.stdout.splitlines() == [*greeting, name, f"10.77.0.{number}", f"{lab.folder}/homes/{name}"]
+        seen.add(lab.run(name, "readlink", "/proc/self/ns/net").stdout)
+    assert len(seen) == len(HOSTS)
+
+
+def test_a_host_sees_its_own_processes_only(lab: Lab) -> None:
+    names = lab.run("beta", "sh", "-c", "cat /proc/[0-9]*/comm").stdout.split()
+    assert "sshd" in names
+    assert "pytest" not in names
+
+
+def test_nothing_stays_when_the_tests_crash(tmp_path: Path) -> None:
+    """The holder is killed, and cannot clean up."""
+    before = interfaces()
+    holder = start_lab(tmp_path / "lab", "one:1")
+    assert len(members(tmp_path / "lab")) == 3
+    assert interfaces() == before
+    holder.kill()
+    end_lab(holder, tmp_path / "lab")
+    assert interfaces() == before
+
+
+def test_killing_the_first_process_of_a_host_kills_the_host(tmp_path: Path) -> None:
+    holder = start_lab(tmp_path / "lab", "one:1")
+    lab = Lab(folder=tmp_path / "lab", other_python=tmp_path)
+    sleeper = subprocess.Popen(lab.argv("one", "sh", "-c", "echo in; exec sleep 1000"), stdout=subprocess.PIPE)
+    try:
+        assert sleeper.stdout is not None
+        assert sleeper.stdout.readline() == b"in\n"
+        os.kill(members(tmp_path / "lab")[-1], signal.SIGKILL)
+        assert sleeper.wait(timeout=10) == -signal.SIGKILL
+        assert lab.run("one", "true").returncode == 1
+    finally:
+        sleeper.kill()
+        sleeper.communicate()
+        end_lab(holder, tmp_path / "lab")
+
+
+def test_people_bring_it_up_and_down(lab: Lab, tmp_path: Path) -> None:
+    folder = tmp_path / "lab"
+
+    def netlab(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(NETLAB), "--dir", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    up = netlab("up", "one:4", "two")
+    try:
+        assert up.returncode == 0, up.stderr
+        assert f"hosts: one, two; hostfile: {folder}/hostfile" in up.stdout
+        assert (folder / "hostfile").read_text() == "one slots=4\ntwo slots=1\n"
+        assert "already" in netlab("up").stderr
+        assert netlab("exec", "head", "ssh", "two", "hostname").stdout == "two\n"
+        assert "there is no host 'three', but switch, head, one, two" in netlab("exec", "three", "true").stderr
+        began = members(folder)
+    finally:
+        down = netlab("down")
+    assert down.returncode == 0, down.stderr
+    assert not folder.exists()
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in began), what="the end of all hosts")
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    argv = [sys.executable, str(NETLAB), "--dir", str(tmp_path / "lab"), "up"]
+    done = subprocess.run(argv, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert "netlab: missing here: " in done.stderr
+    assert "unshare (package util-linux)" in done.stderr

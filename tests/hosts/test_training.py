@@ -1,0 +1,328 @@
+"""Training on three hosts with different slots, homes and interpreters: placement, rendezvous, and what goes along."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import run_members, wait_until
+from tests.hosts.conftest import ROOT, Lab
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADER = """
+import json, os, socket, sys
+from pathlib import Path
+import distrain
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+def place():
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    return [socket.gethostname(), *(int(os.environ[name]) for name in names)]
+"""
+MAIN = """
+def main(trainer=DataParallelTrainer, run={}, **scaling):
+    config = ScalingConfig(**scaling)
+    trainer(train, scaling_config=config, run_config=RunConfig(name="run", storage_path="runs", **run)).fit()
+"""
+OVER_TORCH = """
+from distrain.torch import TorchTrainer
+
+def train():
+    import torch
+    total = torch.tensor(float(distrain.get_context().get_world_rank() + 1))
+    torch.distributed.all_reduce(total)
+    distrain.report({"sum": total.item(), "place": place(), "address": os.environ["MASTER_ADDR"],
+                     "interface": os.environ["GLOO_SOCKET_IFNAME"], "nccl": os.environ.get("NCCL_SOCKET_IFNAME")})
+"""
+PLACES = [
+    ["alpha", 0, 0, 0, 2, 6],
+    ["alpha", 1, 1, 0, 2, 6],
+    ["beta", 2, 0, 1, 1, 6],
+    ["gamma", 3, 0, 2, 3, 6],
+    ["gamma", 4, 1, 2, 3, 6],
+    ["gamma", 5, 2, 2, 3, 6],
+]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a script that a user has run in ``head``."""
+
+    folder: Path
+    code: int
+    out: str
+    err: str
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The one report of each rank, by rank."""
+        assert self.code == 0, self.err
+        [run] = (self.folder / "runs").iterdir()
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [line["metrics"] for line in sorted(lines, key=lambda line: line["rank"])]
+
+
+class User:
+    """Who sits in ``head``, in a directory of his own, which all hosts share."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.folder = folder
+
+    def runs(self, source: str, **environment: str) -> Ran:
+        (self.folder / "script.py").write_text(HEADER + source)
+        return self._ran(sys.executable, "script.py", **environment)
+
+    def trains(self, train: str, call: str, **environment: str) -> Ran:
+        """``call`` are the arguments of ``main()``; ``hostfile`` is the lab's."""
+        main = f"if __name__ == '__main__':\n    hostfile = {str(self.lab.hostfile)!r}\n    main({call})\n"
+        return self.runs(train + MAIN + main, **environment)
+
+    def launches(self, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Ran:
+        return self._ran(sys.executable, "-m", "distrain.launch", *arguments, timeout_s=timeout_s, **environment)
+
+    def _ran(self, *argv: str, timeout_s: float = 90.0, **environment: str) -> Ran:
+        done = self.lab.run("head", *argv, cwd=self.folder, timeout_s=timeout_s, **environment)
+        return Ran(self.folder, done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def user(lab: Lab, tmp_path: Path) -> User:
+    return User(lab, tmp_path)
+
+
+# -- placement and rendezvous ----------------------------------------------------------------------------------------
+
+
+def test_torch_trains_over_three_hosts_with_different_slots(user: User) -> None:
+    reports = user.trains(OVER_TORCH, "TorchTrainer, num_workers=6, hostfile=hostfile").reports()
+    assert [report["place"] for report in reports] == PLACES
+    assert [report["sum"] for report in reports] == [21.0] * 6
+    network = {(report["address"], report["interface"], report["nccl"]) for report in reports}
+    assert network == {("10.77.0.11", "eth0", "=eth0")}
+
+
+def test_the_host_of_the_user_may_take_part_without_ssh(user: User) -> None:
+    """It has no sshd, and its user has come by ssh from elsewhere."""
+    call = 'TorchTrainer, num_workers=2, hosts=["localhost:1", "beta:1"]'
+    reports = user.trains(OVER_TORCH, call, SSH_CONNECTION="192.0.2.1 1 192.0.2.2 22").reports()
+    assert [report["place"][0] for report in reports] == ["head", "beta"]
+    assert [report["address"] for report in reports] == ["10.77.0.10"] * 2
+    assert [report["sum"] for report in reports] == [3.0] * 2
+
+
+def test_hosts_may_meet_over_ipv6(user: User) -> None:
+    reports = user.trains(OVER_TORCH, 'TorchTrainer, num_workers=2, hosts="[fd77::11]:1,[fd77::12]:1"').reports()
+    assert [(report["address"], report["sum"]) for report in reports] == [("fd77::11", 3.0)] * 2
+
+
+def test_one_host_of_many_meets_on_its_loopback(user: User) -> None:
+    """Hosts that get no rank are not even asked."""
+    reports = user.trains(OVER_TORCH, 'TorchTrainer, num_workers=2, hosts="alpha:2,nowhere:2"').reports()
+    assert [report["place"] for report in reports] == [["alpha", 0, 0, 0, 2, 2], ["alpha", 1, 1, 0, 2, 2]]
+    assert {(report["address"], report["interface"]) for report in reports} == {("127.0.0.1", "lo")}
+
+
+NETWORK = """
+def train():
+    names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    distrain.report({name: os.environ[name] for name in names})
+"""
+
+
+def test_the_users_own_network_variables_win(user: User) -> None:
+    (user.folder / "hosts").write_text("alpha env.GLOO_SOCKET_IFNAME=lo\nbeta\n")
+    call = 'num_workers=2, hostfile="hosts", run={"worker_runtime_env": {"env_vars": {"MASTER_ADDR": "alpha"}}}'
+    reports = user.trains(NETWORK, call, NCCL_SOCKET_IFNAME="ib0").reports()
+    assert [report["MASTER_ADDR"] for report in reports] == ["alpha"] * 2
+    assert [report["GLOO_SOCKET_IFNAME"] for report in reports] == ["lo", "eth0"]
+    assert [report["NCCL_SOCKET_IFNAME"] for report in reports] == ["ib0"] * 2
+
+
+def test_several_hosts_never_meet_on_loopback(user: User) -> None:
+    call = 'num_workers=2, hosts="alpha:1,beta:1"'
+    ran = user.trains(NETWORK, call + ', run={"worker_runtime_env": {"env_vars": {"MASTER_ADDR": "127.0.0.1"}}}')
+    assert ran.code != 0
+    assert "alpha: rank 0 cannot be reached from beta: 127.0.0.1 means another machine on each host" in ran.err
+
+
+# -- what goes along -------------------------------------------------------------------------------------------------
+
+SURROUNDINGS = """
+import sibling
+
+def train():
+    distrain.report({
+        "host": socket.gethostname(), "home": os.environ["HOME"], "cwd": os.getcwd(), "argv": sys.argv,
+        "python": sys.executable, "distrain": distrain.__file__, "sibling": sibling.word,
+        "variables": {name: os.environ.get(name) for name in ("NCCL_DEBUG", "MINE", "SECRET", "HOSTS_OWN")},
+        "hosts": os.environ.get("DISTRAIN_HOSTFILE"),
+    })
+"""
+
+
+def test_every_host_has_its_home_and_interpreter_and_the_users_directory_and_path(user: User) -> None:
+    (user.folder / "sibling.py").write_text("word = 'sibling'")
+    call = 'num_workers=6, run={"worker_runtime_env": {"env_vars": {"MINE": "for all"}}}'
+    own = {"NCCL_DEBUG": "WARN", "SECRET": "not for others", "DISTRAIN_HOSTFILE": str(user.lab.hostfile)}
+    reports = user.trains(SURROUNDINGS, call, **own).reports()
+    for report in reports:
+        assert report["home"] == f"{user.lab.folder}/homes/{report['host']}"
+        assert report["cwd"] == str(user.folder)
+        assert report["argv"] == ["script.py"]
+        assert report["sibling"] == "sibling"
+        assert report["variables"] == {"NCCL_DEBUG": "WARN", "MINE": "for all", "SECRET": None, "HOSTS_OWN": None}
+        assert report["hosts"] is None
+    pythons = {report["host"]: (report["python"], report["distrain"]) for report in reports}
+    assert pythons["alpha"] == pythons["beta"] == (sys.executable, f"{ROOT}/distrain/__init__.py")
+    python, package = pythons["gamma"]
+    assert python == str(user.lab.other_python)
+    assert package.startswith(str(user.lab.folder / "elsewhere"))
+
+
+WEIRD = 'it\'s "a" $HOME;\n#folder '
+
+
+def test_any_directory_will_do(user: User) -> None:
+    """Spaces, quotes, a newline: in the user's directory, and in that of the hostfile."""
+    (user.folder / WEIRD).mkdir()
+    there = User(user.lab, user.folder / WEIRD)
+    (there.folder / "hosts").write_text(f"alpha cwd='{user.folder}' env.A=\"it's\"\nbeta\n")
+    train = "def train():\n    distrain.report({'cwd': os.getcwd(), 'a': os.environ.get('A')})\n"
+    reports = there.trains(train, 'num_workers=2, hostfile="hosts"').reports()
+    assert [report["cwd"] for report in reports] == [str(user.folder), str(there.folder)]
+    assert [report["a"] for report in reports] == ["it's", None]
+
+
+SPY = """
+def train():
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    distrain.report({"found": any(b"pass" + b"word-7" in line for line in lines), "it": os.environ["TOKEN"]})
+    Path(f"seen-{socket.gethostname()}").touch()
+    while not Path("looked").exists():
+        time.sleep(0.01)
+"""
+
+LOOK = """
+import threading, time
+
+def look():
+    while len(list(Path(".").glob("seen-*"))) < 2:
+        time.sleep(0.01)
+    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"pass" + b"word-7" in path.read_bytes()]
+    Path("looked").write_text(str(found))
+"""
+
+
+def test_no_value_is_in_the_arguments_of_any_process(user: User) -> None:
+    """Which every user of a host can read. Processes of all hosts are looked at from here, too."""
+    SPY.replace("while not Path", "import time\n    while not Path").replace("        pass", "        time.sleep(0.01)")
+    (user.folder / "hosts").write_text("alpha\nbeta env.TOKEN=password-7\n")
+    variables = '{"worker_runtime_env": {"env_vars": {"TOKEN": os.environ["NCCL_TOKEN"]}}}'
+    main = f"    threading.Thread(target=look).start()\n    main(num_workers=2, hostfile='hosts', run={variables})\n"
+    source = LOOK + SPY + MAIN + "if __name__ == '__main__':\n" + main
+    reports = user.runs(source, NCCL_TOKEN="password-7").reports()
+    assert reports == [{"found": False, "it": "password-7"}] * 2
+    assert (user.folder / "looked").read_text() == "[]"
+
+
+WAIT = """
+def train():
+    import time
+    Path(f"seen-{os.environ['RANK']}").touch()
+    while not Path("looked").exists():
+        time.sleep(0.01)
+"""
+
+
+def test_the_census_after_each_test_sees_the_processes_of_all_hosts(user: User, test_run_id: str) -> None:
+    (user.folder / "script.py").write_text(HEADER + WAIT + MAIN + "main(num_workers=3, hosts='alpha:2,beta:1')\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    argv = user.lab.argv("head", sys.executable, "script.py")
+    with subprocess.Popen(argv, cwd=user.folder, env=environment, stderr=subprocess.PIPE) as running:
+        wait_until(lambda: len(list(user.folder.glob("seen-*"))) == 3, what="the start of all ranks")
+        networks = Counter(os.readlink(f"/proc/{member.pid}/ns/net") for member in run_members(test_run_id))
+        (user.folder / "looked").touch()
+        assert running.communicate(timeout=60)[1].decode().count("finished") == 1
+    assert sorted(networks.values())[-2:] == [3, 4]  # an agent, a forkserver and the workers of each host
+    assert not run_members(test_run_id)
+
+
+# -- the command line ------------------------------------------------------------------------------------------------
+
+TORCHRUN_SCRIPT = """
+import os, socket, sys
+import torch
+from torch import distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+print(int(total), socket.gethostname(), os.environ["LOCAL_RANK"], os.environ["MINE"], sys.argv[1:])
+dist.destroy_process_group()
+"""
+
+
+def test_a_torchrun_script_runs_on_all_slots(user: User) -> None:
+    (user.folder / "train.py").write_text(TORCHRUN_SCRIPT)
+    arguments = ("--hostfile", str(user.lab.hostfile), "--storage-path", "runs", "--env", "MINE=my own")
+    ran = user.launches(*arguments, "train.py", "--lr", "1")
+    assert ran.code == 0, ran.err
+    expected = [f"[rank {rank} {host}] 21 {host} {local} my own ['--lr', '1']" for host, rank, local, *_ in PLACES]
+    shown = [re.sub(r"^(\[rank \d) [^]]*\]", rf"\1 {line.split()[4]}]", line) for line in ran.out.splitlines()]
+    assert sorted(shown) == expected
+    assert "[rank 2 beta:2222] 21 beta" in ran.out
+    assert "starting 6 workers on 3 hosts" in ran.err
+
+
+def test_hosts_may_be_named_on_the_command_line(user: User) -> None:
+    (user.folder / "train.py").write_text("import os, socket; print(socket.gethostname(), os.environ['WORLD_SIZE'])")
+    common = ("--storage-path", "runs", "--hosts", "beta:2,alpha:2")
+    ran = user.launches(*common, "--num-workers", "3", "--ranks-shown", "0,2", "--nnodes", "2", "train.py")
+    assert sorted(ran.out.splitlines()) == ["[rank 0 beta] beta 3", "[rank 2 alpha] alpha 3"]
+    ran = user.launches(*common, "--num-workers", "5", "train.py")
+    assert ran.code == 2
+    assert "num_workers is 5, but the hosts have only 4 slots: beta 2, alpha 2." in ran.err
+    for arguments, words in (
+        (("--nnodes", "3"), "--nnodes 3, but 2 host(s)"),
+        (("--nproc-per-node", "2"), "--nproc-per-node: with several hosts, their slots say how many"),
+        (("--num-workers", "auto"), "--num-workers auto would count this machine's"),
+        (("--env", "NOT_SET"), "--env NOT_SET: is not set here"),
+        (("--hostfile", "none"), "hosts and hostfile are both given"),
+    ):
+        ran = user.launches(*common, *arguments, "train.py")
+        assert (ran.code, words in ran.err) == (2, True), ran.err
+
+
+def test_a_script_that_calls_fit_itself_runs_once_with_the_hosts_in_force(user: User) -> None:
+    train = "def train():\n    distrain.report({'place': place(), 'mine': os.environ['MINE']})\nprint('here')\n"
+    main = "if __name__ == '__main__':\n    main(num_workers=3)\n"
+    (user.folder / "script.py").write_text(HEADER + train + MAIN + main)
+    hosts = ("--hosts", "alpha:2,beta:1", "--ssh-args=-o ConnectTimeout=20", "--env", "MINE=x")
+    ran = user.launches(*hosts, "--max-failures", "3", "script.py")
+    assert [report["place"][0] for report in ran.reports()] == ["alpha", "alpha", "beta"]
+    assert ran.out == "here\n"
+    assert "distrain: --max-failures: without effect, as script.py calls fit() itself" in ran.err
+    assert {report["mine"] for report in ran.reports()} == {"x"}
+
+
+@pytest.mark.timeout(300)
+def test_the_quick_start_trains_on_three_hosts(user: User) -> None:
+    """From the command line, as the driver."""
+    script = str(ROOT / "examples" / "quickstart.py")
+    arguments = ("--num-workers", "4", "--epochs", "1", "--name", "run", "--storage-path", "runs")
+    environment = {"OMP_NUM_THREADS": "1"}  # every host takes all CPUs of this machine for its own
+    ran = user.launches("--hostfile", str(user.lab.hostfile), script, *arguments, timeout_s=280.0, **environment)
+    losses = {report["loss"] for report in ran.reports()}
+    assert len(ran.reports()) == 4
+    assert len(losses) == 1  # the mean of all ranks
+    assert "accuracy of the loaded checkpoint" in ran.out

@@ -1,0 +1,214 @@
+"""Hostfiles from end to end, with a program named ssh that reaches "hosts" on this machine; needs no rights."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distrain
+from distrain import BackendConfig, LaunchError, ResourcesError, Result, RunConfig, ScalingConfig, process
+from distrain.job import FunctionWork
+from distrain.trainer import run_work
+from tests.process.conftest import reported
+
+FAKE_SSH = """\
+#!/bin/sh
+printf '%s\\n' "$@" >>{log}
+while [ "$1" != -- ]; do shift; done
+host=$2 command=$3
+{first}
+cd / && exec env -i HOME=/homes/$host PATH=/usr/bin:/bin sh -c "$command"
+"""
+
+FitOn = Callable[..., Result]
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a program named ssh first on PATH, which runs a few lines of shell before the command. Its arguments are
+    logged in the file that is returned."""
+    log = tmp_path / "ssh.log"
+    (tmp_path / "bin").mkdir()
+
+    def make(first: str = "") -> Path:
+        program = tmp_path / "bin" / "ssh"
+        program.write_text(FAKE_SSH.format(log=log, first=first))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        return log
+
+    return make
+
+
+@pytest.fixture
+def fit_on(storage: Path) -> FitOn:
+    """``fit_on(function, num_workers=..., hosts=...)``; what is not for the ScalingConfig comes as ``run``."""
+
+    def fit(function: Callable[..., Any], run: dict[str, Any] | None = None, **scaling: Any) -> Result:
+        return run_work(
+            FunctionWork(function=function, config={}, backend=BackendConfig()),
+            ScalingConfig(**scaling),
+            RunConfig(storage_path=storage, **(run or {})),
+        )
+
+    return fit
+
+
+def where_am_i() -> None:
+    names = ("HOME", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+    distrain.report({name: os.environ[name] for name in names})
+
+
+def test_ranks_are_placed_by_slots(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
+    log = ssh()
+    (tmp_path / "hosts").write_text("one slots=2\nme@two:2222 slots=1\n[fd77::3] slots=3\n")
+    result = fit_on(where_am_i, num_workers=5, hostfile=tmp_path / "hosts", ssh_args="-F 'my config'")
+    reports = [reported(result.path, rank)[0] for rank in range(5)]
+    places = [(r["HOME"], r["LOCAL_RANK"], r["LOCAL_WORLD_SIZE"], r["NODE_RANK"]) for r in reports]
+    assert places == [
+        ("/homes/one", "0", "2", "0"),
+        ("/homes/one", "1", "2", "0"),
+        ("/homes/two", "0", "1", "1"),
+        ("/homes/fd77::3", "0", "2", "2"),
+        ("/homes/fd77::3", "1", "2", "2"),
+    ]
+    assert {(r["MASTER_ADDR"], r["GLOO_SOCKET_IFNAME"]) for r in reports} == {("127.0.0.1", "lo")}
+    arguments = log.read_text().splitlines()
+    assert arguments[arguments.index("2222") - 1 :][:4] == ["-p", "2222", "-l", "me"]
+    assert arguments.count("my config") == 3
+
+
+def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path
+) -> None:
+    def train() -> None:
+        distrain.report({"shown": os.environ.get("CUDA_VISIBLE_DEVICES")})
+
+    ssh()
+    (tmp_path / "hosts").write_text("one gpus=0,2\ntwo\nlocalhost gpus=5\n")
+    result = fit_on(train, num_workers=4, hostfile=tmp_path / "hosts")
+    assert [reported(result.path, rank)[0]["shown"] for rank in range(4)] == ["0,2", "0,2", None, "5"]
+
+
+def test_all_hosts_are_contacted_at_the_same_time(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
+    """None answers before all were asked."""
+    seen = shlex.quote(str(tmp_path))
+    ssh(f"touch {seen}/asked-$host; until [ $(ls {seen} | grep -c asked-) = 3 ]; do sleep 0.02; done")
+    fit_on(where_am_i, num_workers=3, hosts="one:1,two:1,three:1")
+
+
+def test_a_hostfile_with_localhost_needs_no_ssh(
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its workers do not take the hostfile for theirs, should they call fit()."""
+
+    def train() -> None:
+        distrain.report({"host": socket.gethostname(), "hostfile": os.environ.get("DISTRAIN_HOSTFILE")})
+
+    log = ssh()
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    monkeypatch.setenv("DISTRAIN_HOSTFILE", str(tmp_path / "hosts"))
+    result = fit_on(train, num_workers=2)
+    assert reported(result.path) == [{"host": socket.gethostname(), "hostfile": None}] * 2
+    assert not log.exists()
+
+
+def test_more_workers_than_slots_is_an_error_before_anything_starts(
+    ssh: Callable[..., Path], fit_on: FitOn, storage: Path
+) -> None:
+    log = ssh()
+    with pytest.raises(ResourcesError, match=r"num_workers is 4, but the hosts have only 3 slots: one 2, two 1\."):
+        fit_on(where_am_i, num_workers=4, hosts="one:2,two:1")
+    assert not log.exists()
+    assert not storage.exists()
+
+
+def test_nothing_but_the_list_goes_along(
+    ssh: Callable[..., Path], fit_on: FitOn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train() -> None:
+        names = ("NCCL_DEBUG", "MY_SECRET", "GIVEN", "DISTRAIN_X")
+        distrain.report({"cwd": os.getcwd(), **{name: os.environ.get(name) for name in names}})
+
+    log = ssh()
+    for name in ("NCCL_DEBUG", "MY_SECRET", "DISTRAIN_X"):
+        monkeypatch.setenv(name, "value-17")
+    monkeypatch.chdir(tmp_path)
+    run = {"worker_runtime_env": {"env_vars": {"GIVEN": "value-17"}}}
+    [report] = reported(fit_on(train, run, hosts="one:1").path)
+    expected = {"NCCL_DEBUG": "value-17", "MY_SECRET": None, "GIVEN": "value-17", "DISTRAIN_X": None}
+    assert report == {"cwd": str(tmp_path), **expected}
+    assert "value-17" not in log.read_text()
+
+
+# -- what a host may lack --------------------------------------------------------------------------------------------
+
+
+def failure(fit_on: FitOn, hostfile: Path, line: str) -> str:
+    hostfile.write_text(f"localhost\n{line}\n")
+    began = time.monotonic()
+    with pytest.raises(LaunchError) as raised:
+        fit_on(where_am_i, num_workers=2, hostfile=hostfile)
+    assert time.monotonic() - began < 8.0
+    return str(raised.value)
+
+
+def test_a_host_without_the_interpreter_is_told_how_to_name_one(
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path
+) -> None:
+    ssh()
+    text = failure(fit_on, tmp_path / "hosts", "far python=/nowhere/bin/python")
+    assert text.startswith("far: its agent has ended: exit code 127, there is no such program: python= in the hostfile")
+    assert "/nowhere/bin/python" in text
+
+
+def test_a_host_without_the_directory_is_named(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
+    ssh()
+    text = failure(fit_on, tmp_path / "hosts", "far cwd=/nowhere")
+    assert text.startswith("far: no worker can run in /nowhere: No such file or directory; create it, or set cwd=")
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path
+) -> None:
+    ssh("echo 'ssh: connect to host far port 22: Connection refused' >&2; exit 255")
+    text = failure(fit_on, tmp_path / "hosts", "far")
+    assert text.startswith("far: its agent has ended: exit code 255, which is ssh's when it cannot connect or log in")
+    assert "Connection refused" in text
+    assert "logs:" not in text  # nobody has written any
+
+
+def test_an_interpreter_without_distrain_says_so(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "python").symlink_to(os.path.realpath(sys.executable))
+    ssh()
+    text = failure(fit_on, tmp_path / "hosts", f"far python={tmp_path}/bare/python")
+    assert text.startswith("far: its agent has ended: exit code 1")
+    assert "No module named 'distrain'" in text
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh", "tcsh", "fish"])
+def test_any_login_shell_will_do(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    argv = ["env", "-u", "X", 'A=it\'s "a" $HOME', *process.bootstrap_argv("agent", "id", "sweep")]
+    done = subprocess.run([shell, "-c", shlex.join(argv)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_host_that_does_not_have_our_checkout_takes_its_own_distrain(tmp_path: Path) -> None:
+    ours = str(Path(distrain.__file__).parent)
+    (tmp_path / "distrain").symlink_to(ours)
+    argv = ["/nowhere/distrain" if word == ours else word for word in process.bootstrap_argv("agent", "id", "sweep")]
+    assert "/nowhere/distrain" in argv
+    subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True, timeout=60)
