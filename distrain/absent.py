@@ -35,7 +35,6 @@ MISSING = {
     "preprocessor": "prepare the data in train_func",
     "stop": "leave the loop of train_func instead",
     "storage_filesystem": _STORAGE,
-    "tensorflow": _LATER,
     "use_tpu": "TPUs are not supported",
     "validation_config": _LATER,
     "label_selector": "hosts have no labels here",

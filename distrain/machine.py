@@ -273,7 +273,7 @@ class RunMachine:
                 **visible_devices(rank),
                 **request.backend.environment(plan, rank, address, ports[1:]),
             },
-            defaults={**network, **RANK_DEFAULTS},
+            defaults={**network, **RANK_DEFAULTS, **request.backend.defaults},
             devices=list(rank.devices),
             shares_gpu=plan.shares_gpu,
             run_id=request.run_id,

@@ -206,10 +206,10 @@ class Session:
             finally:
                 self._holder = 0
 
-    def meet(self, operation: str, data: bytes) -> bytes:
+    def meet(self, operation: str, data: bytes, timeout_s: float | None = None) -> bytes:
         """Wait until every rank is in its n-th collective, which must be the same operation; returns rank 0's data.
 
-        Raises CollectiveError if that cannot happen any more.
+        Raises CollectiveError if that cannot happen any more, or has not happened within ``timeout_s``.
         """
         with self._alone(operation):
             self._collectives += 1
@@ -220,6 +220,7 @@ class Session:
                     index=self._collectives,
                     operation=operation,
                     body=data,
+                    timeout_s=timeout_s,
                 )
             )
             met = self._await_met()
