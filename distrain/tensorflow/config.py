@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["TensorflowConfig"]
 
 _FIT_FAILS = (
-    "Keras 3's model.fit() does not work under MultiWorkerMirroredStrategy (keras issue 20585). What works: Keras 2, "
-    "with TF_USE_LEGACY_KERAS=1 in the environment before TensorFlow is imported, or a loop of your own with "
+    "Keras 3's model.fit() does not work under MultiWorkerMirroredStrategy (keras issue 20585). What works: tf.keras "
+    "with TF_USE_LEGACY_KERAS=1 set where the script is started, tf_keras instead of keras, or a loop of your own with "
     "strategy.run()"
 )
 _MIXED = (
-    "tf.keras is Keras 2 here, but parts of Keras 3 are in use, too, such as what the script imports from keras or, "
-    "outside of train_func, from tensorflow.keras. Set TF_USE_LEGACY_KERAS=1 (or 0, for Keras 3) in the environment "
-    "before TensorFlow is imported"
+    "tf.keras is Keras 2 in workers, and this is a part of Keras 3: from keras, or from tensorflow.keras outside of "
+    "train_func. For one of them throughout, set TF_USE_LEGACY_KERAS=1 (or 0, for Keras 3) where the script is started"
 )
 _NO_KERAS_2 = (
     "tf.keras is Keras 2 in workers, and that is not installed: pip install 'distrain[tensorflow]'; or set "
