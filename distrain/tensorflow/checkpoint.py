@@ -111,15 +111,13 @@ def _remove(folder: str, pid: int) -> None:
 
 
 def _keras_of(model: Path) -> Any:
-    """The package that has saved the model. What Keras 2 has saved as ``.keras``, Keras 3 can read, too."""
-    if _major_version(model) == 3:
-        return import_module("keras")
-    if find_spec("tf_keras") is None and model.suffix != ".keras":
+    """The package that has saved the model; the other one does not read all of its files."""
+    name = "keras" if _major_version(model) == 3 else "tf_keras"
+    if find_spec(name) is None:
         raise ModuleNotFoundError(
-            f"{model.name} was saved by Keras 2, which is not installed: pip install 'distrain[tensorflow]'",
-            name="tf_keras",
+            f"{model.name} was saved by {name}, which is not installed: pip install 'distrain[tensorflow]'", name=name
         )
-    return import_module("keras" if find_spec("tf_keras") is None else "tf_keras")
+    return import_module(name)
 
 
 def _major_version(model: Path) -> int:
