@@ -26,7 +26,10 @@ if find_spec("tensorflow") is None:
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]  # of TensorFlow and Keras, about each other
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("ignore"),
+]  # of TensorFlow and Keras, about each other
 generations = pytest.mark.parametrize("package", ["tf_keras", "keras"])
 
 
