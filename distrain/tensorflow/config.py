@@ -77,11 +77,13 @@ class TensorflowConfig(BackendConfig):
         }
 
     def setup(self, context: TrainContext) -> None:
-        """Hide the GPUs of other workers, as a strategy takes all that it sees, and wait for the other ranks.
+        """Hide the GPUs of other workers, as a strategy takes all that it sees, keep proxies out of what the workers
+        say to each other, and wait for the other ranks.
 
         Raises CollectiveError, naming them, if ranks have not come within ``start_timeout_s``.
         """
         _hide_other_gpus(context.devices)
+        _talk_without_proxies()
         if context.world_size > 1:
             session_of("tensorflow").meet("the start of TensorFlow", b"", timeout_s=self.start_timeout_s)
 
@@ -102,3 +104,11 @@ def _hide_other_gpus(devices: tuple[int, ...]) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible is not None else None
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[n] if names else str(n) for n in devices)
+
+
+def _talk_without_proxies() -> None:
+    """gRPC takes ``http_proxy`` also for a port on this machine, and TensorFlow would wait for ever."""
+    addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+    hosts = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
+    others = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")
+    os.environ["no_grpc_proxy"] = ",".join([*([others] if others else []), *hosts])
