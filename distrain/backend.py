@@ -45,6 +45,9 @@ class BackendConfig:
     def setup(self, context: TrainContext) -> None:
         """In the worker, before train_func (not before a script)."""
 
+    def at_report(self) -> None:
+        """In the worker, at the beginning of every report()."""
+
     def teardown(self, context: TrainContext) -> object:
         """In the worker, after train_func or the script has come to an end and that was reported.
 

@@ -58,7 +58,7 @@ def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted
     context = session.context
     try:
         work = load()
-        session.portable = work.backend.portable
+        session.portable, session.at_report = work.backend.portable, work.backend.at_report
         if work.initialises_backend:
             stage = "setup"
             work.backend.setup(context)

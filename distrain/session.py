@@ -92,6 +92,7 @@ class Session:
         self._met: wire.Met | None = None
         self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
         """What a dict checkpoint becomes when it is reported; the backend may have a say."""
+        self.at_report: Callable[[], None] = lambda: None
         self._grants: dict[int, wire.Grant] = {}
         self.released = False
         self._lock = threading.Lock()
@@ -99,6 +100,7 @@ class Session:
         self._pid = os.getpid()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: Storing = _AS_USUAL) -> None:
+        self.at_report()
         body = encode_metrics(metrics)
         _check_checkpoint(checkpoint, self.context)
         if not self._channel.uploads and storing.mode is ASYNC:

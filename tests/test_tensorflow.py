@@ -191,6 +191,13 @@ def test_in_this_process(user_script: Callable[..., subprocess.CompletedProcess[
     assert "reported: {'replicas': 1, 'keras': 'tf_keras'}\n" in done.stdout
 
 
+def test_proxies_are_for_others(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC would send what the workers say to each other there, and wait for ever."""
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert len(reported(fit(train_with_fit, MULTI_WORKER).path)) == 2
+
+
 # -- the generations of Keras ----------------------------------------------------------------------------------------
 
 
@@ -285,3 +292,52 @@ def check_that_the_model_is_stored_once(result: distrain.Result) -> None:
 def test_who_waits_for_a_rank_that_has_finished_is_no_culprit(fit: Fit) -> None:
     with pytest.raises(distrain.WorkerGroupError, match="rank 0 had finished train_func when others still waited"):
         fit(train_with_fit, MULTI_WORKER | {"longer": 1})
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+
+
+class StopsAtReport(distrain.UserCallback):
+    """Sends SIGTERM to this process, as a preemption does."""
+
+    def __init__(self, number: int) -> None:
+        self.reports_left = number
+
+    def after_report(self, *arguments: Any, **keywords: Any) -> None:
+        self.reports_left -= 1
+        if self.reports_left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_until_stopped(config: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    features, targets = make_data()
+    with strategy.scope():
+        model = make_model(tf.keras)
+        model.compile("sgd", "mse")
+    try:
+        for epoch in range(10_000):
+            model.fit(features, targets, batch_size=16, verbose=0)
+            if config["asks"] and distrain.should_stop():
+                print("stops after epoch", epoch)
+                return
+            if epoch < 3:
+                distrain.report({"epoch": epoch})
+    finally:
+        print("is unwound")
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_stop_unwinds_the_training_function(fit: Fit, asks: bool) -> None:
+    """Although TensorFlow has a SIGTERM handler of its own."""
+    with pytest.raises(distrain.PreemptionError) as raised:
+        fit(train_until_stopped, {"asks": asks}, callbacks=[StopsAtReport(2)])
+    assert "killed" not in str(raised.value)
+    assert raised.value.result is not None
+    logs = [log_of(raised.value.result.path, rank) for rank in (0, 1)]
+    assert all("is unwound\n" in log for log in logs)
+    stops = [[line for line in log.splitlines() if line.startswith("stops after epoch")] for log in logs]
+    assert stops[0] == stops[1]
+    assert len(stops[0]) == asks

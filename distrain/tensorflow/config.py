@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import threading
 import traceback
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorflowConfig"]
 
+_WITHOUT_PROXY = "no_grpc_proxy"
 _FIT_FAILS = (
     "Keras 3's model.fit() does not work under MultiWorkerMirroredStrategy (keras issue 20585). What works: tf.keras "
     "with TF_USE_LEGACY_KERAS=1 set where the script is started, tf_keras instead of keras, or a loop of your own with "
@@ -87,6 +90,13 @@ class TensorflowConfig(BackendConfig):
         if context.world_size > 1:
             session_of("tensorflow").meet("the start of TensorFlow", b"", timeout_s=self.start_timeout_s)
 
+    def at_report(self) -> None:
+        """The coordination service of TensorFlow, which comes with MultiWorkerMirroredStrategy, takes SIGTERM away from
+        whoever has it in Python, such as us, who unwind train_func by it: give it back."""
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
     def explain(self, error: BaseException) -> str | None:
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         has_keras_3 = any("/keras/src/" in file for file in files)
@@ -110,5 +120,5 @@ def _talk_without_proxies() -> None:
     """gRPC takes ``http_proxy`` also for a port on this machine, and TensorFlow would wait for ever."""
     addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
     hosts = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
-    others = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")
-    os.environ["no_grpc_proxy"] = ",".join([*([others] if others else []), *hosts])
+    others = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy")
+    os.environ[_WITHOUT_PROXY] = ",".join([*([others] if others else []), *hosts])

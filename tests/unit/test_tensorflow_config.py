@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import warnings
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -54,6 +55,32 @@ def test_a_worker_sees_its_gpus_only(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     config._hide_other_gpus(devices)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == left
+
+
+@pytest.mark.parametrize(
+    ("proxies", "without"),
+    [
+        ({}, "10.0.0.1,10.0.0.2"),
+        ({"no_proxy": "a,b"}, "a,b,10.0.0.1,10.0.0.2"),
+        ({"no_proxy": "a", "no_grpc_proxy": "c"}, "c,10.0.0.1,10.0.0.2"),
+    ],
+)
+def test_workers_talk_without_proxies(monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str], without: str) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.setenv(name, proxies.get(name, ""))
+    workers = ["10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.2:5000"]
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}}))
+    config._talk_without_proxies()
+    assert os.environ[config._WITHOUT_PROXY] == without
+
+
+def test_the_sigterm_handler_of_python_is_put_back_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[tuple[int, object]] = []
+    monkeypatch.setattr("distrain.tensorflow.config.signal.signal", lambda *arguments: put.append(arguments))
+    for handler in (print, signal.SIG_DFL, signal.SIG_IGN, None):
+        monkeypatch.setattr("distrain.tensorflow.config.signal.getsignal", lambda number, found=handler: found)
+        TensorflowConfig().at_report()
+    assert put == [(signal.SIGTERM, print)]
 
 
 @pytest.mark.parametrize(
