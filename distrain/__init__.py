@@ -81,7 +81,7 @@ _HOMES = {
     "version": ("__version__",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ("collective", "huggingface", "lightning", "session", "torch")
+_MODULES = ("collective", "huggingface", "lightning", "session", "tensorflow", "torch")
 """Public modules that need no import of their own: ``distrain.torch.prepare_model``."""
 
 __all__ = [

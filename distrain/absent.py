@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 __all__ = ["IGNORED", "MISSING", "explain", "without"]
 
 _DATA = "Ray Data is not a part of distrain: make a DataLoader (or tf.data.Dataset) in train_func"
-_LATER = "not in distrain yet"
 
 MISSING = {
     "DataConfig": _DATA,
@@ -27,7 +26,6 @@ MISSING = {
     "local_dir": "an old name of storage_path",
     "preprocessor": "prepare the data in train_func",
     "stop": "leave the loop of train_func instead",
-    "tensorflow": _LATER,
     "use_tpu": "TPUs are not supported",
     "label_selector": "hosts have no labels here",
 }

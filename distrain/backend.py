@@ -6,9 +6,12 @@ A framework is a leaf package with a subclass of :class:`BackendConfig`; nothing
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from distrain.context import TrainContext
     from distrain.plan import RankPlan, WorldPlan
 
@@ -28,6 +31,9 @@ class BackendConfig:
     may_fork: ClassVar[bool] = True
     """False for frameworks that do not survive a fork: every worker is a fresh interpreter then."""
 
+    defaults: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Environment of all ranks, unless the user has set these variables."""
+
     def ports(self, plan: WorldPlan) -> int:
         """TCP ports, beside the rendezvous port, to reserve on rank 0's host."""
         return 0
@@ -39,12 +45,19 @@ class BackendConfig:
     def setup(self, context: TrainContext) -> None:
         """In the worker, before train_func (not before a script)."""
 
+    def at_report(self) -> None:
+        """In the worker, at the beginning of every report()."""
+
     def teardown(self, context: TrainContext) -> object:
         """In the worker, after train_func or the script has come to an end and that was reported.
 
         Lets go of the peers, so that nobody waits for this rank. What it returns is kept alive until every rank has
         finished; None: nothing has to stay, the process may leave at once.
         """
+        return None
+
+    def explain(self, error: BaseException) -> str | None:
+        """In the worker: what to do about an exception whose own text does not say it; None for all others."""
         return None
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:

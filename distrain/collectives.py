@@ -6,6 +6,7 @@ the n-th of every other rank, and all must be the same operation.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ class _Call:
     operation: str
     data: bytes
     since: float
+    until: float
 
 
 class Collectives:
@@ -55,11 +57,14 @@ class Collectives:
         self._refused: dict[int, str] = {}  # by index; who comes later hears the same
         self._warned_of = 0
 
-    def joined(self, rank: int, index: int, operation: str, data: bytes, now: float) -> list[Answer]:
-        """The rank waits in its ``index``-th collective."""
+    def joined(
+        self, rank: int, index: int, operation: str, data: bytes, now: float, timeout_s: float | None = None
+    ) -> list[Answer]:
+        """The rank waits in its ``index``-th collective, for ``timeout_s`` at most."""
         if index in self._refused:
             return [Answer(rank, index, refused=self._refused[index])]
-        self._waiting[rank] = _Call(index, operation, data, now)
+        until = math.inf if timeout_s is None else now + timeout_s
+        self._waiting[rank] = _Call(index, operation, data, now, until)
         return self._settle()
 
     def finished(self, rank: int) -> list[Answer]:
@@ -67,9 +72,21 @@ class Collectives:
         self._finished.add(rank)
         return self._settle()
 
-    def tick(self, now: float) -> list[Late]:
-        """Who has been waiting for long, and for whom; said once for each collective."""
-        if (deadline := self.deadline()) is None or now < deadline:
+    def tick(self, now: float) -> list[Answer | Late]:
+        """Who has been waiting for long, and for whom; said once for each collective. Who has waited for its
+        ``timeout_s`` does not wait any more."""
+        over = [(call.index, rank) for rank, call in self._waiting.items() if call.until <= now]
+        if over:
+            index, rank = min(over)
+            call = self._waiting[rank]
+            why = (
+                f"rank(s) {rank_list(self._missing())} have not come to {call.operation} within "
+                f"{call.until - call.since:g} s"
+            )
+            self._refused[index] = why
+            return [*self._answer(index, refused=why)]
+        waiting = self._unmentioned()
+        if not waiting or now < min(call.since for call in waiting) + WARN_AFTER_S:
             return []
         call = next(iter(self._waiting.values()))
         self._warned_of = call.index
@@ -81,9 +98,13 @@ class Collectives:
         ]
 
     def deadline(self) -> float | None:
-        """When :meth:`tick` has something to say if nothing else happens."""
-        waiting = [call.since for call in self._waiting.values() if call.index > self._warned_of]
-        return min(waiting) + WARN_AFTER_S if waiting else None
+        """When :meth:`tick` has something to do if nothing else happens."""
+        moments = [call.since + WARN_AFTER_S for call in self._unmentioned()]
+        moments += [call.until for call in self._waiting.values() if call.until < math.inf]
+        return min(moments, default=None)
+
+    def _unmentioned(self) -> list[_Call]:
+        return [call for call in self._waiting.values() if call.index > self._warned_of]
 
     def _missing(self) -> Iterable[int]:
         return [rank for rank in range(self._world_size) if rank not in self._waiting]

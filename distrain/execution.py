@@ -58,7 +58,7 @@ def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted
     context = session.context
     try:
         work = load()
-        session.portable = work.backend.portable
+        session.portable, session.at_report = work.backend.portable, work.backend.at_report
         if work.initialises_backend:
             stage = "setup"
             work.backend.setup(context)
@@ -83,7 +83,7 @@ def conclude(done: Attempted, session: Session) -> Executed:
         return Executed(outcome=_outcome(session, stage=done.stage, body=body), work=done.work, value=done.value)
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
-    return Executed(outcome=_failure(context, done.stage, error), work=done.work, error=error)
+    return Executed(outcome=_failure(context, done, error), work=done.work, error=error)
 
 
 class Terminated(SystemExit):
@@ -119,17 +119,23 @@ def _outcome(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome
     )
 
 
-def _failure(context: TrainContext, stage: str, error: BaseException) -> wire.Outcome:
+def _failure(context: TrainContext, done: Attempted, error: BaseException) -> wire.Outcome:
     return wire.Outcome(
         attempt=context.attempt,
         rank=context.world_rank,
         ok=False,
-        stage=stage,
+        stage=done.stage,
         error=_one_line(error),
-        traceback=_traceback_text(error),
+        traceback=_traceback_text(error) + _explanation(done.work, error),
         exit_code=_exit_code(error),
         body=_pickled_exception(error),
     )
+
+
+def _explanation(work: Work | None, error: BaseException) -> str:
+    """What the framework's leaf can add to the text of an exception."""
+    text = work.backend.explain(error) if work is not None else None
+    return f"distrain: {text}\n" if text else ""
 
 
 def _exit_code(error: BaseException) -> int:

@@ -25,13 +25,14 @@ __all__ = [
     "signal_in_words",
 ]
 
-# What survivors of a dead peer raise, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15).
+# What survivors of a dead peer raise, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15), and from TensorFlow (2.21).
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|wait timeout after|"
     r"collective operation timeout|operation timed out!|socket timeout|store.{0,40}timed out|"
     r"failed to pass monitoredbarrier|"
     r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|socket closed|"
-    r"which goes first on this host, failed",
+    r"which goes first on this host, failed|"
+    r"collective ops is aborted by|tasks are unhealthy \(stopped sending heartbeats\)",
     re.IGNORECASE,
 )
 

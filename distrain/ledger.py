@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Ledger"]
 
+_INCOMPARABLE = (DICT_FILE, ".keras")
+"""Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
+
 
 class Ledger:
     """The reports of one attempt after the other.
@@ -72,7 +75,7 @@ class Ledger:
         self._asks: list[wire.AskCheckpoints] = []
         self._uploads: set[tuple[int, int]] = set()
         """Ranks and ordinals of what uploaders are bringing."""
-        self._rounds = rounds.Rounds(world_size, self._config, incomparable={DICT_FILE})
+        self._rounds = rounds.Rounds(world_size, self._config, incomparable=_INCOMPARABLE)
         self._collectives = collectives.Collectives(world_size)
         self._rows = rows.Rows(world_size) if self._callbacks else None
         self.reports: dict[int, int] = {}
@@ -95,9 +98,8 @@ class Ledger:
                 parts = (message.rank, message.ordinal, message.files, message.skipped)
                 self._decide(self._rounds.delivered(*parts, now, message.failed))
             case wire.Joined():
-                self._answer(
-                    self._collectives.joined(message.rank, message.index, message.operation, message.body, now)
-                )
+                call = (message.rank, message.index, message.operation, message.body)
+                self._answer(self._collectives.joined(*call, now, message.timeout_s))
             case wire.AskCheckpoints():
                 self._asks.append(message)
                 self._answer_asks()
@@ -120,8 +122,11 @@ class Ledger:
         self._decide(self._rounds.tick(now))
         if self._rows:
             self._call_back(self._rows.tick(now))
-        for late in self._collectives.tick(now):
-            warn(late.text)
+        late = self._collectives.tick(now)
+        self._answer([answer for answer in late if isinstance(answer, collectives.Answer)])
+        for notice in late:
+            if isinstance(notice, collectives.Late):
+                warn(notice.text)
         if (due := self._lines.deadline()) is not None and now >= due:
             self._lines.flush(now)
 

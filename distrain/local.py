@@ -281,7 +281,8 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
             address, network = rendezvous_address(plan), rendezvous_network(plan)
             keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.ports(plan))]
             ports = [keeper.getsockname()[1] for keeper in keepers]
-            variables = {**{name: os.environ.get(name, value) for name, value in network.items()}, **variables}
+            defaults = {**network, **request.backend.defaults}
+            variables = {**{name: os.environ.get(name, value) for name, value in defaults.items()}, **variables}
             variables |= rank_environment(
                 plan,
                 rank,

@@ -302,7 +302,7 @@ class RunMachine:
                 **visible_devices(rank),
                 **request.backend.environment(plan, rank, address, ports[1:]),
             },
-            defaults={**rendezvous_network(plan), **RANK_DEFAULTS},
+            defaults={**rendezvous_network(plan), **RANK_DEFAULTS, **request.backend.defaults},
             devices=list(rank.devices),
             shares_gpu=plan.shares_gpu,
             run_id=request.run_id,

@@ -120,10 +120,11 @@ class _RankRecord:
 
 
 class Rounds:
-    """Joins the checkpoints of one attempt. ``incomparable``: files whose bytes differ although they say the same."""
+    """Joins the checkpoints of one attempt. ``incomparable``: how the paths of files end whose bytes
+    differ although they say the same."""
 
     def __init__(self, world_size: int, config: CheckpointConfig, *, incomparable: Collection[str] = ()) -> None:
-        self._incomparable = frozenset(incomparable)
+        self._incomparable = tuple(incomparable)
         self._ranks = {rank: _RankRecord() for rank in range(world_size)}
         self._missing_rank_s = config.missing_rank_s
         self._pending: dict[int, dict[int, _Part]] = {}
@@ -337,7 +338,7 @@ class Rounds:
                 kept.setdefault(path, (size, crc32))
         for rank in sorted(parts):
             for path, size, crc32 in (*parts[rank].skipped, *(parts[rank].delivered or ())):
-                if path not in self._incomparable and kept.get(path, (size, crc32)) != (size, crc32):
+                if not path.endswith(self._incomparable) and kept.get(path, (size, crc32)) != (size, crc32):
                     return self._once(
                         "different",
                         f"ranks brought different contents for the checkpoint file {path!r}; the lowest rank's is "

@@ -103,6 +103,7 @@ class Session:
         self._listing: wire.Checkpoints | None = None
         self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
         """What a dict checkpoint becomes when it is reported; the backend may have a say."""
+        self.at_report: Callable[[], None] = lambda: None
         self._grants: dict[int, wire.Grant] = {}
         self.released = False
         self._lock = threading.Lock()
@@ -110,6 +111,7 @@ class Session:
         self._pid = os.getpid()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: Storing = _AS_USUAL) -> None:
+        self.at_report()
         body = encode_metrics(metrics)
         _check_checkpoint(checkpoint, self.context)
         _check_validation(storing, checkpoint, self.context)
@@ -251,10 +253,10 @@ class Session:
             finally:
                 self._holder = 0
 
-    def meet(self, operation: str, data: bytes) -> bytes:
+    def meet(self, operation: str, data: bytes, timeout_s: float | None = None) -> bytes:
         """Wait until every rank is in its n-th collective, which must be the same operation; returns rank 0's data.
 
-        Raises CollectiveError if that cannot happen any more.
+        Raises CollectiveError if that cannot happen any more, or has not happened within ``timeout_s``.
         """
         with self._alone(operation):
             self._collectives += 1
@@ -265,6 +267,7 @@ class Session:
                     index=self._collectives,
                     operation=operation,
                     body=data,
+                    timeout_s=timeout_s,
                 )
             )
             met = self._await_met()

@@ -510,11 +510,13 @@ class Delivered(FromWorker):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined(FromWorker):
-    """The worker waits in its ``index``-th collective (from 1). ``body``: rank 0's data, empty from the others."""
+    """The worker waits in its ``index``-th collective (from 1). ``body``: rank 0's data, empty from the others.
+    ``timeout_s``: after which it gives up; None: never."""
 
     index: int
     operation: str
     body: bytes
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ FLOORS = [
     "desk", "outer", "local", "trainer",
     "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
     "torch.sampler", "torch.reproducibility", "torch.data",
+    "tensorflow.checkpoint", "tensorflow.config", "tensorflow.trainer", "tensorflow.data", "tensorflow.keras",
     "lightning", "huggingface.transformers",
     "driver", "command", "launch",
 ]  # fmt: skip
@@ -135,9 +137,13 @@ def test_programs_do_not_import_each_other(name: str) -> None:
     assert MODULES[name].own & PROGRAMS <= allowed
 
 
-def test_only_the_command_line_names_a_leaf() -> None:
-    named = {name for name, module in PLAIN.items() if any(own.startswith("torch") for own in module.own)}
-    assert {name for name in named if not name.startswith("torch.")} <= {"command", "lightning"}
+LEAVES = ("torch", "tensorflow")
+
+
+@pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"command", "lightning"}), ("tensorflow", set())])
+def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> None:
+    named = {name for name, module in PLAIN.items() if any(own.startswith(leaf) for own in module.own)}
+    assert {name for name in named if not name.startswith(f"{leaf}.")} <= allowed
 
 
 def test_there_is_no_cycle_at_any_level() -> None:
@@ -200,14 +206,17 @@ def test_thinking_modules_do_not_act(name: str) -> None:
 
 
 @every_module
-def test_torch_is_imported_in_the_leaf_only(module: Module) -> None:
-    if not module.name.startswith("torch"):
-        assert not any(found.name.partition(".")[0] in ("torch", "torchvision") for found in module.imports)
+@pytest.mark.parametrize(
+    ("leaf", "packages"), [("torch", {"torch", "torchvision"}), ("tensorflow", {"tensorflow", "keras", "tf_keras"})]
+)
+def test_a_framework_is_imported_in_its_leaf_only(module: Module, leaf: str, packages: set[str]) -> None:
+    if not module.name.startswith(leaf):
+        assert not {found.name.partition(".")[0] for found in module.imports} & packages
 
 
 @every_module
 def test_the_core_never_imports_a_framework_by_name(module: Module) -> None:
-    if module.name.startswith("torch"):
+    if module.name.startswith(LEAVES):
         return
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
@@ -272,17 +281,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = distrain.no_such_name
 
 
-def test_the_torch_leaf_maps_what_it_lists() -> None:
-    import distrain.torch as leaf
-
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_leaf_maps_what_it_lists(name: str) -> None:
+    leaf = import_module(f"distrain.{name}")
     assert sorted(leaf.__all__) == sorted(leaf._HOME_OF)
-    for name, home in leaf._HOME_OF.items():
-        assert name in public_names(MODULES[f"torch.{home}"].tree)
+    for public, home in leaf._HOME_OF.items():
+        assert public in public_names(MODULES[f"{name}.{home}"].tree)
 
 
 # -- what an import loads --------------------------------------------------------------------------------------------
 
-HEAVY = {"torch", "torchvision", "numpy", "pandas", "tensorflow"}
+HEAVY = {"torch", "torchvision", "numpy", "pandas", "tensorflow", "keras", "tf_keras"}
 LOADED = "import sys, json; before = set(sys.modules); {}; print(json.dumps(sorted(set(sys.modules) - before)))"
 
 
@@ -305,6 +314,7 @@ def test_import_distrain_loads_nothing_large() -> None:
         "import distrain.command",
         "import distrain.torch",
         "from distrain.torch import TorchTrainer",
+        "from distrain.tensorflow import TensorflowConfig, TensorflowTrainer",
         "from distrain import DataParallelTrainer",
     ],
 )

@@ -1,13 +1,13 @@
-"""The PyTorch code of the documents that the project was made from, run as a user runs it.
+"""The code of the documents that the project was made from, run as a user runs it: that for PyTorch.
 
 Every block of code is cut out of the seed files, edited as little as the README's migration promises (imports,
 ``use_gpu=False`` without GPUs, one epoch instead of ten, and what stands for the documents' ``...``), and run as a
 script of its own. Every edit must match, so no test can come to test nothing.
 
 The documents are not part of the repository: DISTRAIN_SEEDS names their directory (default: ``shared/seeds`` beside the
-repository). Their names here: S0 = 000_..., S1 = 001_..., S2 = 002_..., S4 = 004_...; S3 is about TensorFlow. What a
-document only includes from elsewhere (``literalinclude``) is not in it; of that, S1's TorchMetrics example is written
-anew from its description.
+repository). Their names here: S0 = 000_..., S1 = 001_..., S2 = 002_..., S4 = 004_...; S3 is about TensorFlow, see
+test_tensorflow_seed.py. What a document only includes from elsewhere (``literalinclude``) is not in it; of that, S1's
+TorchMetrics example is written anew from its description.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ RST_BLOCKS = {
     "S1": (
         *("model diff", "loader diff", "global batch size", "trainer", "torch backend", "fit"),
         *("save", "load", "amp diff", "reproducibility diff"),
+    ),
+    "S3": (
+        *("strategy", "batch size diff", "trainer", "tensorflow backend", "fit", "data shard", "callback"),
+        *("save", "load"),
     ),
 }
 """The blocks of the documents with markup, in order."""
@@ -676,4 +680,5 @@ def test_every_block_is_in_a_test() -> None:
     names = {
         f"{document} {title}" for names in (RST_BLOCKS, TEXT_BLOCKS) for document in names for title in names[document]
     }
-    assert set(re.findall(r'\bblock\("(S\d [\w ]+)"\)', Path(__file__).read_text())) == names
+    tests = "".join(Path(__file__).with_name(f"test_{name}.py").read_text() for name in ("seeds", "tensorflow_seed"))
+    assert set(re.findall(r'\bblock\("(S\d [\w ]+)"\)', tests)) == names

@@ -38,6 +38,7 @@ class Fit:
     storage: Path
     start_method: Any = "forkserver"
     transport: Transport = field(default_factory=LocalTransport)
+    backend: BackendConfig = field(default_factory=BackendConfig)
 
     def __call__(
         self,
@@ -49,7 +50,7 @@ class Fit:
         **run: Any,
     ) -> Result:
         return run_work(
-            FunctionWork(function=function, config=config or {}, backend=BackendConfig()),
+            FunctionWork(function=function, config=config or {}, backend=self.backend),
             ScalingConfig(num_workers=workers, start_method=self.start_method),
             RunConfig(**{"storage_path": self.storage, **run}),
             resume_from=resume_from,

@@ -10,6 +10,7 @@ import pytest
 import distrain
 from distrain import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 from distrain.absent import IGNORED, MISSING
+from distrain.tensorflow import TensorflowTrainer
 from distrain.torch import TorchConfig, TorchTrainer
 
 
@@ -27,6 +28,7 @@ CONSTRUCTORS: list[tuple[Any, dict[str, Any], list[str]]] = [
         ["datasets", "dataset_config", "preprocessor"],
     ),
     (TorchTrainer, {"train_loop_per_worker": train}, ["datasets", "dataset_config"]),
+    (TensorflowTrainer, {"train_loop_per_worker": train}, ["datasets", "dataset_config"]),
 ]
 CASES = [
     pytest.param(make, own, name, id=f"{make.__name__}-{name}") for make, own, names in CONSTRUCTORS for name in names

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain.collectives import WARN_AFTER_S, Answer, Collectives
+from distrain.collectives import WARN_AFTER_S, Answer, Collectives, Late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,9 +19,15 @@ BROADCAST = "broadcast_from_rank_zero()"
 
 
 def join(
-    collectives: Collectives, rank: int, index: int = 1, operation: str = BARRIER, data: bytes = b"", now: float = 0.0
+    collectives: Collectives,
+    rank: int,
+    index: int = 1,
+    operation: str = BARRIER,
+    data: bytes = b"",
+    now: float = 0.0,
+    timeout_s: float | None = None,
 ) -> list[Answer]:
-    return collectives.joined(rank, index, operation, data, now)
+    return collectives.joined(rank, index, operation, data, now, timeout_s)
 
 
 def join_all(collectives: Collectives, ranks: Iterable[int], index: int = 1, operation: str = BARRIER) -> list[Answer]:
@@ -168,6 +174,7 @@ def test_the_notice_names_who_waits_and_who_is_missing() -> None:
     assert collectives.deadline() == 10.0 + WARN_AFTER_S
     assert collectives.tick(10.0 + WARN_AFTER_S * 0.99) == []
     [late] = collectives.tick(10.0 + WARN_AFTER_S)
+    assert isinstance(late, Late)
     assert "rank(s) 0, 1, 3 have been waiting in barrier()" in late.text
     assert "rank(s) 2, 4 have not called it yet" in late.text
 
@@ -190,6 +197,34 @@ def test_the_next_collective_may_be_late_again() -> None:
         assert collectives.deadline() == start + WARN_AFTER_S
         assert len(collectives.tick(start + WARN_AFTER_S)) == 1
         join(collectives, 1, index, now=start + 100)
+
+
+def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
+    collectives = Collectives(4)
+    join(collectives, 2, now=10.0, timeout_s=5.0)
+    join(collectives, 0, now=12.0, timeout_s=5.0)
+    assert collectives.deadline() == 15.0
+    assert collectives.tick(14.9) == []
+    told = refusals([answer for answer in collectives.tick(15.0) if isinstance(answer, Answer)])
+    assert told == dict.fromkeys((0, 2), "rank(s) 1, 3 have not come to barrier() within 5 s")
+    assert refusals(join(collectives, 1, now=16.0, timeout_s=5.0)) == {1: told[0]}, "the same for who comes later"
+    assert collectives.deadline() is None
+
+
+def test_a_long_timeout_comes_after_the_notice() -> None:
+    collectives = Collectives(2)
+    join(collectives, 0, timeout_s=WARN_AFTER_S * 2)
+    assert collectives.deadline() == WARN_AFTER_S
+    assert [type(told) for told in collectives.tick(WARN_AFTER_S)] == [Late]
+    assert collectives.deadline() == WARN_AFTER_S * 2
+    assert [type(told) for told in collectives.tick(WARN_AFTER_S * 2)] == [Answer]
+
+
+def test_a_timeout_that_is_not_over_is_nothing() -> None:
+    collectives = Collectives(2)
+    join(collectives, 0, timeout_s=5.0)
+    assert join(collectives, 1, now=4.0, timeout_s=5.0) == [Answer(0, 1), Answer(1, 1)]
+    assert (collectives.deadline(), collectives.tick(1e6)) == (None, [])
 
 
 def test_a_collective_in_time_is_not_late() -> None:

@@ -476,13 +476,13 @@ def test_different_contents_are_noticed_also_when_both_were_copied() -> None:
     assert len(only(Say, deliver(rounds, 0, 1, "model", crc=1, now=4))) == 1
 
 
-def test_pickled_dicts_of_several_ranks_are_not_compared() -> None:
-    """Equal tensors pickle to different bytes."""
-    rounds = Rounds(2, CheckpointConfig(), incomparable={"dict_checkpoint.pkl"})
+@pytest.mark.parametrize(("path", "notices"), [("dict.pkl", 0), ("best/model.keras", 0), ("keras", 1)])
+def test_files_that_always_differ_are_not_compared(path: str, notices: int) -> None:
+    rounds = Rounds(2, CheckpointConfig(), incomparable=("dict.pkl", ".keras"))
     for rank in (0, 1):
-        bring(rounds, rank, 1, "dict_checkpoint.pkl")
-    deliver(rounds, 0, 1, "dict_checkpoint.pkl", crc=1)
-    assert only(Say, deliver(rounds, 1, 1, skipped=["dict_checkpoint.pkl"], crc=2)) == []
+        bring(rounds, rank, 1, path)
+    deliver(rounds, 0, 1, path, crc=1)
+    assert len(only(Say, deliver(rounds, 1, 1, skipped=[path], crc=2))) == notices
 
 
 # -- when to look again ----------------------------------------------------------------------------------------------

@@ -1,0 +1,133 @@
+"""Keras models in checkpoints. Runs in: anywhere with TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import weakref
+import zipfile
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.checkpoint import DICT_FILE, Checkpoint
+from distrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["TensorflowCheckpoint"]
+
+_SAVED_MODEL = "saved_model.pb"
+
+
+class TensorflowCheckpoint(Checkpoint):
+    """A checkpoint that holds one Keras model: as ``model.keras``, an ``.h5`` file, or a SavedModel.
+
+    To read one that was reported: ``TensorflowCheckpoint(result.checkpoint.path).get_model()``.
+    """
+
+    MODEL_FILENAME = "model.keras"
+    MODEL_FILENAME_KEY = "_model_filename"
+    """In the metadata: which file has the model."""
+
+    @classmethod
+    def from_model(cls, keras_model: Any, *, preprocessor: None = None) -> Self:
+        """A checkpoint of the whole model with its optimizer. Under a distributed strategy every rank has to call it,
+        as saving is a collective. ``preprocessor`` was Ray AIR's.
+
+        The file lies in a temporary directory that goes with this object: report it, or copy it with ``to_directory``.
+        Raises TypeError for what cannot be saved.
+        """
+        if not hasattr(keras_model, "save"):
+            raise TypeError(f"TensorflowCheckpoint.from_model takes a Keras model, got {type(keras_model).__name__}")
+        checkpoint = cls._temporary()
+        keras_model.save(os.path.join(checkpoint.path, cls.MODEL_FILENAME))
+        checkpoint.set_metadata({cls.MODEL_FILENAME_KEY: cls.MODEL_FILENAME})
+        return checkpoint
+
+    @classmethod
+    def from_h5(cls, file_path: str | os.PathLike[str], *, preprocessor: None = None) -> Self:
+        """A checkpoint of a model that ``model.save("name.h5")`` has written; the file is copied.
+
+        Raises ValueError if there is no such file, or its name does not end in ``.h5``.
+        """
+        file = Path(file_path).expanduser()
+        if not file.is_file() or file.suffix != ".h5":
+            raise ValueError(f"TensorflowCheckpoint.from_h5: {file} is no file whose name ends in .h5")
+        checkpoint = cls._temporary()
+        shutil.copy(file, checkpoint.path)
+        checkpoint.set_metadata({cls.MODEL_FILENAME_KEY: file.name})
+        return checkpoint
+
+    @classmethod
+    def from_saved_model(cls, dir_path: str | os.PathLike[str], *, preprocessor: None = None) -> Self:
+        """A checkpoint of a model that Keras 2 has saved as a directory (a SavedModel), which is copied.
+
+        Raises ValueError if the directory holds no SavedModel.
+        """
+        folder = Path(dir_path).expanduser()
+        if not (folder / _SAVED_MODEL).is_file():
+            raise ValueError(f"TensorflowCheckpoint.from_saved_model: {folder} has no {_SAVED_MODEL}")
+        checkpoint = cls._temporary()
+        shutil.copytree(folder, checkpoint.path, dirs_exist_ok=True)
+        return checkpoint
+
+    def get_model(self) -> Any:
+        """The model, loaded by the Keras that has saved it (2 or 3), whichever of them ``tf.keras`` is here. Within a
+        strategy's scope the model is the strategy's.
+
+        Loading a model can run code that is in it: read only checkpoints that you trust. A checkpoint made by
+        :meth:`from_dict` has its model under the key ``"model"``.
+
+        Raises CheckpointError if there is no model in the checkpoint, ModuleNotFoundError if its Keras is not
+        installed.
+        """
+        with self.as_directory() as folder:
+            if (Path(folder) / DICT_FILE).is_file() and "model" in (data := self.to_dict()):
+                return data["model"]  # as in Ray AIR
+            name = self.get_metadata().get(self.MODEL_FILENAME_KEY, self.MODEL_FILENAME)
+            model = Path(folder) / name
+            if not model.is_file():
+                if not (Path(folder) / _SAVED_MODEL).is_file():
+                    raise CheckpointError(f"{self.path or self} has neither {name} nor a SavedModel")
+                model = Path(folder)
+            return _keras_of(model).models.load_model(str(model))
+
+    @classmethod
+    def _temporary(cls) -> Self:
+        folder = tempfile.mkdtemp(prefix="distrain-checkpoint-")
+        checkpoint = cls(folder)
+        weakref.finalize(checkpoint, _remove, folder, os.getpid())
+        return checkpoint
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # and not a child that was forked with the object
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keras_of(model: Path) -> Any:
+    """The package that has saved the model; the other one does not read all of its files."""
+    name = "keras" if _major_version(model) == 3 else "tf_keras"
+    if find_spec(name) is None:
+        raise ModuleNotFoundError(
+            f"{model.name} was saved by {name}, which is not installed: pip install 'distrain[tensorflow]'", name=name
+        )
+    return import_module(name)
+
+
+def _major_version(model: Path) -> int:
+    version = "2"  # only Keras 2 saves SavedModels that can be loaded as models
+    if model.suffix == ".keras":
+        with zipfile.ZipFile(model) as archive:
+            version = json.loads(archive.read("metadata.json"))["keras_version"]
+    elif model.is_file():
+        import h5py
+
+        with h5py.File(model) as file:
+            version = file.attrs["keras_version"]
+    return int(version.partition(".")[0])

@@ -1,0 +1,124 @@
+"""The TensorFlow backend: TF_CONFIG, the generation of Keras, and who gets which GPU.
+
+Runs in: coordinator, worker; without TensorFlow in both.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+import traceback
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+from distrain.backend import BackendConfig
+from distrain.session import session_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distrain.context import TrainContext
+    from distrain.plan import RankPlan, WorldPlan
+
+__all__ = ["TensorflowConfig"]
+
+_WITHOUT_PROXY = "no_grpc_proxy"
+_FIT_FAILS = (
+    "Keras 3's model.fit() does not work under MultiWorkerMirroredStrategy (keras issue 20585). What works: tf.keras "
+    "with TF_USE_LEGACY_KERAS=1 set where the script is started, tf_keras instead of keras, or a loop of your own with "
+    "strategy.run()"
+)
+_MIXED = (
+    "tf.keras is Keras 2 in workers, and this is a part of Keras 3: from keras, or from tensorflow.keras outside of "
+    "train_func. For one of them throughout, set TF_USE_LEGACY_KERAS=1 (or 0, for Keras 3) where the script is started"
+)
+_NO_KERAS_2 = (
+    "tf.keras is Keras 2 in workers, and that is not installed: pip install 'distrain[tensorflow]'; or set "
+    "TF_USE_LEGACY_KERAS=0 in the environment, for Keras 3"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorflowConfig(BackendConfig):
+    """How to set up TensorFlow's workers, for MultiWorkerMirroredStrategy or any other that reads TF_CONFIG.
+
+    start_timeout_s: seconds after which an attempt fails, naming them, because ranks have not come as far as
+        train_func. TensorFlow itself would wait for them, and say nothing.
+    """
+
+    may_fork: ClassVar[bool] = False
+    defaults: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "TF_USE_LEGACY_KERAS": "1",  # Keras 3 cannot model.fit() under MultiWorkerMirroredStrategy
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # otherwise the first of those that share a GPU takes all its memory
+        }
+    )
+
+    start_timeout_s: float = 600
+
+    def __post_init__(self) -> None:
+        timeout_s = self.start_timeout_s
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+            raise TypeError(f"TensorflowConfig.start_timeout_s must be a number of seconds, got {timeout_s!r}")
+        if not 0 < timeout_s < math.inf:
+            raise ValueError(
+                f"TensorflowConfig.start_timeout_s must be finite and more than 0 seconds, got {timeout_s!r}"
+            )
+
+    def ports(self, plan: WorldPlan) -> int:
+        return plan.world_size
+
+    def environment(self, plan: WorldPlan, rank: RankPlan, address: str, ports: list[int]) -> dict[str, str]:
+        workers = [f"{address}:{port}" for port in ports]
+        return {
+            "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank.rank}})
+        }
+
+    def setup(self, context: TrainContext) -> None:
+        """Hide the GPUs of other workers, as a strategy takes all that it sees, keep proxies out of what the workers
+        say to each other, and wait for the other ranks.
+
+        Raises CollectiveError, naming them, if ranks have not come within ``start_timeout_s``.
+        """
+        _hide_other_gpus(context.devices)
+        _talk_without_proxies()
+        if context.world_size > 1:
+            session_of("tensorflow").meet("the start of TensorFlow", b"", timeout_s=self.start_timeout_s)
+
+    def at_report(self) -> None:
+        """The coordination service of TensorFlow, which comes with MultiWorkerMirroredStrategy, takes SIGTERM away from
+        whoever has it in Python, such as us, who unwind train_func by it: give it back."""
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+    def explain(self, error: BaseException) -> str | None:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        has_keras_3 = any("/keras/src/" in file for file in files)
+        if has_keras_3 and isinstance(error, ValueError) and "PerReplica" in str(error):
+            return _FIT_FAILS
+        if isinstance(error, ImportError) and "Keras cannot be imported" in str(error) and not find_spec("tf_keras"):
+            return _NO_KERAS_2
+        if any("/tf_keras/src/" in file for file in files) and "'keras.src." in str(error):
+            return _MIXED
+        return None
+
+
+def _hide_other_gpus(devices: tuple[int, ...]) -> None:
+    """``devices`` count among the GPUs that are visible so far. TensorFlow looks when it first computes."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible is not None else None
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[n] if names else str(n) for n in devices)
+
+
+def _talk_without_proxies() -> None:
+    """gRPC takes ``http_proxy`` also for a port on this machine, and TensorFlow would wait for ever."""
+    addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+    hosts = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
+    others = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy")
+    os.environ[_WITHOUT_PROXY] = ",".join([*([others] if others else []), *hosts])

@@ -1,0 +1,100 @@
+"""Keras on distrain: what ``ray.train.tensorflow.keras`` has. Runs in: worker.
+
+The callback is one of whichever Keras ``tf.keras`` is in the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distrain.session import get_context, report
+from distrain.tensorflow.checkpoint import TensorflowCheckpoint
+
+__all__ = ["ReportCheckpointCallback"]
+
+_PHASES = ("epoch", "train", "test", "predict", "train_batch", "test_batch", "predict_batch")
+_EVENTS = tuple(f"{phase}_{moment}" for phase in _PHASES for moment in ("begin", "end"))
+
+
+def _callback_of_keras() -> Any:
+    try:
+        import tensorflow as tf
+
+        return tf.keras.callbacks.Callback
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != "tensorflow":
+            raise
+        raise ModuleNotFoundError(
+            "distrain.tensorflow.keras needs TensorFlow and Keras 2: pip install 'distrain[tensorflow]'. Where Keras 3 "
+            "is to be tf.keras, set TF_USE_LEGACY_KERAS=0 in the environment",
+            name="tensorflow",
+        ) from error
+
+
+class ReportCheckpointCallback(_callback_of_keras()):  # type: ignore[misc]
+    """Report metrics and checkpoints while Keras trains; a checkpoint never comes without metrics.
+
+    checkpoint_on, report_metrics_on: one of Keras' events or several, such as ``"epoch_end"`` or ``"test_end"``.
+    metrics: which of Keras' logs are reported: None for all, names, or ``{reported name: name in the logs}``.
+
+    Every rank reports, and saves the model, since saving is a collective; as all have the same model, rank 0's is kept.
+    ``TensorflowCheckpoint(checkpoint.path).get_model()`` reads it, and ``checkpoint.get_metadata()["epoch"]`` is the
+    epoch, from 0, in which it was saved.
+
+    Raises ValueError for events that there are not.
+    """
+
+    def __init__(
+        self,
+        checkpoint_on: str | Sequence[str] = "epoch_end",
+        report_metrics_on: str | Sequence[str] = "epoch_end",
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._checkpoint_on = _events("checkpoint_on", checkpoint_on)
+        self._report_on = _events("report_metrics_on", report_metrics_on) | self._checkpoint_on
+        self._metrics = [metrics] if isinstance(metrics, str) else metrics
+        self._epoch = 0
+        for event in self._report_on:
+            self._listen_to(event)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._epoch = epoch
+
+    def _listen_to(self, event: str) -> None:
+        """Keras hands out the logs of every batch, which takes its time, as soon as a class has a method for them: so
+        there is one only where somebody wants them."""
+        method = f"on_{event}"
+        inherited = getattr(self, method)
+
+        def listen(*arguments: Any, **keywords: Any) -> None:
+            inherited(*arguments, **keywords)
+            self._report(event, keywords["logs"] if "logs" in keywords else arguments[-1])
+
+        setattr(self, method, listen)
+
+    def _report(self, event: str, logs: Mapping[str, Any] | None) -> None:
+        metrics = self._chosen(logs or {})
+        if event not in self._checkpoint_on:
+            report(metrics)
+            return
+        checkpoint = TensorflowCheckpoint.from_model(self.model)
+        checkpoint.update_metadata({"epoch": self._epoch})
+        report(metrics, checkpoint=checkpoint if get_context().get_world_rank() == 0 else None)
+
+    def _chosen(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+        if self._metrics is None:
+            return dict(logs)
+        names = self._metrics if isinstance(self._metrics, Mapping) else {name: name for name in self._metrics}
+        missing = sorted(set(names.values()) - logs.keys())
+        if missing:
+            raise KeyError(f"ReportCheckpointCallback(metrics=...): Keras logs no {missing} here, but {sorted(logs)}")
+        return {name: logs[key] for name, key in names.items()}
+
+
+def _events(argument: str, given: str | Sequence[str]) -> frozenset[str]:
+    events = frozenset([given] if isinstance(given, str) else given)
+    if unknown := sorted(events - set(_EVENTS)):
+        raise ValueError(f"ReportCheckpointCallback({argument}=...): there is no {unknown}; there are {_EVENTS}")
+    return events

@@ -1,0 +1,190 @@
+"""Workers that are started for TensorFlow, without it: what they find, and what is said of those that do not come."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import distrain
+from distrain import FailureConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
+from distrain.tensorflow import TensorflowConfig, TensorflowTrainer
+from tests.process.conftest import Fit, log_of, reported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def tensorflow_fit(any_fit: Fit) -> Fit:
+    return replace(any_fit, backend=TensorflowConfig())
+
+
+def tell_the_environment() -> None:
+    names = ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "TF_FORCE_GPU_ALLOW_GROWTH", "CUDA_VISIBLE_DEVICES")
+    distrain.report({name: os.environ.get(name) for name in names})
+
+
+def test_every_rank_finds_all_of_them_in_tf_config(tensorflow_fit: Fit) -> None:
+    result = tensorflow_fit(tell_the_environment)
+    told = [json.loads(reported(result.path, rank)[0]["TF_CONFIG"]) for rank in (0, 1)]
+    assert told[0]["cluster"] == told[1]["cluster"]
+    assert [entry["task"] for entry in told] == [{"type": "worker", "index": rank} for rank in (0, 1)]
+    addresses = [address.partition(":") for address in told[0]["cluster"]["worker"]]
+    assert {host for host, _, _ in addresses} == {"127.0.0.1"}
+    assert len({port for _, _, port in addresses}) == 2
+
+
+def bind_our_port() -> None:
+    """As TensorFlow's server does; nobody else may."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    host, _, port = config["cluster"]["worker"][config["task"]["index"]].partition(":")
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, int(port)))
+        server.listen()
+    with socket.socket() as other, pytest.raises(OSError, match="already in use"):
+        other.bind((host, int(port)))
+    distrain.report({"port": int(port)})
+
+
+def test_the_ports_are_kept_for_the_workers_and_others_in_the_next_attempt(fit: Fit) -> None:
+    def train() -> None:
+        bind_our_port()
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise RuntimeError("once more")
+
+    run = replace(fit, backend=TensorflowConfig())
+    result = run(train, failure_config=FailureConfig(max_failures=1, retry_same_failure=True))
+    ports = [report["port"] for report in reported(result.path)]
+    assert len(set(ports)) == len(ports) == 4
+
+
+def test_workers_are_fresh_interpreters(fit: Fit) -> None:
+    def train() -> None:
+        distrain.report({"command": Path("/proc/self/cmdline").read_text()})
+
+    commands = [
+        report["command"] for report in reported(replace(fit, backend=TensorflowConfig())(train, workers=1).path)
+    ]
+    assert ["worker" in command for command in commands] == [True]
+    assert ["worker" in report["command"] for report in reported(fit(train, workers=1).path)] == [False]
+
+
+def test_keras_2_unless_the_user_has_chosen(tensorflow_fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    (told,) = reported(tensorflow_fit(tell_the_environment, workers=1).path)
+    assert (told["TF_USE_LEGACY_KERAS"], told["TF_FORCE_GPU_ALLOW_GROWTH"]) == ("1", "true")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "0")
+    (told,) = reported(tensorflow_fit(tell_the_environment, workers=1).path)
+    assert told["TF_USE_LEGACY_KERAS"] == "0"
+    run_env = {"env_vars": {"TF_USE_LEGACY_KERAS": "false"}}
+    (told,) = reported(tensorflow_fit(tell_the_environment, workers=1, worker_runtime_env=run_env).path)
+    assert told["TF_USE_LEGACY_KERAS"] == "false"
+
+
+def test_workers_without_gpus_see_none(tensorflow_fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (told,) = reported(tensorflow_fit(tell_the_environment, workers=1).path)
+    assert told["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_in_this_process_the_environment_is_that_of_a_worker_and_goes(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    before = dict(os.environ)
+    result = TensorflowTrainer(
+        tell_the_environment,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=distrain.RunConfig(storage_path=storage),
+    ).fit()
+    (told,) = reported(result.path)
+    assert len(json.loads(told["TF_CONFIG"])["cluster"]["worker"]) == 1
+    assert told["TF_USE_LEGACY_KERAS"] == "1"
+    assert dict(os.environ) == before
+
+
+# -- ranks that do not come ------------------------------------------------------------------------------------------
+
+
+class StopsRankOne:
+    """Unpickling it, before the training function, stops rank 1 for good."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (stop_rank_one, ())
+
+
+def stop_rank_one() -> None:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_rank_that_never_comes_is_named(fit: Fit) -> None:
+    stopper = StopsRankOne()
+    with pytest.raises(WorkerGroupError) as raised:
+        replace(fit, backend=TensorflowConfig(start_timeout_s=0.5))(lambda: stopper, workers=3)
+    assert "rank(s) 1 have not come to the start of TensorFlow within 0.5 s" in str(raised.value)
+    assert "rank 1 did not answer: stopped (SIGSTOP)" in str(raised.value)
+
+
+def test_a_rank_that_dies_at_the_start_is_the_culprit(fit: Fit) -> None:
+    class Dies:
+        def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+            return (exec, ("import os; os.environ['RANK'] == '1' and os._exit(7)",))
+
+    dying = Dies()
+    with pytest.raises(WorkerGroupError) as raised:
+        replace(fit, backend=TensorflowConfig())(lambda: dying)
+    assert (raised.value.culprit, raised.value.exit_code) == (1, 7)
+
+
+# -- what a leaf adds to an error ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explains(distrain.BackendConfig):
+    def explain(self, error: BaseException) -> str | None:
+        return "write 2 instead of 1" if isinstance(error, ZeroDivisionError) else None
+
+
+def test_the_explanation_ends_the_traceback(any_fit: Fit) -> None:
+    def train() -> None:
+        print(1 / (distrain.get_context().get_world_rank() - 1))
+
+    with pytest.raises(WorkerGroupError) as raised:
+        replace(any_fit, backend=Explains())(train)
+    assert "  ZeroDivisionError: division by zero\n  distrain: write 2 instead of 1\n" in str(raised.value)
+    assert isinstance(raised.value.worker_failures[1], ZeroDivisionError)
+    assert raised.value.result is not None
+    assert "distrain: write 2 instead of 1\n" in log_of(raised.value.result.path, 1)
+
+
+def test_other_errors_are_left_as_they_are(fit: Fit) -> None:
+    def train() -> None:
+        raise ValueError("of the user")
+
+    with pytest.raises(TrainingFailedError) as raised:
+        replace(fit, backend=Explains())(train, workers=1)
+    assert "distrain: " not in str(raised.value)
+
+
+# -- where TensorFlow is not installed -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "statement", ["from distrain.tensorflow import keras", "from distrain.tensorflow.keras import *"]
+)
+def test_the_callback_says_what_to_install(statement: str) -> None:
+    hidden = f"import sys; sys.modules['tensorflow'] = None; {statement}"
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "pip install 'distrain[tensorflow]'" in done.stderr.splitlines()[-1]

@@ -1,0 +1,343 @@
+"""TensorFlow in real workers, on the CPU. Needs TensorFlow: scripts/test_tensorflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy
+import pytest
+
+import distrain
+from distrain.tensorflow import TensorflowConfig
+from tests.process.conftest import Fit, log_of, make_fake_ssh, reported
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+if find_spec("tensorflow") is None:
+    pytest.skip("TensorFlow is not installed; scripts/test_tensorflow", allow_module_level=True)
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
+
+pytestmark = pytest.mark.timeout(180)
+KERAS_3 = {"env_vars": {"TF_USE_LEGACY_KERAS": "0"}}
+
+
+@pytest.fixture
+def fit(storage: Path) -> Fit:
+    return Fit(storage=storage, backend=TensorflowConfig())
+
+
+def make_data() -> tuple[Any, Any]:
+    features = numpy.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+    return features, features @ numpy.array([[1.0], [-2.0], [3.0], [-4.0]], "float32")
+
+
+def make_model(keras: Any) -> Any:
+    """The same weights wherever it is made."""
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+    return keras.Sequential(layers)
+
+
+def flat(weights: list[Any]) -> list[float]:
+    return [float(value) for array in weights for value in numpy.ravel(array)]
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+
+def train_with_fit(config: dict[str, Any]) -> None:
+    """Keras' own loop over global batches of 16; ``strategy``: its name and arguments, or None for no strategy.
+    ``longer``: a rank that goes on alone."""
+    import tensorflow as tf
+
+    name, *arguments = config["strategy"] or ["get_strategy"]
+    strategy = getattr(tf.distribute, name)(*arguments)
+    features, targets = make_data()
+    with strategy.scope():
+        model = make_model(tf.keras)
+        model.compile(tf.keras.optimizers.SGD(0.05, momentum=0.5), "mse")
+    history = model.fit(features, targets, batch_size=16, epochs=3, shuffle=False)
+    if config.get("longer") == distrain.get_context().get_world_rank():
+        model.fit(features, targets)
+    distrain.report(
+        {
+            "losses": history.history["loss"],
+            "weights": flat(model.get_weights()),
+            "replicas": strategy.num_replicas_in_sync,
+            "keras": type(model).__module__.partition(".")[0],
+        }
+    )
+
+
+MULTI_WORKER = {"strategy": ["MultiWorkerMirroredStrategy"]}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process without a strategy reports."""
+    fit = Fit(storage=tmp_path_factory.mktemp("alone"), backend=TensorflowConfig())
+    (report,) = reported(fit(train_with_fit, {"strategy": None}, workers=1).path)
+    assert report["replicas"] == 1
+    return report
+
+
+def check_that_it_trained_like(alone: dict[str, Any], report: dict[str, Any]) -> None:
+    assert report["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert report["weights"] == pytest.approx(alone["weights"], rel=1e-4, abs=1e-5)
+    assert report["losses"][-1] < 0.5 * report["losses"][0]
+
+
+@pytest.mark.parametrize("way", ["local", "ssh"])
+def test_two_workers_train_as_one_process_does_on_the_global_batch(
+    fit: Fit, alone: dict[str, Any], tmp_path: Path, way: str
+) -> None:
+    if way == "ssh":
+        fit = replace(fit, transport=make_fake_ssh(tmp_path))
+    result = fit(train_with_fit, MULTI_WORKER)
+    first, second = (reported(result.path, rank) for rank in (0, 1))
+    assert first == second, "losses and weights of the ranks differ"
+    assert (first[0]["replicas"], first[0]["keras"]) == (2, "tf_keras")
+    check_that_it_trained_like(alone, first[0])
+    assert "6/6 [==============================]" in log_of(result.path, 1)
+
+
+def test_mirrored_strategy_on_one_host(fit: Fit, alone: dict[str, Any]) -> None:
+    def train() -> None:
+        import tensorflow as tf
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        train_with_fit({"strategy": ["MirroredStrategy", ["CPU:0", "CPU:1"]]})
+
+    (report,) = reported(fit(train, workers=1).path)
+    assert report["replicas"] == 2
+    check_that_it_trained_like(alone, report)
+
+
+def train_with_a_loop(config: dict[str, Any]) -> None:
+    """Keras 3 and a loop by hand, over global batches of 16."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    batches = tf.data.Dataset.from_tensor_slices(make_data()).batch(16)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    shared = strategy.experimental_distribute_dataset(batches.with_options(options))
+    with strategy.scope():
+        model = make_model(keras)
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.5)
+        optimizer.build(model.trainable_variables)
+
+    def step(features: Any, targets: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(features, training=True) - targets)) / 16
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def train_step(batch: Any) -> Any:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step, args=batch), axis=None)
+
+    losses = [float(train_step(batch)) for _ in range(3) for batch in shared]
+    distrain.report(
+        {"losses": losses, "weights": flat(model.get_weights()), "keras": int(keras.__version__.partition(".")[0])}
+    )
+
+
+def test_keras_3_trains_in_a_loop_by_hand(fit: Fit) -> None:
+    result = fit(train_with_a_loop, worker_runtime_env=KERAS_3)
+    first, second = (reported(result.path, rank) for rank in (0, 1))
+    assert first == second
+    alone = reported(fit(train_with_a_loop, workers=1).path)  # it imports keras, which is Keras 3 in any case
+    assert (first[0]["keras"], alone[0]["keras"]) == (3, 3)
+    assert first[0]["losses"] == pytest.approx(alone[0]["losses"], rel=1e-4)
+    assert first[0]["weights"] == pytest.approx(alone[0]["weights"], rel=1e-4, abs=1e-5)
+
+
+LOCAL = """
+import distrain
+from distrain.tensorflow import TensorflowTrainer
+
+def train_func():
+    import tensorflow as tf
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+        model.compile("sgd", "mse")
+    model.fit(tf.ones((8, 2)), tf.ones((8, 1)), verbose=0)
+    distrain.report({"replicas": strategy.num_replicas_in_sync, "keras": type(model).__module__[:8]})
+
+result = TensorflowTrainer(train_func, scaling_config=distrain.ScalingConfig(num_workers=0)).fit()
+print("reported:", result.metrics)
+"""
+
+
+def test_in_this_process(user_script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    done = user_script(LOCAL, env={**os.environ, "HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert "reported: {'replicas': 1, 'keras': 'tf_keras'}\n" in done.stdout
+
+
+def test_proxies_are_for_others(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC would send what the workers say to each other there, and wait for ever."""
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert len(reported(fit(train_with_fit, MULTI_WORKER).path)) == 2
+
+
+# -- the generations of Keras ----------------------------------------------------------------------------------------
+
+
+def test_the_fit_of_keras_3_is_known_to_fail_and_what_works_is_told(fit: Fit) -> None:
+    with pytest.raises(distrain.WorkerGroupError) as raised:
+        fit(train_with_fit, MULTI_WORKER, worker_runtime_env=KERAS_3)
+    (line,) = {line for line in str(raised.value).splitlines() if line.startswith("  distrain: ")}
+    assert "keras issue 20585" in line
+    assert "strategy.run()" in line
+
+
+def test_parts_of_keras_3_in_a_model_of_keras_2_are_told(fit: Fit) -> None:
+    def train() -> None:
+        import keras
+        import tensorflow as tf
+
+        tf.keras.Sequential([keras.layers.Dense(1)])
+
+    with pytest.raises(distrain.WorkerGroupError, match="this is a part of Keras 3") as raised:
+        fit(train, workers=1)
+    assert "TF_USE_LEGACY_KERAS=1" in str(raised.value)
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def train_with_checkpoints(config: dict[str, Any]) -> None:
+    """Four epochs, continued from the checkpoint; rank 1 is killed in epoch ``kill_in``, in the middle, the first
+    time."""
+    import tensorflow as tf
+
+    from distrain.tensorflow import TensorflowCheckpoint
+    from distrain.tensorflow.keras import ReportCheckpointCallback
+
+    class Killer(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and distrain.get_context().get_world_rank() == 1
+            if first and (self.epoch, batch) == (config["kill_in"], 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    checkpoint, start = distrain.get_checkpoint(), 0
+    with strategy.scope():
+        if checkpoint is None:
+            model = make_model(tf.keras)
+            model.compile(tf.keras.optimizers.SGD(0.05, momentum=0.5), "mse")
+        else:
+            model = TensorflowCheckpoint.from_checkpoint(checkpoint).get_model()
+            start = checkpoint.get_metadata()["epoch"] + 1
+    callbacks = [ReportCheckpointCallback(), Killer()]
+    features, targets = make_data()
+    model.fit(
+        *(features, targets),
+        batch_size=16,
+        epochs=4,
+        initial_epoch=start,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    distrain.report({"start": start, "weights": flat(model.get_weights())})
+
+
+def test_a_killed_worker_is_answered_by_a_restart_at_the_right_epoch(fit: Fit) -> None:
+    result = fit(train_with_checkpoints, {"kill_in": 2}, failure_config=distrain.FailureConfig(max_failures=1))
+    whole = fit(train_with_checkpoints, {"kill_in": None})
+    lines = [json.loads(line) for line in Path(result.path, "metrics.jsonl").read_text().splitlines()]
+    assert {line["attempt"] for line in lines} == {0, 1}
+    ends = [reported(run.path, rank)[-1] for run in (result, whole) for rank in (0, 1)]
+    assert [end["start"] for end in ends] == [2, 2, 0, 0]
+    assert ends[0] == ends[1]
+    assert ends[2] == ends[3]
+    assert ends[0]["weights"] == pytest.approx(ends[2]["weights"], rel=1e-4, abs=1e-5), "momentum was lost"
+    losses = [[report["loss"] for report in reported(run.path, 0)[:-1]] for run in (result, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert len(losses[0]) == 4
+    check_that_the_model_is_stored_once(result)
+
+
+def check_that_the_model_is_stored_once(result: distrain.Result) -> None:
+    """Although every rank saves it."""
+    assert len(result.best_checkpoints) == 4
+    for epoch, (checkpoint, _) in enumerate(result.best_checkpoints):
+        files = json.loads(Path(checkpoint.path, ".manifest.json").read_text())["files"]
+        assert {name: entry["rank"] for name, entry in files.items()} == {"model.keras": 0, ".metadata.json": 0}
+        assert checkpoint.get_metadata()["epoch"] == epoch
+
+
+def test_who_waits_for_a_rank_that_has_finished_is_no_culprit(fit: Fit) -> None:
+    with pytest.raises(distrain.WorkerGroupError, match="rank 0 had finished train_func when others still waited"):
+        fit(train_with_fit, MULTI_WORKER | {"longer": 1})
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+
+
+class StopsAtReport(distrain.UserCallback):
+    """Sends SIGTERM to this process, as a preemption does."""
+
+    def __init__(self, number: int) -> None:
+        self.reports_left = number
+
+    def after_report(self, *arguments: Any, **keywords: Any) -> None:
+        self.reports_left -= 1
+        if self.reports_left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_until_stopped(config: dict[str, Any]) -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    features, targets = make_data()
+    with strategy.scope():
+        model = make_model(tf.keras)
+        model.compile("sgd", "mse")
+    try:
+        for epoch in range(10_000):
+            model.fit(features, targets, batch_size=16, verbose=0)
+            if config["asks"] and distrain.should_stop():
+                print("stops after epoch", epoch)
+                return
+            if epoch < 3:
+                distrain.report({"epoch": epoch})
+    finally:
+        print("is unwound")
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_stop_unwinds_the_training_function(fit: Fit, asks: bool) -> None:
+    """Although TensorFlow has a SIGTERM handler of its own."""
+    with pytest.raises(distrain.PreemptionError) as raised:
+        fit(train_until_stopped, {"asks": asks}, callbacks=[StopsAtReport(2)])
+    assert "killed" not in str(raised.value)
+    assert raised.value.result is not None
+    logs = [log_of(raised.value.result.path, rank) for rank in (0, 1)]
+    assert all("is unwound\n" in log for log in logs)
+    stops = [[line for line in log.splitlines() if line.startswith("stops after epoch")] for log in logs]
+    assert stops[0] == stops[1]
+    assert len(stops[0]) == asks

@@ -1,0 +1,212 @@
+"""Keras models in checkpoints, and the callback that reports them. Needs TensorFlow: scripts/test_tensorflow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy
+import pytest
+
+import distrain
+from distrain import Checkpoint, CheckpointError
+from distrain.tensorflow import TensorflowCheckpoint, TensorflowConfig
+from tests.process.conftest import Fit, reported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+if find_spec("tensorflow") is None:
+    pytest.skip("TensorFlow is not installed; scripts/test_tensorflow", allow_module_level=True)
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("ignore"),
+]  # of TensorFlow and Keras, about each other
+generations = pytest.mark.parametrize("package", ["tf_keras", "keras"])
+
+
+def make_model(package: str) -> Any:
+    keras = import_module(package)
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    model.compile("adam", keras.losses.MeanSquaredError())
+    return model
+
+
+def check_that_it_is_the_same(loaded: Any, model: Any) -> None:
+    assert type(loaded) is type(model)
+    assert [array.tolist() for array in loaded.get_weights()] == [array.tolist() for array in model.get_weights()]
+    inputs = numpy.ones((1, 3), "float32")
+    assert numpy.array_equal(loaded.predict(inputs, verbose=0), model.predict(inputs, verbose=0))
+
+
+# -- TensorflowCheckpoint --------------------------------------------------------------------------------------------
+
+
+@generations
+def test_a_model_is_loaded_by_the_keras_that_has_saved_it(package: str, tmp_path: Path) -> None:
+    model = make_model(package)
+    folder = TensorflowCheckpoint.from_model(model).to_directory(tmp_path)
+    assert sorted(os.listdir(folder)) == [".metadata.json", "model.keras"]
+    check_that_it_is_the_same(TensorflowCheckpoint(folder).get_model(), model)
+    plain = Checkpoint.from_directory(folder)
+    check_that_it_is_the_same(TensorflowCheckpoint.from_checkpoint(plain).get_model(), model)
+
+
+@generations
+def test_an_h5_file(package: str, tmp_path: Path) -> None:
+    model = make_model(package)
+    model.save(tmp_path / "mine.h5")
+    checkpoint = TensorflowCheckpoint.from_h5(tmp_path / "mine.h5")
+    (tmp_path / "mine.h5").unlink()
+    check_that_it_is_the_same(checkpoint.get_model(), model)
+
+
+def test_a_saved_model(tmp_path: Path) -> None:
+    model = make_model("tf_keras")
+    model.save(tmp_path / "saved", save_format="tf")
+    checkpoint = TensorflowCheckpoint.from_saved_model(tmp_path / "saved")
+    shutil.rmtree(tmp_path / "saved")
+    loaded = checkpoint.get_model()
+    assert [array.tolist() for array in loaded.get_weights()] == [array.tolist() for array in model.get_weights()]
+
+
+def test_the_files_go_with_the_object() -> None:
+    checkpoint = TensorflowCheckpoint.from_model(make_model("tf_keras"))
+    path = checkpoint.path
+    assert os.path.isdir(path)
+    del checkpoint
+    assert not os.path.exists(path)
+
+
+def test_a_dict_with_a_model() -> None:
+    checkpoint = TensorflowCheckpoint.from_checkpoint(Checkpoint.from_dict({"model": "any object"}))
+    assert checkpoint.get_model() == "any object"
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="takes a Keras model, got dict"):
+        TensorflowCheckpoint.from_model({})
+    with pytest.raises(ValueError, match=r"no file whose name ends in \.h5"):
+        TensorflowCheckpoint.from_h5(tmp_path / "none.h5")
+    with pytest.raises(ValueError, match=r"has no saved_model\.pb"):
+        TensorflowCheckpoint.from_saved_model(tmp_path)
+    with pytest.raises(CheckpointError, match=r"has neither model\.keras nor a SavedModel"):
+        TensorflowCheckpoint(tmp_path).get_model()
+
+
+def test_the_keras_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = TensorflowCheckpoint.from_model(make_model("tf_keras"))
+    monkeypatch.setattr("distrain.tensorflow.checkpoint.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"saved by tf_keras, which is not installed: pip install"):
+        checkpoint.get_model()
+
+
+# -- prepare_dataset_shard -------------------------------------------------------------------------------------------
+
+
+def test_a_prepared_data_set_is_not_shared_out_again() -> None:
+    import tensorflow as tf
+
+    from distrain.tensorflow import prepare_dataset_shard
+
+    prepared = prepare_dataset_shard(tf.data.Dataset.range(5))
+    assert [int(number) for number in prepared] == [0, 1, 2, 3, 4]
+    policy = prepared.options().experimental_distribute.auto_shard_policy
+    assert policy is tf.data.experimental.AutoShardPolicy.OFF
+    assert "Prefetch" in type(prepared).__name__
+
+
+# -- the callback ----------------------------------------------------------------------------------------------------
+
+
+def train_with(config: dict[str, Any]) -> None:
+    """Two epochs of two batches and a validation, once for each of the callback's arguments, whose number is reported
+    in between."""
+    import tensorflow as tf
+
+    from distrain.tensorflow.keras import ReportCheckpointCallback
+
+    class Longer(ReportCheckpointCallback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["mine"] = epoch
+            super().on_epoch_end(epoch, logs)
+
+    inputs, targets = tf.ones((4, 3)), tf.zeros((4, 2))
+    for number, arguments in enumerate(config["arguments"]):
+        model = make_model(config["package"])
+        distrain.report({"case": number})
+        kind = Longer if arguments.pop("longer", False) else ReportCheckpointCallback
+        model.fit(
+            *(inputs, targets),
+            batch_size=2,
+            epochs=2,
+            validation_data=(inputs, targets),
+            verbose=0,
+            callbacks=[kind(**arguments)],
+        )
+
+
+CASES: list[tuple[dict[str, Any], list[tuple[list[str], bool]]]] = [
+    ({}, [(["loss", "val_loss"], True)] * 2),
+    ({"metrics": "loss"}, [(["loss"], True)] * 2),
+    ({"metrics": ["val_loss"]}, [(["val_loss"], True)] * 2),
+    ({"metrics": {"a": "loss", "b": "val_loss"}}, [(["a", "b"], True)] * 2),
+    (
+        {"checkpoint_on": "train_end", "metrics": "loss"},
+        [(["loss"], False), (["loss"], False), (["loss"], True)],
+    ),
+    (
+        {"checkpoint_on": [], "report_metrics_on": ["train_batch_end", "test_end"], "metrics": "loss"},
+        [(["loss"], False)] * 6,
+    ),
+    ({"checkpoint_on": ["train_begin"], "report_metrics_on": []}, [([], True)]),
+    ({"longer": True, "metrics": ["mine"]}, [(["mine"], True)] * 2),
+]
+"""Arguments; and of each report the metrics, and whether it has a checkpoint."""
+
+
+@generations
+def test_what_the_callback_reports(storage: Path, package: str) -> None:
+    fit = Fit(storage=storage, backend=TensorflowConfig())
+    config = {"package": package, "arguments": [dict(arguments) for arguments, _ in CASES]}
+    run = fit(train_with, config, workers=1)
+    found: list[list[list[str]]] = []
+    for metrics in reported(run.path):
+        if "case" in metrics:
+            found.append([])
+        else:
+            found[-1].append(sorted(metrics))
+    assert found == [[names for names, _ in expected] for _, expected in CASES]
+    with_checkpoint = [names for _, expected in CASES for names, checkpoint in expected if checkpoint]
+    assert [sorted(metrics) for _, metrics in run.best_checkpoints] == with_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"checkpoint_on": "validation_end"}, ValueError, "checkpoint_on=...): there is no ['validation_end']"),
+        ({"report_metrics_on": ["epoch_end", "x"]}, ValueError, "report_metrics_on=...): there is no ['x']"),
+    ],
+)
+def test_events_that_there_are_not_are_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    from distrain.tensorflow.keras import ReportCheckpointCallback
+
+    with pytest.raises(error) as raised:
+        ReportCheckpointCallback(**arguments)
+    assert text in str(raised.value)
+
+
+def test_a_metric_that_is_not_logged_is_named(storage: Path) -> None:
+    fit = Fit(storage=storage, backend=TensorflowConfig())
+    with pytest.raises(
+        distrain.WorkerGroupError, match=r"Keras logs no \['accuracy'\] here, but \['loss', 'val_loss'\]"
+    ):
+        fit(train_with, {"package": "tf_keras", "arguments": [{"metrics": ["accuracy", "loss"]}]}, workers=1)

@@ -1,0 +1,38 @@
+"""The examples with TensorFlow, run as the README says. Needs TensorFlow: scripts/test_tensorflow."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.test_examples import number, output_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+if find_spec("tensorflow") is None:
+    pytest.skip("TensorFlow is not installed; scripts/test_tensorflow", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_the_quickstart(tmp_path: Path) -> None:
+    output = output_of("tensorflow_quickstart", tmp_path, "--epochs", "3")
+    assert number("reported accuracy of the training", output) > 0.85
+    assert number("accuracy of the model in the checkpoint on the test images", output) > 0.85
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    output = output_of("tensorflow_checkpoints", tmp_path)
+    assert "epochs of the first run: [0, 1, 2, 3]\n" in output
+    assert "epochs of the second run: [4, 5]\n" in output
+    killed = number("killed in epoch 2, and resumed; after epoch 3: loss", output)
+    assert killed > number("after epoch 5: loss", output)
+
+
+def test_keras_3(tmp_path: Path) -> None:
+    output = output_of("keras_3_example", tmp_path)
+    assert number("reported loss", output) < 0.6
+    assert number("accuracy on the test images", output) > 0.8

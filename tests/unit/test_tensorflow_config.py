@@ -1,0 +1,177 @@
+"""TensorflowConfig without TensorFlow: TF_CONFIG, whose GPU is whose, and what is said of Keras' two generations."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import warnings
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import pytest
+
+from distrain.plan import RankPlan, WorldPlan
+from distrain.tensorflow import TensorflowConfig, TensorflowTrainer, config
+
+
+def plan_of(workers: int) -> WorldPlan:
+    ranks = (
+        RankPlan(rank=rank, host="here", local_rank=rank, local_world_size=workers, node_rank=0)
+        for rank in range(workers)
+    )
+    return WorldPlan(ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_rank_has_an_address_of_its_own(workers: int) -> None:
+    plan, backend = plan_of(workers), TensorflowConfig()
+    ports = [5000 + number for number in range(backend.ports(plan))]
+    told = [backend.environment(plan, rank, "10.0.0.1", ports) for rank in plan.ranks]
+    assert all(list(variables) == ["TF_CONFIG"] for variables in told)
+    cluster = {"worker": [f"10.0.0.1:{5000 + rank}" for rank in range(workers)]}
+    for rank, variables in enumerate(told):
+        task = {"type": "worker", "index": rank}
+        assert json.loads(variables["TF_CONFIG"]) == {"cluster": cluster, "task": task}
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "left"),
+    [
+        (None, (), ""),
+        (None, (1, 2), "1,2"),
+        ("4,5,6", (), ""),
+        ("4,5,6", (1, 2), "5,6"),
+        ("MIG-1234", (0,), "MIG-1234"),
+        ("", (), ""),
+    ],
+)
+def test_a_worker_sees_its_gpus_only(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, devices: tuple[int, ...], left: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    config._hide_other_gpus(devices)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == left
+
+
+@pytest.mark.parametrize(
+    ("proxies", "without"),
+    [
+        ({}, "10.0.0.1,10.0.0.2"),
+        ({"no_proxy": "a,b"}, "a,b,10.0.0.1,10.0.0.2"),
+        ({"no_proxy": "a", "no_grpc_proxy": "c"}, "c,10.0.0.1,10.0.0.2"),
+    ],
+)
+def test_workers_talk_without_proxies(monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str], without: str) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.setenv(name, proxies.get(name, ""))
+    workers = ["10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.2:5000"]
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}}))
+    config._talk_without_proxies()
+    assert os.environ[config._WITHOUT_PROXY] == without
+
+
+def test_the_sigterm_handler_of_python_is_put_back_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[tuple[int, object]] = []
+    monkeypatch.setattr("distrain.tensorflow.config.signal.signal", lambda *arguments: put.append(arguments))
+    for handler in (print, signal.SIG_DFL, signal.SIG_IGN, None):
+        monkeypatch.setattr("distrain.tensorflow.config.signal.getsignal", lambda number, found=handler: found)
+        TensorflowConfig().at_report()
+    assert put == [(signal.SIGTERM, print)]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(0, ValueError), (float("inf"), ValueError), (float("nan"), ValueError), (True, TypeError)]
+)
+def test_a_timeout_that_is_none_is_refused(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="start_timeout_s"):
+        TensorflowConfig(start_timeout_s=value)
+
+
+def test_it_can_be_pickled_and_compared() -> None:
+    backend = TensorflowConfig(start_timeout_s=5)
+    assert pickle.loads(pickle.dumps(backend)) == backend != TensorflowConfig()
+
+
+# -- the generations of Keras ----------------------------------------------------------------------------------------
+
+PER_REPLICA = ValueError("Attempt to convert a value (PerReplica:{...}) with an unsupported type to a Tensor.")
+FOREIGN_LAYER = TypeError("The added layer must be an instance of class Layer, not <class 'keras.src.layers.Dense'>.")
+NO_KERAS = ImportError("Keras cannot be imported. Check that it is installed.")
+KERAS_2, KERAS_3 = "/site-packages/tf_keras/src/engine/training.py", "/site-packages/keras/src/trainers/trainer.py"
+
+
+def raised_in(file: str, error: Exception) -> Exception:
+    """Such an error, with a traceback that goes through the file."""
+    try:
+        exec(compile("raise error", file, "exec"), {"error": type(error)(*error.args)})
+    except Exception as caught:
+        return caught
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("file", "error", "text"),
+    [
+        (KERAS_3, PER_REPLICA, "Keras 3's model.fit() does not work"),
+        (KERAS_2, PER_REPLICA, None),
+        (KERAS_3, TypeError("PerReplica"), None),
+        (KERAS_2, FOREIGN_LAYER, "this is a part of Keras 3"),
+        (KERAS_3, FOREIGN_LAYER, None),
+        (KERAS_2, TypeError("unsupported"), None),
+        ("train.py", NO_KERAS, "pip install 'distrain[tensorflow]'"),
+        ("train.py", ImportError("no module named x"), None),
+    ],
+)
+def test_errors_that_mix_up_keras_are_explained(
+    monkeypatch: pytest.MonkeyPatch, file: str, error: Exception, text: str | None
+) -> None:
+    monkeypatch.setattr(config, "find_spec", lambda name: None)
+    said = TensorflowConfig().explain(raised_in(file, error))
+    if text is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert text in said
+        assert "\n" not in said
+        assert "TF_USE_LEGACY_KERAS" in said
+
+
+def test_where_keras_2_is_installed_it_is_not_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "find_spec", lambda name: ModuleSpec(name, None))
+    assert TensorflowConfig().explain(raised_in("train.py", NO_KERAS)) is None
+
+
+# -- tensorflow_backend ----------------------------------------------------------------------------------------------
+
+
+def test_the_old_name_works_and_says_so_at_the_users_line() -> None:
+    backend = TensorflowConfig(start_timeout_s=7)
+    with pytest.warns(DeprecationWarning, match="use tensorflow_config") as warned:
+        trainer = TensorflowTrainer(print, tensorflow_backend=backend)
+    assert [warning.filename for warning in warned] == [__file__]
+    assert trainer._work.backend is backend
+
+
+def test_the_new_name_says_nothing() -> None:
+    backend = TensorflowConfig(start_timeout_s=7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert TensorflowTrainer(print, tensorflow_config=backend)._work.backend is backend
+        assert TensorflowTrainer(print)._work.backend == TensorflowConfig()
+
+
+def test_both_names_at_once_are_refused() -> None:
+    with pytest.raises(TypeError, match="give one of them"):
+        TensorflowTrainer(print, tensorflow_config=TensorflowConfig(), tensorflow_backend=TensorflowConfig())
+
+
+@pytest.mark.parametrize("name", ["tensorflow_config", "tensorflow_backend"])
+@pytest.mark.filterwarnings("ignore:tensorflow_backend")
+def test_another_backend_is_no_config(name: str) -> None:
+    arguments: dict[str, Any] = {name: "grpc"}
+    with pytest.raises(TypeError, match="tensorflow_config must be a TensorflowConfig, got 'grpc'"):
+        TensorflowTrainer(print, **arguments)
