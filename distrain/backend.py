@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from distrain.context import TrainContext
     from distrain.plan import RankPlan, WorldPlan
@@ -34,12 +34,12 @@ class BackendConfig:
     defaults: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Environment of all ranks, unless the user has set these variables."""
 
-    def ports(self, plan: WorldPlan) -> int:
-        """TCP ports, beside the rendezvous port, to reserve on rank 0's host."""
-        return 0
+    has_endpoints: ClassVar[bool] = False
+    """Whether every rank listens at a TCP port that all others know; it is reserved on the rank's own host."""
 
-    def environment(self, plan: WorldPlan, rank: RankPlan, address: str, ports: list[int]) -> dict[str, str]:
-        """Environment of one rank, beside torchrun's variables. Pure; runs in the coordinator."""
+    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
+        """Environment of one rank, beside torchrun's variables. ``endpoints``: address and port of every rank,
+        ``10.0.0.1:4711``, if there are any. Pure; runs in the coordinator."""
         return {}
 
     def setup(self, context: TrainContext) -> None:

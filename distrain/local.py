@@ -26,7 +26,14 @@ from distrain.failures import failure_of
 from distrain.ledger import Ledger
 from distrain.outer import OuterDesk, OuterWork, outer_rank
 from distrain.output import warn
-from distrain.plan import make_plan, rank_environment, rendezvous_address, rendezvous_network, visible_devices
+from distrain.plan import (
+    endpoints_of,
+    make_plan,
+    rank_environment,
+    rendezvous_address,
+    rendezvous_network,
+    visible_devices,
+)
 from distrain.ports import reserve_port
 from distrain.result import Result, make_result
 from distrain.retries import Retries
@@ -279,8 +286,9 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
         variables = {**visible_devices(rank), **here.environment}
         if not outer:
             address, network = rendezvous_address(plan), rendezvous_network(plan)
-            keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.ports(plan))]
+            keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
             ports = [keeper.getsockname()[1] for keeper in keepers]
+            endpoints = endpoints_of(plan, {facts.name: address}, {facts.name: ports[1:]})
             defaults = {**network, **request.backend.defaults}
             variables = {**{name: os.environ.get(name, value) for name, value in defaults.items()}, **variables}
             variables |= rank_environment(
@@ -292,7 +300,7 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
                 attempt=attempt - request.first_attempt,
                 max_restarts=max(request.failure_config.max_failures, 0),
             )
-            variables |= request.backend.environment(plan, rank, address, ports[1:])
+            variables |= request.backend.environment(plan, rank, endpoints)
         stack.enter_context(_environment(variables))
         stack.enter_context(_module_path(here.sys_path))
         context = TrainContext(

@@ -34,6 +34,7 @@ from distrain.plan import (
     RANK_DEFAULTS,
     RankPlan,
     WorldPlan,
+    endpoints_of,
     make_plan,
     rank_environment,
     rendezvous_address,
@@ -92,6 +93,8 @@ class RunMachine:
         self._lost: set[str] = set()
         self._ranks: dict[int, _Rank] = {}
         self._address = ""
+        self._endpoints: list[str] = []
+        self._reserved: dict[str, wire.Reserved | None] = {}
         self._gone: set[str] = set()
         self._order = 0
         self._retry_forbidden = False
@@ -180,7 +183,7 @@ class RunMachine:
             case wire.Hello():
                 return self._on_hello(host, message, now)
             case wire.Reserved():
-                return self._on_reserved(message, now)
+                return self._on_reserved(host, message, now)
             case wire.HostFailed():
                 return self._on_host_failed(host, message.text, now)
             case wire.Notice():
@@ -237,24 +240,42 @@ class RunMachine:
         self._ranks = {rank.rank: _Rank(plan=rank) for rank in self.plan.ranks}
         self.hung, self._votes = None, StopVotes()
         self._deadline = now + CONNECT_TIMEOUT_S
-        ports = 1 + self.request.backend.ports(self.plan)
+        self._reserved = dict.fromkeys(self._ports_needed(self.plan))
+        return [AttemptStarts(self.attempt, self.plan), *self._reservations(self.plan)]
+
+    def _ports_needed(self, plan: WorldPlan) -> dict[str, int]:
+        """On each host: one for each rank's endpoint, if there are any, and before them one for the rendezvous."""
+        endpoints = self.request.backend.has_endpoints
+        needed = {host: len(plan.on(host)) * endpoints + (host == plan.hosts[0]) for host in plan.hosts}
+        return {host: ports for host, ports in needed.items() if ports}
+
+    def _reservations(self, plan: WorldPlan) -> list[Action]:
         return [
-            AttemptStarts(self.attempt, self.plan),
-            Tell(self.plan.hosts[0], wire.Reserve(attempt=self.attempt, ports=ports, toward=self.plan.peer_of_first)),
+            Tell(host, wire.Reserve(attempt=self.attempt, ports=ports, toward=plan.peer_of(host)))
+            for host, ports in self._ports_needed(plan).items()
         ]
 
-    def _on_reserved(self, message: wire.Reserved, now: float) -> list[Action]:
+    def _on_reserved(self, host: str, message: wire.Reserved, now: float) -> list[Action]:
         if self.state is not RunState.RESERVING or message.attempt != self.attempt:
             return []
+        self._reserved[host] = message
+        reserved = {host: answer for host, answer in self._reserved.items() if answer is not None}
+        if len(reserved) < len(self._reserved):
+            return []
         assert self.plan is not None
+        first = reserved[self.plan.hosts[0]]
         wanted = self._wanted().get("MASTER_ADDR")
         try:
-            self._address = rendezvous_address(self.plan, wanted=wanted, found=message.address)
+            self._address = rendezvous_address(self.plan, wanted=wanted, found=first.address)
+            if self.request.backend.has_endpoints:
+                ports = {host: answer.ports[answer is first :] for host, answer in reserved.items()}
+                found = {host: answer.address for host, answer in reserved.items()}
+                self._endpoints = endpoints_of(self.plan, found, ports, wanted=wanted)
         except LaunchError as error:
             return self._give_up(str(error), now)
         self._move(RunState.STARTING)
         self._deadline = None
-        started = [Tell(host, self._start_message(host, message.ports)) for host in self.plan.hosts]
+        started = [Tell(host, self._start_message(host, first.ports[0])) for host in self.plan.hosts]
         return [*self._say_restart(), *started]
 
     def _wanted(self) -> dict[str, str]:
@@ -269,19 +290,19 @@ class RunMachine:
         resume = f"from {self.checkpoint}" if self.checkpoint else "from the beginning, as there is no checkpoint"
         return [Say(f"restart {self.retries.used} ({self.retries.budget}) {resume}")]
 
-    def _start_message(self, host: str, ports: list[int]) -> wire.Start:
+    def _start_message(self, host: str, port: int) -> wire.Start:
         assert self.plan is not None
-        specs = [asdict(self._spec(self.plan, rank, ports)) for rank in self.plan.on(host)]
+        specs = [asdict(self._spec(self.plan, rank, port)) for rank in self.plan.on(host)]
         rendezvous = "" if self.plan.shares_network else self._address
         return wire.Start(attempt=self.attempt, ranks=specs, rendezvous=rendezvous)
 
-    def _spec(self, plan: WorldPlan, rank: RankPlan, ports: list[int]) -> wire.WorkerSpec:
+    def _spec(self, plan: WorldPlan, rank: RankPlan, port: int) -> wire.WorkerSpec:
         request, order, address = self.request, self.request.hosts[rank.host], self._address
         environment = rank_environment(
             plan,
             rank,
             address=address,
-            port=ports[0],
+            port=port,
             run_id=request.run_id,
             attempt=self.attempt - request.first_attempt,
             max_restarts=max(request.failure_config.max_failures, 0),
@@ -300,7 +321,7 @@ class RunMachine:
                 **environment,
                 **self._wanted(),
                 **visible_devices(rank),
-                **request.backend.environment(plan, rank, address, ports[1:]),
+                **request.backend.environment(plan, rank, self._endpoints),
             },
             defaults={**rendezvous_network(plan), **RANK_DEFAULTS, **request.backend.defaults},
             devices=list(rank.devices),

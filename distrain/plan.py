@@ -23,6 +23,7 @@ __all__ = [
     "RANK_DEFAULTS",
     "RankPlan",
     "WorldPlan",
+    "endpoints_of",
     "make_plan",
     "rank_environment",
     "rendezvous_address",
@@ -70,10 +71,9 @@ class WorldPlan:
         """Host names in the order of their first rank."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
-    @property
-    def peer_of_first(self) -> str:
-        """An address of another host, if that of rank 0's host has yet to be found out; else empty."""
-        if self.shares_network or self.addresses[0]:
+    def peer_of(self, host: str) -> str:
+        """An address of another host, if that of this one has yet to be found out; else empty."""
+        if self.shares_network or self.addresses[self.hosts.index(host)]:
             return ""
         return next(filter(None, self.addresses), "")
 
@@ -236,16 +236,38 @@ RANK_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
 def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str = "") -> str:
-    """MASTER_ADDR: what the user wants, else loopback within one machine, else the address of rank 0's host, which may
-    have been ``found`` by itself. Raises LaunchError if other hosts could not reach it."""
-    address = wanted or (_LOOPBACK if plan.shares_network else plan.addresses[0] or found)
+    """MASTER_ADDR: what the user wants, else the address of rank 0's host, which may have been ``found`` by itself.
+    Raises LaunchError if other hosts could not reach it."""
+    return _address_of(plan, plan.hosts[0], wanted=wanted, found=found)
+
+
+def endpoints_of(
+    plan: WorldPlan, found: Mapping[str, str], ports: Mapping[str, Sequence[int]], *, wanted: str | None = None
+) -> list[str]:
+    """Address and port of every rank, given each host's ports in the order of its ranks, and the address that it may
+    have ``found`` by itself; ``wanted``: by the user, for rank 0's host. Raises LaunchError, as
+    :func:`rendezvous_address`."""
+    endpoints = []
+    for host in plan.hosts:
+        address = _address_of(plan, host, wanted=wanted if host == plan.hosts[0] else None, found=found[host])
+        shown = f"[{address}]" if ":" in address else address
+        endpoints += [f"{shown}:{port}" for port in ports[host]]
+    return endpoints
+
+
+def _address_of(plan: WorldPlan, host: str, *, wanted: str | None, found: str) -> str:
+    """Loopback within one machine."""
+    known = _LOOPBACK if plan.shares_network else plan.addresses[plan.hosts.index(host)] or found
+    address = wanted or known
     if plan.shares_network or (address and not _is_loopback(address)):
         return address
-    first, *others = plan.hosts
-    what = f"{address} means another machine on each host" if address else f"the address of {first} is not known"
+    others = ", ".join(other for other in plan.hosts if other != host)
+    what = f"{address} means another machine on each host" if address else f"the address of {host} is not known"
+    rank = plan.on(host)[0].rank
+    hint = ", or set MASTER_ADDR in worker_runtime_env or by --env" if rank == 0 else ""
     raise LaunchError(
-        f"{first}: rank 0 cannot be reached from {', '.join(others)}: {what}. Name {first} in the hostfile by an "
-        "address of its own, or set MASTER_ADDR in worker_runtime_env or by --env"
+        f"{host}: rank {rank} cannot be reached from {others}: {what}. Name {host} in the hostfile by an address of "
+        f"its own{hint}"
     )
 
 

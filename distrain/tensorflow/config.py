@@ -20,7 +20,7 @@ from distrain.backend import BackendConfig
 from distrain.session import session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from distrain.context import TrainContext
     from distrain.plan import RankPlan, WorldPlan
@@ -52,6 +52,7 @@ class TensorflowConfig(BackendConfig):
     """
 
     may_fork: ClassVar[bool] = False
+    has_endpoints: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "TF_USE_LEGACY_KERAS": "1",  # Keras 3 cannot model.fit() under MultiWorkerMirroredStrategy
@@ -70,14 +71,9 @@ class TensorflowConfig(BackendConfig):
                 f"TensorflowConfig.start_timeout_s must be finite and more than 0 seconds, got {timeout_s!r}"
             )
 
-    def ports(self, plan: WorldPlan) -> int:
-        return plan.world_size
-
-    def environment(self, plan: WorldPlan, rank: RankPlan, address: str, ports: list[int]) -> dict[str, str]:
-        workers = [f"{address}:{port}" for port in ports]
-        return {
-            "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank.rank}})
-        }
+    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
+        task = {"type": "worker", "index": rank.rank}
+        return {"TF_CONFIG": json.dumps({"cluster": {"worker": list(endpoints)}, "task": task})}
 
     def setup(self, context: TrainContext) -> None:
         """Hide the GPUs of other workers, as a strategy takes all that it sees, keep proxies out of what the workers

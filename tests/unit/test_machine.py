@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,6 +31,11 @@ from distrain.machine import (
     Tick,
 )
 from distrain.states import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distrain.plan import RankPlan, WorldPlan
 
 GRACE_S = 2.0
 CONSEQUENCE = "RuntimeError: Connection closed by peer"
@@ -744,3 +749,27 @@ def test_a_host_may_say_gone_twice_while_the_next_attempt_is_waited_for() -> Non
     play.now += 5.0
     assert any(isinstance(action, AttemptStarts) for action in play.happens(Tick()))
     assert play.machine.retries.used == 1
+
+
+class _Endpoints(BackendConfig):
+    """A framework whose ranks listen."""
+
+    has_endpoints = True
+
+    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
+        return {"ENDPOINTS": " ".join(endpoints)}
+
+
+def test_every_rank_has_an_endpoint_on_its_own_host() -> None:
+    hosts = {"one": order(2, is_local=True), "two": order(1)}
+    play = Play(hosts=2, workers=3, orders=hosts, backend=_Endpoints())
+    play.says("one", hello(network="a"))
+    asked = told(play.says("two", hello(network="b", address="fd77::2")), wire.Reserve)
+    assert [(host, reserve.ports, reserve.toward) for host, reserve in asked] == [("one", 3, "fd77::2"), ("two", 1, "")]
+    assert (
+        told(play.says("one", wire.Reserved(attempt=0, ports=[4000, 4001, 4002], address="fd77::1")), wire.Start) == []
+    )
+    started = dict(told(play.says("two", wire.Reserved(attempt=0, ports=[5000])), wire.Start))
+    ranks = [spec["environment"] for message in started.values() for spec in message.ranks]
+    assert {rank["ENDPOINTS"] for rank in ranks} == {"[fd77::1]:4001 [fd77::1]:4002 [fd77::2]:5000"}
+    assert {(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks} == {("fd77::1", "4000")}

@@ -27,10 +27,10 @@ def plan_of(workers: int) -> WorldPlan:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_rank_has_an_address_of_its_own(workers: int) -> None:
     plan, backend = plan_of(workers), TensorflowConfig()
-    ports = [5000 + number for number in range(backend.ports(plan))]
-    told = [backend.environment(plan, rank, "10.0.0.1", ports) for rank in plan.ranks]
+    endpoints = [f"10.0.0.1:{5000 + rank}" for rank in range(workers)]
+    told = [backend.environment(plan, rank, endpoints) for rank in plan.ranks]
     assert all(list(variables) == ["TF_CONFIG"] for variables in told)
-    cluster = {"worker": [f"10.0.0.1:{5000 + rank}" for rank in range(workers)]}
+    cluster = {"worker": endpoints}
     for rank, variables in enumerate(told):
         task = {"type": "worker", "index": rank}
         assert json.loads(variables["TF_CONFIG"]) == {"cluster": cluster, "task": task}
