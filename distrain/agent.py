@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from distrain import process, wire
 from distrain.channel import Channel
 from distrain.forkserver_link import ForkServerLink
+from distrain.inspection import inspect
 from distrain.loop import Loop
+from distrain.neighbours import Neighbours
 from distrain.network import address_toward, interface_variables, network_id, ssh_address
 from distrain.ports import reserve_port
 from distrain.survey import survey
@@ -105,6 +107,7 @@ class Agent:
         self._stopping = False
         self._culprit_known = True
         self._reserved: list[socket.socket] = []
+        self._neighbours = Neighbours(self._loop, self._up.queue)
         self._reading_paused = False
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -209,6 +212,12 @@ class Agent:
                 self._loop.call_in("stacks", STACKS_PATIENCE_S, self._send_stacks)
             case wire.Upload() if message.attempt == self._attempt:
                 self._upload(message)
+            case wire.Inspect():
+                self._up.queue(inspect(message))
+            case wire.Listen():
+                self._neighbours.listen(message)
+            case wire.Reach():
+                self._neighbours.reach(message)
             case wire.Close():
                 self._loop.stop()
 
