@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distrain.plan import WorldPlan
 
 __all__ = [
+    "INSPECT_TIMEOUT_S",
     "MOST_SKEW_S",
     "PACKAGES",
     "Finding",
@@ -33,6 +34,7 @@ __all__ = [
 
 PACKAGES = ("torch", "cloudpickle")
 """Whose versions matter, beside Python's and ours."""
+INSPECT_TIMEOUT_S = 15.0
 MOST_SKEW_S = 1.0
 LEAST_DISK_BYTES = 1 << 30
 _NETWORK_VARIABLES = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
@@ -227,6 +229,7 @@ class LaunchChecks:
         self._hosts = plan.hosts
         self._pairs = Pairs(dict(zip(plan.hosts, plan.addresses, strict=True)), request.run_id)
         self._pairs_matter = _meets(request)
+        self._inspected: set[str] = set()
 
     def begin(self) -> list[tuple[str, wire.Message]]:
         """What to say to whom."""
@@ -248,6 +251,7 @@ class LaunchChecks:
         """What to say to whom now, and what is wrong."""
         match message:
             case wire.Inspected():
+                self._inspected.add(host)
                 versions = version_findings(host, message.versions, self._own)
                 return (), [*versions, *storage_findings(host, message, self._storage)]
             case wire.Listening() | wire.Reached():
@@ -255,6 +259,11 @@ class LaunchChecks:
                 return said.items(), self._blocked() if self._pairs.is_done else []
             case _:
                 return (), []
+
+    def late(self, after_s: float) -> list[Finding]:
+        """Hosts that have not said within this time what they find."""
+        text = f"it could not look at the storage {self._storage} within {after_s:g} s: does it hang there?"
+        return [Finding(host, "storage", text, is_fatal=False) for host in self._hosts if host not in self._inspected]
 
     def _blocked(self) -> list[Finding]:
         found = self._pairs.findings()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from distrain import events, process, wire
 from distrain.channel import Channel
-from distrain.checks import PACKAGES, LaunchChecks, refusal
+from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, LaunchChecks, refusal
 from distrain.errors import WireError
 from distrain.inspection import package_versions
 from distrain.job import original
@@ -229,22 +229,26 @@ class Coordinator:
         plan = self.machine.plan
         if self._checks is not None or plan is None or plan.shares_network or not self._is_training:
             return
-        self._checks = LaunchChecks(
+        checks = self._checks = LaunchChecks(
             self._request,
             plan,
             own=package_versions(PACKAGES, [os.fspath(entry) for entry in sys.path]),
             storage=str(self._store.paths.root),
             witness=str(self._store.paths.manifest),
         )
-        for name, message in self._checks.begin():
+        for name, message in checks.begin():
             self._hosts[name].send(message)
+        self._loop.call_in("checks", INSPECT_TIMEOUT_S, lambda: self._heed(checks.late(INSPECT_TIMEOUT_S)))
 
     def _checked(self, host: HostLink, message: wire.Message) -> None:
         assert self._checks is not None
         said, found = self._checks.heard(host.name, message)
         for name, answer in said:
             self._hosts[name].send(answer)
-        for finding in found:
+        self._heed(found)
+
+    def _heed(self, findings: list[Finding]) -> None:
+        for finding in findings:
             if finding.is_fatal:
                 self._happened(events.HostSaid(finding.host, wire.HostFailed(text=finding.text)))
             else:

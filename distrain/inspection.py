@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -17,11 +18,42 @@ from typing import TYPE_CHECKING
 from distrain import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from importlib.metadata import Distribution
 
-__all__ = ["inspect", "package_versions"]
+    from distrain.loop import Loop
+
+__all__ = ["Inspector", "inspect", "package_versions"]
 
 _MEMINFO = Path("/proc/meminfo")
+
+
+class Inspector:
+    """The agent's side: answers :class:`~distrain.wire.Inspect`, in a thread: a storage that hangs must not keep it
+    from anything else."""
+
+    def __init__(self, loop: Loop, say: Callable[[wire.Message], None]) -> None:
+        self._loop = loop
+        self._say = say
+
+    def inspect(self, asked: wire.Inspect) -> None:
+        answers: list[wire.Inspected] = []
+        read_fd, write_fd = os.pipe()
+
+        def work() -> None:
+            try:
+                answers.append(inspect(asked))
+            finally:
+                os.close(write_fd)
+
+        def done() -> None:
+            self._loop.forget(read_fd)
+            os.close(read_fd)
+            for answer in answers:
+                self._say(answer)
+
+        self._loop.on_readable(read_fd, done)
+        threading.Thread(target=work, name="inspect", daemon=True).start()
 
 
 def inspect(asked: wire.Inspect) -> wire.Inspected:
@@ -51,10 +83,17 @@ def package_versions(packages: Iterable[str], sys_path: Sequence[str | None]) ->
     for package in packages:
         installed = next(iter(Distribution.discover(name=package, path=path)), None)
         if installed is not None:
-            versions[package] = str(installed.version)
+            versions[package] = _version_of(installed)
         else:
             versions[package] = None if PathFinder.find_spec(package, path) is None else ""
     return versions
+
+
+def _version_of(installed: Distribution) -> str:
+    try:
+        return str(installed.version or "")
+    except Exception:  # of a package that was removed by half, in words that differ from Python to Python
+        return ""
 
 
 def _directory_problem(directory: str) -> str | None:

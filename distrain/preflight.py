@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distrain import checks, process, wire
-from distrain.checks import PACKAGES, Finding, Pairs
+from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
 from distrain.coordinator import CLOSE_TIMEOUT_S, HostLink, agent_argv
 from distrain.errors import WireError
 from distrain.inspection import package_versions
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["HERE", "Preflight", "show"]
 
 HERE = "this machine"
-INSPECT_TIMEOUT_S = 15.0
 PAIRS_TIMEOUT_S = 3 * REACH_S
 _COLUMNS = (
     *("host", "ssh", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),

@@ -248,6 +248,14 @@ def test_a_launch_hears_of_versions_and_storage() -> None:
     assert [(f.about, f.is_fatal) for f in found] == [("torch", False), ("storage", True)]
 
 
+def test_a_host_whose_storage_hangs_is_a_warning() -> None:
+    checks = launch()
+    checks.heard("two", INSPECTED)
+    [found] = checks.late(15.0)
+    assert (found.host, found.is_fatal) == ("one", False)
+    assert found.text == "it could not look at the storage /runs/run within 15 s: does it hang there?"
+
+
 def test_a_blocked_pair_ends_a_launch_whose_ranks_are_to_meet() -> None:
     assert blocked(launch()) == [("two", True)]
 
