@@ -288,7 +288,7 @@ class Preflight:
                 "cwd": "ok",
                 "storage": "ok" if self._has_storage else "",
                 "peers": "ok" if self._pairs else "",
-                "clock": f"{host.ahead_s:+.1f} s",
+                "clock": f"{round(host.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0
                 "CPUs": str(hello.cpus),
                 "RAM free": f"{_gib(min(seen.memory_free_bytes, memory))} of {_gib(memory)} GiB",
                 "disk free": f"{_gib(seen.disk_free_bytes)} GiB",
@@ -346,7 +346,7 @@ def show(preflight: Preflight, console: Console) -> None:
     for finding in preflight.findings:
         mark, style = marks[finding.is_fatal]
         text = without_controls(finding.text).replace("\n", "\n    ")
-        console.print(Text.assemble((f"{mark} {finding.host}: ", style), text), soft_wrap=True)
+        console.print(Text.assemble((f"{mark} {finding.host}: ", style), text), soft_wrap=not console.is_terminal)
     console.print(Text(_verdict(preflight, [row["host"] for row in rows]), style="bold"), soft_wrap=True)
 
 

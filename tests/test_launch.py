@@ -322,7 +322,7 @@ def test_a_script_that_is_killed_goes_on_at_its_checkpoint(launch: Launch, tmp_p
 # -- help ------------------------------------------------------------------------------------------------------------
 
 OPTIONS = [
-    "--config", "--console-ranks", "--env", "--help", "--hostfile", "--hosts", "--log-dir", "--max-failures",
+    "--check", "--config", "--console-ranks", "--env", "--help", "--hostfile", "--hosts", "--log-dir", "--max-failures",
     "--max-restarts", "--name", "--nproc-per-node", "--num-workers", "--ranks-shown", "--set", "--ssh-args", "--stacks",
     "--start-method", "--storage-path", "--use-gpu", "--version",
 ]  # fmt: skip
