@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from distrain import process, wire
 from distrain.channel import Channel
 from distrain.forkserver_link import ForkServerLink
+from distrain.inspection import Inspector
 from distrain.loop import Loop
+from distrain.neighbours import Neighbours
 from distrain.network import address_toward, interface_variables, network_id, ssh_address
 from distrain.ports import reserve_port
 from distrain.survey import survey
@@ -105,6 +107,8 @@ class Agent:
         self._stopping = False
         self._culprit_known = True
         self._reserved: list[socket.socket] = []
+        self._inspector = Inspector(self._loop, self._up.queue)
+        self._neighbours = Neighbours(self._loop, self._up.queue)
         self._reading_paused = False
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -211,6 +215,12 @@ class Agent:
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt:
                 self._order(message)
+            case wire.Inspect():
+                self._inspector.inspect(message)
+            case wire.Listen():
+                self._neighbours.listen(message)
+            case wire.Reach():
+                self._neighbours.reach(message)
             case wire.Close():
                 self._loop.stop()
 

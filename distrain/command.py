@@ -17,10 +17,11 @@ from distrain.errors import DistrainError, LaunchError, PreemptionError, Trainin
 from distrain.gpus import find_gpus
 from distrain.hostfile import total_slots
 from distrain.output import warn
+from distrain.preflight import Preflight, show
 from distrain.storage import RunPaths
 from distrain.survey import usable_cpus
 from distrain.trainer import run_work
-from distrain.transport import hosts_of
+from distrain.transport import hosts_of, order_for, ssh_args_of, transports_for
 from distrain.version import __version__
 from distrain.watch import request_stacks
 
@@ -52,6 +53,7 @@ examples:
   python -m distrain.launch --num-workers 4 train.py --epochs 3
   python -m distrain.launch --num-workers 2 --config base.json --set lr=0.1 train.py:train_func
   python -m distrain.launch --hosts alpha:4,beta:4 train.py
+  python -m distrain.launch --check --hostfile hosts.txt
   python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
 
 exit codes: 0; the exit code of the rank that failed first (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
@@ -72,6 +74,8 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
         warn(f"{', '.join(given)}: torchrun's, without effect here")
     try:
         hosts = _hosts(options)
+        if options.check:
+            return _check(options, hosts, user_path)
         work = _work(options)
         if _is_driver(work, user_path):
             _become_driver(options, parser)
@@ -141,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     shown = ("--ranks-shown", "--console-ranks")
     add(*shown, metavar="0,2-5", help="whose output is shown here (everybody's); the logs have it all")
+    add("--check", action="store_true", help="can these hosts train together? shows a table of them; runs nothing")
     add("--stacks", metavar="RUN_DIR", help="where are the ranks of a run that is at work? runs nothing")
     add("--config", metavar="FILE.json", help="the function's config, a JSON object")
     add(
@@ -369,6 +374,33 @@ def _run(work: job.Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[
         _show("cannot launch", str(error))
         return 2
     return 0
+
+
+def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Sequence[str]) -> int:
+    """0 if the hosts can train together, else 1."""
+    from rich.console import Console
+
+    scaling = ScalingConfig(ssh_args=options.ssh_args or ())
+    transports = transports_for(hosts, ssh_args_of(scaling, os.environ))
+    orders = {
+        transport.host.name: order_for(
+            transport,
+            directory=os.getcwd(),
+            sys_path=user_path,
+            environment=_variables(options.env),
+            own_environment=os.environ,
+        )
+        for transport in transports
+    }
+    preflight = Preflight(
+        transports, orders, storage_path=options.storage_path, sys_path=user_path, use_gpu=options.use_gpu
+    )
+    try:
+        preflight.run()
+    except KeyboardInterrupt:
+        return _SIGINT_EXIT
+    show(preflight, Console(highlight=False))
+    return 0 if preflight.is_fit else 1
 
 
 def _show_stacks(folder: str) -> int:

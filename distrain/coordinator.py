@@ -11,13 +11,16 @@ import os
 import platform
 import signal
 import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from distrain import events, process, wire
 from distrain.channel import Channel
+from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, LaunchChecks, refusal
 from distrain.errors import WireError
+from distrain.inspection import package_versions
 from distrain.job import original
 from distrain.ledger import Ledger
 from distrain.loop import Loop
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from distrain.storage import RunStore
     from distrain.transport import Transport
 
-__all__ = ["Coordinator"]
+__all__ = ["Coordinator", "HostLink", "agent_argv"]
 
 PING_INTERVAL_S = 5.0
 AGENT_SILENCE_S = 30.0
@@ -82,7 +85,8 @@ class Coordinator:
         self._attempt = -1
         self._patience_ends: float | None = None
         self._loop = Loop()
-        self._hosts: dict[str, _HostLink] = {}
+        self._hosts: dict[str, HostLink] = {}
+        self._checks: LaunchChecks | None = None
         self._validations = Validations(request, store, log_dir=log_dir)
         self._ledger = Ledger(
             store,
@@ -161,25 +165,17 @@ class Coordinator:
         option = "gpus" if self._request.scaling.use_gpu else "no-gpus"
         for name, transport in self._transports.items():
             try:
-                self._hosts[name] = _HostLink(self._loop, transport, self._agent_argv(transport, option))
+                self._hosts[name] = HostLink(
+                    self._loop,
+                    transport,
+                    agent_argv(transport, self._request.run_id, option, self._request.python_flags),
+                )
             except OSError as error:
                 self._happened(events.HostLost(name, f"cannot start its agent: {error}"))
                 return
             self._hosts[name].listen(self._on_frames, self._on_end)
 
-    def _agent_argv(self, transport: Transport, option: str) -> list[str]:
-        """``env`` puts the run's id where a sweep of the host can find it. A fit() in a worker is for its own host."""
-        ids = f"{process.RUN_IDS}={process.extended_run_ids(self._request.run_id)}"
-        gpus = transport.host.gpus
-        shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
-        hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
-        return transport.argv(["env", *hidden, ids, *shown, *self._program(transport, self._request.run_id, option)])
-
-    def _program(self, transport: Transport, run_id: str, option: str) -> list[str]:
-        python, flags = transport.host.python or "", self._request.python_flags
-        return process.bootstrap_argv("agent", run_id, option, python=python, flags=flags)
-
-    def _on_frames(self, host: _HostLink, frames: list[wire.Frame]) -> None:
+    def _on_frames(self, host: HostLink, frames: list[wire.Frame]) -> None:
         for frame in frames:
             try:
                 if frame.kind == wire.Hello.__name__ and not self._is_welcome(host, frame):
@@ -190,7 +186,7 @@ class Coordinator:
                 self._happened(events.HostLost(host.name, f"it does not speak our protocol: {error}"))
                 return
 
-    def _on_end(self, host: _HostLink) -> None:
+    def _on_end(self, host: HostLink) -> None:
         self._happened(events.HostLost(host.name, host.why_it_ended()))
 
     def _ping(self) -> None:
@@ -207,7 +203,7 @@ class Coordinator:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _on_message(self, host: _HostLink, message: wire.Message) -> None:
+    def _on_message(self, host: HostLink, message: wire.Message) -> None:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
@@ -239,29 +235,54 @@ class Coordinator:
                 self._on_outcome(host, message)
             case wire.Exited():
                 self._happened(events.HostSaid(host.name, message, self._ledger.reports.get(message.rank, 0)))
+            case wire.Reserved():
+                self._happened(events.HostSaid(host.name, message))
+                self._begin_checks()
+            case wire.Inspected() | wire.Listening() | wire.Reached():
+                self._checked(host, message)
             case _:
                 self._happened(events.HostSaid(host.name, message))
 
-    def _is_welcome(self, host: _HostLink, hello: wire.Frame) -> bool:
+    def _begin_checks(self) -> None:
+        """Once, when the workers are on their way: what is asked of other machines is found out while they import."""
+        plan = self.machine.plan
+        if self._checks is not None or plan is None or plan.shares_network or not self._is_training:
+            return
+        checks = self._checks = LaunchChecks(
+            self._request,
+            plan,
+            own=package_versions(PACKAGES, [os.fspath(entry) for entry in sys.path]),
+            storage="" if self._store.is_elsewhere else str(self._store.paths.root),
+            witness=str(self._store.paths.manifest),
+        )
+        for name, message in checks.begin():
+            self._hosts[name].send(message)
+        self._loop.call_in("checks", INSPECT_TIMEOUT_S, lambda: self._heed(checks.late(INSPECT_TIMEOUT_S)))
+
+    def _checked(self, host: HostLink, message: wire.Message) -> None:
+        assert self._checks is not None
+        said, found = self._checks.heard(host.name, message)
+        for name, answer in said:
+            self._hosts[name].send(answer)
+        self._heed(found)
+
+    def _heed(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            if finding.is_fatal:
+                self._happened(events.HostSaid(finding.host, wire.HostFailed(text=finding.text)))
+            else:
+                warn(f"{finding.host}: {finding.text}")
+
+    def _is_welcome(self, host: HostLink, hello: wire.Frame) -> bool:
         """Refuse an agent whose messages or pickles we may not understand; its HELLO may have other fields, too."""
-        theirs = hello.header.get("distrain")
-        python = str(hello.header.get("python"))
-        if (hello.header.get("wire"), theirs) != (wire.WIRE_VERSION, wire.DISTRAIN_VERSION):
-            text = (
-                f"it has distrain {theirs}, this machine {wire.DISTRAIN_VERSION}; "
-                f"run there: pip install distrain=={wire.DISTRAIN_VERSION}"
-            )
-        elif python.split(".")[:2] != platform.python_version().split(".")[:2]:
-            text = (
-                f"it has Python {python}, this machine {platform.python_version()}: pickles do not travel between them"
-            )
-        else:
+        refused = refusal(hello.header, platform.python_version())
+        if refused is None:
             return True
         host.drop()
-        self._happened(events.HostLost(host.name, text))
+        self._happened(events.HostLost(host.name, refused[1]))
         return False
 
-    def _on_outcome(self, host: _HostLink, outcome: wire.Outcome) -> None:
+    def _on_outcome(self, host: HostLink, outcome: wire.Outcome) -> None:
         if outcome.traceback:
             self._outputs[outcome.rank].note(outcome.traceback)
         self._ledger.handle(outcome)
@@ -436,7 +457,7 @@ class Coordinator:
     def _sweep(self, transport: Transport, run_id: str) -> None:
         """Remove what a run whose agent was lost may have left on a host."""
         with contextlib.suppress(OSError):
-            argv = transport.argv(self._program(transport, run_id, "sweep"))
+            argv = transport.argv(_program(transport, run_id, "sweep", self._request.python_flags))
             sweeper = process.spawn(argv, stderr=subprocess.DEVNULL)
             try:
                 sweeper.communicate(timeout=CLOSE_TIMEOUT_S)
@@ -451,7 +472,21 @@ class Coordinator:
                 self._sweep(transport, self._stale_run_id)
 
 
-class _HostLink:
+def agent_argv(transport: Transport, run_id: str, option: str, flags: Sequence[str]) -> list[str]:
+    """The command line, for this machine, of a host's agent. ``env`` puts the run's id where a sweep of the host can
+    find it. A fit() in a worker is for its own host."""
+    ids = f"{process.RUN_IDS}={process.extended_run_ids(run_id)}"
+    gpus = transport.host.gpus
+    shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
+    hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
+    return transport.argv(["env", *hidden, ids, *shown, *_program(transport, run_id, option, flags)])
+
+
+def _program(transport: Transport, run_id: str, option: str, flags: Sequence[str]) -> list[str]:
+    return process.bootstrap_argv("agent", run_id, option, python=transport.host.python or "", flags=flags)
+
+
+class HostLink:
     """The coordinator's end of one host: the process that carries the wire, and what came over it."""
 
     _CHATTER_KEPT = 4 << 10
@@ -477,7 +512,7 @@ class _HostLink:
         os.set_blocking(self._stderr.fileno(), False)
 
     def listen(
-        self, on_frames: Callable[[_HostLink, list[wire.Frame]], None], on_end: Callable[[_HostLink], None]
+        self, on_frames: Callable[[HostLink, list[wire.Frame]], None], on_end: Callable[[HostLink], None]
     ) -> None:
         def receive(frames: list[wire.Frame]) -> None:
             if frames:
@@ -503,6 +538,11 @@ class _HostLink:
     def last_heard(self) -> float:
         return self._channel.heard_at
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of ssh, or of what it ran; None before its end."""
+        return self._process.returncode
+
     def send(self, message: wire.Message) -> None:
         if not self.dropped:
             self._channel.queue(message)
@@ -516,18 +556,24 @@ class _HostLink:
 
     def why_it_ended(self) -> str:
         """The connection is at its end: how, and what was said before."""
+        how, said = self.how_it_ended()
         if self._channel.broken is not None:
-            return f"it does not speak our protocol: {self._channel.broken}"
+            return how
+        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
+        hint = "" if self.greeted else _HINTS.get(self._process.returncode, "")
+        return f"its agent has ended: {how}{hint}{command}" + (f"; last words:\n{said}" if said else "")
+
+    def how_it_ended(self) -> tuple[str, str]:
+        """In a few words, and all that was said beside the wire."""
+        if self._channel.broken is not None:
+            return f"it does not speak our protocol: {self._channel.broken}", ""
         try:
             code = self._process.wait(timeout=1.0)
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
             how = "its connection was closed"
         self._read_stderr()
-        said = (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
-        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
-        hint = "" if self.greeted else _HINTS.get(self._process.returncode, "")
-        return f"its agent has ended: {how}{hint}{command}" + (f"; last words:\n{said}" if said else "")
+        return how, (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
 
     def wait_for_end(self, deadline: float) -> bool:
         """Let the agent finish. False if it was lost before, or had to be killed: the host may need a sweep."""

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-__all__ = ["address_toward", "interface_variables", "network_id", "ssh_address"]
+__all__ = ["address_toward", "interface_of", "interface_variables", "network_id", "ssh_address"]
 
 _ANY_PORT = 9
 
@@ -38,16 +38,21 @@ def address_toward(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def interface_of(address: str) -> str:
+    """The interface that has this address of ours. Raises OSError if none has."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return str(name)
+    raise OSError(f"no interface has the address {address}")
+
+
 def interface_variables(peer: str) -> dict[str, str]:
     """What ties the collectives to the interface over which ``peer`` is reached.
 
     Gloo binds to loopback when the host's name does not resolve, and its peers then wait for minutes; NCCL takes the
     first interface that looks usable. Raises OSError if there is no way to ``peer``.
     """
-    import psutil
-
-    own = address_toward(peer)
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == own for entry in addresses):
-            return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # '=': not also eth10 for eth1
-    raise OSError(f"no interface has the address {own}")
+    name = interface_of(address_toward(peer))
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # '=': not also eth10 for eth1

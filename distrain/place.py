@@ -197,6 +197,10 @@ class Place:
         return self.url.rstrip("/").rpartition("/")[2]
 
     @property
+    def parent(self) -> Place:
+        return replace(self, url=self.url.rstrip("/").rpartition("/")[0])
+
+    @property
     def is_of_this_process(self) -> bool:
         """Whether other processes cannot get at it: ``memory://``, or a filesystem that cannot be pickled."""
         if _protocol(self.filesystem) == "memory":

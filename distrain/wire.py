@@ -37,8 +37,12 @@ __all__ = [
     "Grant",
     "Hello",
     "HostFailed",
+    "Inspect",
+    "Inspected",
     "Joined",
     "Kept",
+    "Listen",
+    "Listening",
     "Listens",
     "Met",
     "Message",
@@ -50,6 +54,8 @@ __all__ = [
     "Ping",
     "Prepare",
     "Publish",
+    "Reach",
+    "Reached",
     "Release",
     "Remove",
     "Reported",
@@ -370,6 +376,72 @@ class HostFailed(Message):
     """Agent: this host cannot go on."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect(Message):
+    """Coordinator: what would the workers of this host find? Answered by :class:`Inspected`.
+
+    directory, sys_path: theirs. packages: installed ones, whose versions matter. storage: a directory in which a file
+    is to be written and deleted, and in which ``witness`` is a file that holds ``nonce``, if it is the one that the
+    coordinator's machine has; empty: there is none to look at.
+    """
+
+    directory: str
+    sys_path: list[str | None]
+    packages: list[str]
+    storage: str = ""
+    witness: str = ""
+    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected(Message):
+    """Agent: the answer. ``versions``: None for a package that is not there, empty for one that does not say.
+    ``received`` and ``sent``: when, in seconds since the epoch by this host's clock. Bytes are 0 where unknown."""
+
+    received: float
+    sent: float
+    versions: dict[str, str | None]
+    directory_problem: str | None
+    storage_problem: str | None
+    disk_free_bytes: int
+    memory_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen(Message):
+    """Coordinator: let the other hosts connect to this one for some seconds, at ``address``, or where that is empty at
+    the address that this host has ``toward`` another. Answered by :class:`Listening`."""
+
+    address: str
+    toward: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening(Message):
+    """Agent: where it listens, or why it cannot (``failed``)."""
+
+    address: str = ""
+    port: int = 0
+    interface: str = ""
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach(Message):
+    """Coordinator: connect to each of these hosts, ``[address, port]`` by name, and see whether ``nonce`` comes back.
+    Answered by :class:`Reached`."""
+
+    peers: dict[str, tuple[str, int]]
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached(Message):
+    """Agent: which hosts could not be reached, and why."""
+
+    failed: dict[str, str]
 
 
 # -- worker and coordinator ------------------------------------------------------------------------------------------

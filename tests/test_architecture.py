@@ -25,13 +25,14 @@ ROOT = Path(distrain.__file__).parent
 FLOORS = [
     "version", "absent", "errors", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
-    "backend", "main_module", "job", "events", "machine",
-    "loop", "channel", "process", "ports", "network", "transport", "cgroup", "gpus", "survey", "output", "place",
+    "backend", "main_module", "job", "events", "checks", "machine",
+    "loop", "channel", "process", "ports", "network", "transport", "cgroup", "gpus", "survey",
+    "inspection", "neighbours", "output", "place",
     "checkpoint", "storage", "runlock", "uploads", "keeper", "result", "reported", "metrics",
     "context", "session", "collective", "execution", "validations", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",
     "stores", "manifest", "validator", "coordinator",
-    "desk", "outer", "local", "trainer",
+    "desk", "outer", "local", "trainer", "preflight",
     "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
     "torch.sampler", "torch.reproducibility", "torch.data",
     "tensorflow.checkpoint", "tensorflow.config", "tensorflow.trainer", "tensorflow.data", "tensorflow.keras",
@@ -43,7 +44,7 @@ FLOORS = [
 PROGRAMS = {"agent", "forkserver", "uploader", "validator", "worker", "coordinator"}
 THINKING = [
     "errors", "states", "hostfile", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives",
-    "stacks", "stopping", "retries", "events", "machine",
+    "stacks", "stopping", "retries", "events", "checks", "machine",
 ]  # fmt: skip
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
 

@@ -346,7 +346,7 @@ def test_a_script_or_module_that_calls_fit_itself_runs_once(launch: Launch, tmp_
 # -- help ------------------------------------------------------------------------------------------------------------
 
 OPTIONS = [
-    "--config", "--console-ranks", "--env", "--help", "--hostfile", "--hosts", "--log-dir", "--max-failures",
+    "--check", "--config", "--console-ranks", "--env", "--help", "--hostfile", "--hosts", "--log-dir", "--max-failures",
     "--max-restarts", "--name", "--nproc-per-node", "--num-workers", "--ranks-shown", "--set", "--ssh-args", "--stacks",
     "--start-method", "--storage-path", "--use-gpu", "--version",
 ]  # fmt: skip

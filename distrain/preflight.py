@@ -1,0 +1,391 @@
+"""Whether hosts are fit to train together: all of them looked at, at once, and one table. Runs in: coordinator.
+
+``python -m distrain.launch --check``. Every host gets an agent, as for a run, that starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain import checks, process, wire
+from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
+from distrain.coordinator import CLOSE_TIMEOUT_S, HostLink, agent_argv
+from distrain.errors import WireError
+from distrain.inspection import package_versions
+from distrain.loop import Loop
+from distrain.machine import CONNECT_TIMEOUT_S
+from distrain.neighbours import REACH_S
+from distrain.output import without_controls
+from distrain.storage import choose_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from distrain.hosts import HostOrder
+    from distrain.transport import Transport
+
+__all__ = ["HERE", "Preflight", "show"]
+
+HERE = "this machine"
+PAIRS_TIMEOUT_S = 3 * REACH_S
+_COLUMNS = (
+    *("host", "ssh", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),
+    *("CPUs", "RAM free", "disk free", "GPUs"),
+)
+_LOOPBACK = "127.0.0.1"
+_SSH_FAILED = 255
+_WORDS_SHOWN = 3
+
+
+@dataclass(slots=True)
+class _Host:
+    """One host, and what it has said so far."""
+
+    transport: Transport
+    order: HostOrder
+    link: HostLink | None = None
+    began: float = 0.0
+    greeted_in_s: float | None = None
+    versions: dict[str, str | None] = field(default_factory=dict)
+    hello: wire.Hello | None = None
+    asked: float = 0.0
+    inspected: wire.Inspected | None = None
+    ahead_s: float = 0.0
+    listening: wire.Listening | None = None
+    failed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.transport.host.name
+
+    @property
+    def is_settled(self) -> bool:
+        return self.failed or self.inspected is not None
+
+
+class Preflight:
+    """One look at all hosts. After :meth:`run`, ``findings`` is what is wrong, and ``rows`` what there is."""
+
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        orders: Mapping[str, HostOrder],
+        *,
+        storage_path: str | None,
+        sys_path: Sequence[str],
+        python_flags: Sequence[str] = (),
+        use_gpu: bool = False,
+    ) -> None:
+        self.findings: list[Finding] = []
+        self._hosts = {t.host.name: _Host(t, orders[t.host.name]) for t in transports}
+        self._storage = choose_run(storage_path, None).parent
+        self._own = package_versions(PACKAGES, sys_path)
+        self._flags = python_flags
+        self._use_gpu = use_gpu
+        self._id = uuid.uuid4().hex
+        self._witness = self._storage / f".distrain-check-{self._id}"
+        self._has_storage = False
+        self._on_hosts = isinstance(self._storage, Path)  # else each uploader tries it when a run begins
+        self._pairs: Pairs | None = None
+        self._loop = Loop()
+
+    @property
+    def is_fit(self) -> bool:
+        return not any(finding.is_fatal for finding in self.findings)
+
+    def run(self) -> None:
+        """Takes as long as the slowest host; whatever is raised, nothing is left."""
+        try:
+            self._put_witness()
+            self._loop.call_in("connect", CONNECT_TIMEOUT_S, lambda: self._give_up(CONNECT_TIMEOUT_S))
+            for host in self._hosts.values():
+                self._connect(host)
+            while not all(host.is_settled for host in self._hosts.values()):
+                self._loop.step()
+            self._check_pairs()
+        finally:
+            self._close()
+        order = {name: number for number, name in enumerate((HERE, *self._hosts))}
+        self.findings.sort(key=lambda finding: (not finding.is_fatal, order[finding.host]))
+
+    def _put_witness(self) -> None:
+        try:
+            if isinstance(self._witness, Path):
+                self._witness.parent.mkdir(parents=True, exist_ok=True)
+                self._witness.write_text(self._id)
+            else:
+                self._witness.write(self._id.encode())
+            self._has_storage = True
+        except OSError as error:
+            why = error.strerror or error
+            text = f"the storage {self._storage} cannot be used: {why}; name another with --storage-path"
+            self.findings.append(Finding(HERE, "storage", text))
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._witness.unlink() if isinstance(self._witness, Path) else self._witness.remove()
+        links = [host.link for host in self._hosts.values() if host.link is not None]
+        for link in links:
+            link.send(wire.Close())
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for link in links:
+            link.wait_for_end(deadline)
+        self._loop.close()
+
+    # -- one host -------------------------------------------------------------------------------------------------
+
+    def _connect(self, host: _Host) -> None:
+        host.began = time.monotonic()
+        try:
+            host.link = HostLink(self._loop, host.transport, agent_argv(host.transport, self._id, "gpus", self._flags))
+        except OSError as error:
+            self._fail(host, "ssh", f"its agent cannot be started: {error}")
+            return
+        host.link.listen(lambda link, frames: self._on_frames(host, frames), lambda link: self._on_end(host, link))
+
+    def _on_end(self, host: _Host, link: HostLink) -> None:
+        how, said = link.how_it_ended()
+        words = _last_words(said)
+        if host.hello is not None:
+            self._fail(host, "ssh", f"its agent has ended: {how}{words}")
+        elif link.exit_code == _SSH_FAILED:
+            command = process.describe(host.transport.argv(["true"]))
+            self._fail(host, "ssh", f"ssh does not get there{words}; this must work without a question: {command}")
+        else:
+            python = host.transport.host.python or sys.executable
+            text = f"{python} does not start distrain there, {how}{words}; install distrain=={wire.DISTRAIN_VERSION}"
+            self._fail(host, "python", f"{text} for it, or name another interpreter: python= in the hostfile")
+
+    def _on_frames(self, host: _Host, frames: list[wire.Frame]) -> None:
+        for frame in frames:
+            if host.failed:
+                return
+            try:
+                if frame.kind == wire.Hello.__name__ and not self._is_welcome(host, frame):
+                    return
+                self._on_message(host, frame.message())
+            except WireError as error:
+                self._fail(host, "ssh", f"it does not speak our protocol: {error}")
+
+    def _is_welcome(self, host: _Host, hello: wire.Frame) -> bool:
+        host.greeted_in_s = time.monotonic() - host.began
+        host.versions = {name: str(hello.header.get(name)) for name in ("python", "distrain")}
+        refused = checks.refusal(hello.header, platform.python_version())
+        if refused is not None:
+            self._fail(host, *refused)
+        return refused is None
+
+    def _on_message(self, host: _Host, message: wire.Message) -> None:
+        match message:
+            case wire.Hello():
+                host.hello = message
+                self._inspect(host)
+            case wire.Inspected():
+                self._on_inspected(host, message)
+            case wire.Listening() | wire.Reached() if self._pairs is not None:
+                if isinstance(message, wire.Listening):
+                    host.listening = message
+                self._tell(self._pairs.heard(host.name, message))
+
+    def _inspect(self, host: _Host) -> None:
+        shared = self._has_storage and self._on_hosts
+        storage, witness = (str(self._storage), str(self._witness)) if shared else ("", "")
+        host.asked = time.time()
+        asked = wire.Inspect(
+            directory=host.order.directory,
+            sys_path=list(host.order.sys_path),
+            packages=list(PACKAGES),
+            storage=storage,
+            witness=witness,
+            nonce=self._id,
+        )
+        self._tell({host.name: asked})
+        late = f"it has not answered within {INSPECT_TIMEOUT_S:g} s: does {storage} or {asked.directory} hang there?"
+        name = f"inspect {host.name}"
+        self._loop.call_in(
+            name, INSPECT_TIMEOUT_S, lambda: None if host.is_settled else self._fail(host, "storage", late)
+        )
+
+    def _on_inspected(self, host: _Host, message: wire.Inspected) -> None:
+        assert host.hello is not None
+        now = time.time()
+        host.inspected = message
+        host.versions |= message.versions
+        host.ahead_s = ((message.received - host.asked) + (message.sent - now)) / 2
+        uncertain_s = max(0.0, (now - host.asked) - (message.sent - message.received)) / 2
+        name, storage = host.name, str(self._storage)
+        self.findings += [
+            *checks.version_findings(name, message.versions, self._own),
+            *checks.directory_findings(name, message, host.order.directory),
+            *checks.storage_findings(name, message, storage),
+            *checks.disk_findings(name, message, storage),
+            *checks.clock_findings(name, host.ahead_s, uncertain_s),
+        ]
+        slots, gpus = host.order.slots or 1, len(host.hello.gpus or ())
+        if self._use_gpu and gpus < slots:
+            text = f"it has {gpus} usable GPUs for {slots} slots; lower slots= in the hostfile, or look at its driver"
+            self.findings.append(Finding(name, "GPUs", text))
+
+    def _fail(self, host: _Host, about: str, text: str) -> None:
+        host.failed = True
+        self.findings.append(Finding(host.name, about, text))
+        if host.link is not None:
+            host.link.drop()
+        if self._pairs is not None:
+            self._tell(self._pairs.lost(host.name))
+
+    def _give_up(self, after_s: float) -> None:
+        for host in self._hosts.values():
+            if host.greeted_in_s is None and not host.failed:
+                self._fail(host, "ssh", f"no answer within {after_s:g} s")
+
+    def _tell(self, said: Mapping[str, wire.Message]) -> None:
+        for name, message in said.items():
+            link = self._hosts[name].link
+            assert link is not None
+            link.send(message)
+
+    # -- all of them ----------------------------------------------------------------------------------------------
+
+    def _check_pairs(self) -> None:
+        greeted = {host.name: host.hello for host in self._hosts.values() if not host.failed and host.hello}
+        if len(greeted) < 2:
+            return
+        networks = {hello.network for hello in greeted.values()}
+        is_one = len(networks) == 1 and networks != {""}
+        local = [host.name for host in self._hosts.values() if host.order.is_local]
+        addresses = {
+            name: _LOOPBACK if is_one else "" if name in local else hello.address for name, hello in greeted.items()
+        }
+        self._pairs = Pairs(addresses, self._id)
+        self._tell(self._pairs.begin())
+        late: list[str] = []
+        self._loop.call_in("pairs", PAIRS_TIMEOUT_S, lambda: late.append("late"))
+        while not self._pairs.is_done and not late:
+            self._loop.step()
+        self.findings += self._pairs.findings()
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    def rows(self) -> list[dict[str, str]]:
+        """By column, for each host in turn, with this machine as the first."""
+        here = {"host": HERE, "python": platform.python_version(), "distrain": wire.DISTRAIN_VERSION}
+        here |= {name: _version(version) for name, version in self._own.items()}
+        here["storage"] = "ok" if self._has_storage else ""
+        return [here, *(self._row(host) for host in self._hosts.values())]
+
+    def _row(self, host: _Host) -> dict[str, str]:
+        row = {"host": host.name, **{name: _version(version) for name, version in host.versions.items()}}
+        if host.greeted_in_s is not None:
+            row["ssh"] = "not needed" if host.order.is_local else f"{host.greeted_in_s:.2f} s"
+        if (hello := host.hello) is not None and (seen := host.inspected) is not None:
+            memory = hello.memory_bytes
+            row |= {
+                "cwd": "ok",
+                "storage": ("ok" if self._on_hosts else "not tried") if self._has_storage else "",
+                "peers": "ok" if self._pairs else "",
+                "clock": f"{round(host.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0
+                "CPUs": str(hello.cpus),
+                "RAM free": f"{_gib(min(seen.memory_free_bytes, memory))} of {_gib(memory)} GiB",
+                "disk free": f"{_gib(seen.disk_free_bytes)} GiB",
+                "GPUs": _gpus([gpu["name"] for gpu in hello.gpus or ()]),
+            }
+        if (said := host.listening) is not None:
+            row["address"] = f"{said.address} {said.interface}"
+        return row
+
+
+def _version(version: str | None) -> str:
+    return "none" if version is None else version or "?"
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 2**30:.{0 if amount >= 10 << 30 else 1}f}"
+
+
+def _gpus(names: Sequence[str]) -> str:
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "none"
+
+
+def _last_words(said: str) -> str:
+    """What explains an end: of a traceback the last line, else the last few."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    shown = lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines[-_WORDS_SHOWN:]
+    return ": " + " / ".join(shown) if shown else ""
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+def show(preflight: Preflight, console: Console) -> None:
+    """The table, as many of them below each other as the width asks for, and what is wrong, in words."""
+    from rich.text import Text
+
+    rows = preflight.rows()
+    marks = {True: ("x" if console.options.ascii_only else "✗", "bold red"), False: ("!", "yellow")}
+    marked: dict[tuple[str, str], bool] = {}
+    for finding in preflight.findings:
+        marked[finding.host, finding.about] = finding.is_fatal or marked.get((finding.host, finding.about), False)
+
+    def cell(row: Mapping[str, str], column: str) -> Text:
+        is_fatal = marked.get((row["host"], column))
+        value = row.get(column, "")
+        if is_fatal is None:
+            return Text(value)
+        mark, style = marks[is_fatal]
+        return Text(mark if value in ("", "ok") else f"{mark} {value}", style=style)
+
+    cells = {column: [cell(row, column) for row in rows] for column in _COLUMNS}
+    for table in _tables(console, {column: texts for column, texts in cells.items() if any(texts)}):
+        console.print(table)
+        console.print()
+    for finding in preflight.findings:
+        mark, style = marks[finding.is_fatal]
+        text = without_controls(finding.text).replace("\n", "\n    ")
+        console.print(Text.assemble((f"{mark} {finding.host}: ", style), text), soft_wrap=not console.is_terminal)
+    console.print(Text(_verdict(preflight, [row["host"] for row in rows]), style="bold"), soft_wrap=True)
+
+
+def _tables(console: Console, cells: Mapping[str, Sequence[Text]]) -> list[Table]:
+    """Each begins with the host's name, and takes columns until it is as wide as the console."""
+    unbounded = console.options.update(max_width=10_000)
+    first, *rest = cells
+    tables, columns = [], [first]
+    for column in rest:
+        wider = console.measure(_table(cells, [*columns, column]), options=unbounded).maximum
+        if len(columns) > 1 and wider > console.width:
+            tables.append(_table(cells, columns))
+            columns = [first]
+        columns.append(column)
+    return [*tables, _table(cells, columns)]
+
+
+def _table(cells: Mapping[str, Sequence[Text]], columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in zip(*(cells[column] for column in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _verdict(preflight: Preflight, names: Sequence[str]) -> str:
+    """``names``: this machine's and those of the hosts."""
+    bad = {finding.host for finding in preflight.findings if finding.is_fatal}
+    if bad:
+        return f"cannot train like this: {', '.join(name for name in names if name in bad)}"
+    return "this host can train" if len(names) == 2 else f"{len(names) - 1} hosts can train together"
