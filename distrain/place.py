@@ -110,7 +110,7 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place
     if separator and scheme in ("file", "local"):
         return Path(os.path.abspath(rest))
     if is_url(text):
-        place = Place(text.rstrip("/"))
+        place = Place(text.rstrip("/") if rest.strip("/") else f"{scheme}://")
         _ = place.filesystem  # a name that no filesystem has is known at once
         return place
     return Path(os.path.abspath(Path(text).expanduser()))
@@ -207,8 +207,14 @@ class Place:
             return True
         return False
 
+    @property
+    def parent(self) -> Place:
+        """What it is in."""
+        above = self.url.rpartition("/")[0]
+        return replace(self, url=f"{above}/" if above.endswith(":/") else above)
+
     def __truediv__(self, name: str) -> Place:
-        return replace(self, url=f"{self.url}/{name}")
+        return replace(self, url=f"{self.url}{name}" if self.url.endswith("://") else f"{self.url}/{name}")
 
     def __str__(self) -> str:
         return self.url
@@ -282,15 +288,19 @@ class Place:
 
         def rm(fs: AbstractFileSystem, path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
-                fs.rm(path, recursive=True)
+                if has_magic(path):
+                    _remove_one_by_one(fs, path)
+                else:
+                    fs.rm(path, recursive=True)
+
+        from fsspec.core import has_magic
 
         self._try("delete", rm)
 
     def _make_parent(self) -> None:
         """Filesystems with real directories want them; object stores take this for the bucket, and need none."""
         if _protocol(self.filesystem) not in _WITHOUT_DIRECTORIES:
-            parent = replace(self, url=self.url.rpartition("/")[0])
-            parent._try("make", lambda fs, path: fs.makedirs(path, exist_ok=True))
+            self.parent._try("make", lambda fs, path: fs.makedirs(path, exist_ok=True))
 
     # -- trying ---------------------------------------------------------------------------------------------------
 
@@ -321,6 +331,15 @@ class Place:
 
 
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})
+
+
+def _remove_one_by_one(fs: AbstractFileSystem, path: str) -> None:
+    """What fsspec's rm() does, which takes such a name for a pattern, and deletes all that it matches."""
+    for name, info in sorted(fs.find(path, withdirs=True, detail=True).items(), reverse=True):
+        if info["type"] != "directory":
+            fs.rm_file(name)
+        elif _protocol(fs) not in _WITHOUT_DIRECTORIES:
+            fs.rmdir(name)
 
 
 def _version(info: dict[str, Any]) -> str:

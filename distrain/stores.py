@@ -86,7 +86,7 @@ class RemoteStore(RunStore):
 
     @property
     def storage_path(self) -> str:
-        return self._run.url.rpartition("/")[0]
+        return self._run.parent.url
 
     @property
     def filesystem(self) -> str:

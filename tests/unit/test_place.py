@@ -87,6 +87,15 @@ def test_a_url_is_a_place_and_stays_as_it_was_written() -> None:
     assert str(found / "x") == "memory://runs/x"
 
 
+def test_the_root_of_a_filesystem_is_a_place_too() -> None:
+    found = locate("memory://")
+    assert isinstance(found, Place)
+    assert str(found) == "memory://"
+    assert (str(found / "run"), (found / "run").name, (found / "run").path) == ("memory://run", "run", "/run")
+    assert (found / "run").parent == found
+    assert str((found / "run" / "x").parent) == "memory://run"
+
+
 def test_a_protocol_that_nobody_knows_is_said_at_once() -> None:
     with pytest.raises(OSError, match="nosuch://bucket: Protocol not known: nosuch"):
         locate("nosuch://bucket")
@@ -132,6 +141,18 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     from pyarrow.fs import SubTreeFileSystem
 
     return Place("runs/run", ArrowFSWrapper(SubTreeFileSystem(str(tmp_path), ArrowsLocalFileSystem())))
+
+
+@pytest.mark.parametrize("name", ["c*", "c?", "c[1]", "[c]1"])
+def test_a_name_that_looks_like_a_pattern_is_a_name(root: Place, name: str) -> None:
+    (root / "c1" / "x").write(b"1")
+    (root / name / "deep" / "x").write(b"2")
+    (root / name / "y").write(b"3")
+    (root / name / "y").remove()
+    assert list(root.files()) == sorted([f"{name}/deep/x", "c1/x"])
+    (root / name).remove()
+    (root / name).remove()
+    assert (root.names(), list(root.files())) == (["c1"], ["c1/x"])
 
 
 def test_what_is_written_can_be_read_listed_and_removed(root: Place, tmp_path: Path) -> None:
