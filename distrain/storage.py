@@ -596,6 +596,12 @@ class RunStore:
     def settle(self) -> None:
         """Wait until nothing is under way."""
 
+    def abandon(self) -> None:
+        """Nobody waits for what is under way: it may or may not arrive."""
+
+    def tell_wait(self) -> None:
+        """Say what is under way, as it takes its time."""
+
     def detach(self) -> None:
         """The loop ends."""
 

@@ -20,7 +20,7 @@ from distrain import process, wire
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.errors import StorageError
 from distrain.keeper import Keeper
-from distrain.output import warn
+from distrain.output import say, warn
 from distrain.place import Place, encode_filesystem, own_temporary_directory
 from distrain.runlock import RunLock
 from distrain.storage import (
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from distrain.rounds import Commit
 
 __all__ = ["RemoteStore", "open_run"]
+
+_INTERRUPTED = "the wait for the storage was interrupted"
 
 
 def open_run(storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None) -> RunStore:
@@ -72,6 +74,7 @@ class RemoteStore(RunStore):
         self._used: set[str] = set()
         self._held: RunLock | None = None
         self._broken: str | None = None
+        self._abandoned = False
         try:
             self.is_of_this_process = run.is_of_this_process
             spool = _spool_of(run)
@@ -209,8 +212,19 @@ class RemoteStore(RunStore):
         return not self._waiting
 
     def settle(self) -> None:
-        if self._link is not None:
-            self._link.settle()
+        try:
+            if self._link is not None:
+                self._link.settle(self.tell_wait)
+        except KeyboardInterrupt:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def tell_wait(self) -> None:
+        """For whoever wonders why fit() does not end."""
+        say(f"waiting for {self._run} to take what has not arrived there yet; Ctrl-C ends the waiting")
 
     def detach(self) -> None:
         if self._link is not None:
@@ -297,12 +311,20 @@ class RemoteStore(RunStore):
 
     def close(self) -> None:
         """Bring the last news there, and give the directory free. The spool stays if that cannot be done."""
-        kept = self._bring_last_news() if self._link or self._here else None
-        if self._link is not None:
-            self._link.close()
+        kept: str | None = _INTERRUPTED
+        try:
+            if not self._abandoned:
+                kept = self._bring_last_news() if self._link or self._here else None
+        finally:
+            if self._link is not None:
+                self._link.close()
+            self._give_free(kept)
+
+    def _give_free(self, kept: str | None) -> None:
         try:
             super().close()
-            self._release()
+            if not self._abandoned:  # else it is free when this process has ended, or in a while
+                self._release()
         finally:
             if kept is None:
                 shutil.rmtree(self.paths.root, ignore_errors=True)

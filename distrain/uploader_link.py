@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ _NEWS = (wire.Notice, wire.HostFailed)
 _REPEATABLE = (wire.Publish, wire.Amend, wire.Remove, wire.Mirror)
 """Orders that may be carried out twice."""
 _MOST_DEATHS = 3
+_SLOW_S = 5.0
 _FLUSH_S = 0.1
 """How long to wait before writing on what the kernel did not take yet."""
 
@@ -91,9 +94,13 @@ class UploaderLink:
         if self._process is not None:
             self._channel.detach()
 
-    def settle(self) -> None:
-        """Wait until every order is answered."""
+    def settle(self, slow: Callable[[], None]) -> None:
+        """Wait until every order is answered. Calls ``slow`` once if that takes some seconds."""
+        told_at = time.monotonic() + _SLOW_S
         while self._open:
+            if time.monotonic() >= told_at:
+                told_at = math.inf
+                slow()
             self._channel.flush()
             frames = self._channel.wait(_FLUSH_S)
             if frames or self._channel.at_end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -318,6 +319,29 @@ def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_g
     assert one_fit(train, {}, name="run").return_value == 1
     steps = [json.loads(line)["metrics"]["step"] for line in bucket.read("run", "metrics.jsonl").splitlines()]
     assert sorted(steps) == [0, 0, 1, 1, 1, 1, 2, 2], "what was reported while the storage was gone is there, too"
+
+
+def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go = tmp_path / "go"
+
+    def silence_and_stop() -> None:
+        wait_until(lambda: bucket.committed("run"), what="a checkpoint")
+        [keeper] = [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
+        bucket.door.hold()
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            with contextlib.suppress(psutil.TimeoutExpired):
+                keeper.wait(timeout=4)
+                return
+
+    with pytest.raises(KeyboardInterrupt), Waiter(go, silence_and_stop):
+        one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
+    assert not [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
+    assert "the wait for the storage was interrupted" in capsys.readouterr().err
+    bucket.door.open()
+    assert bucket.committed("run") == ["checkpoint_000000"]
 
 
 class Waiter:
