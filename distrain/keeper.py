@@ -65,7 +65,8 @@ class Keeper:
         """See whether we can write, read and delete there. Raises OSError."""
         self._run = self._run or Place(order.url, decode_filesystem(order.filesystem))
         self._opened = order
-        probe = replace(self._run, patience_s=OPENING_PATIENCE_S) / f".probe-{uuid.uuid4().hex}"
+        run = self._run if order.again else replace(self._run, patience_s=OPENING_PATIENCE_S)
+        probe = run / f".probe-{uuid.uuid4().hex}"
         probe.write(b"distrain")
         if probe.read() != b"distrain":
             raise OSError(f"what was written to {probe} does not come back")

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distrain import process, wire
@@ -52,11 +53,11 @@ class UploaderLink:
 
     def order(self, order: wire.Message) -> None:
         if isinstance(order, wire.OpenStorage):
-            self._opening = order
+            self._opening = replace(order, again=True)
         try:
             if self._process is None:
                 self._start()
-                if self._opening is not None and order is not self._opening:
+                if self._opening is not None and not isinstance(order, wire.OpenStorage):
                     self._send(self._opening)
         except OSError as error:
             self._open.append(order)

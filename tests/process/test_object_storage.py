@@ -32,6 +32,7 @@ from distrain import (
     runlock,
 )
 from distrain.errors import CheckpointError, ControllerError, WorkerGroupError
+from distrain.place import OPENING_PATIENCE_S
 from tests.conftest import wait_until
 from tests.process.bucket import BUCKET, Bucket, Door, moto_server
 
@@ -293,6 +294,26 @@ def test_a_trouble_that_passes_costs_only_time(
         result = one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
     assert result.return_value == 0
     assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
+
+
+def loses_the_network(config: dict[str, Any]) -> int:
+    """Fail after the first checkpoint, as soon as there is a file."""
+    if distrain.get_checkpoint() is None:
+        train({"steps": 1})
+        distrain.get_all_reported_checkpoints()
+        wait_for(Path(config["until"]))
+        raise RuntimeError("on purpose")
+    return train({"steps": 2})
+
+
+def test_a_trouble_that_costs_an_attempt_does_not_cost_the_run(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    away_s = OPENING_PATIENCE_S + 5.0
+    with Waiter(go, lambda: (bucket.door.shut(), go.touch(), time.sleep(away_s), bucket.door.open())):
+        retried = FailureConfig(max_failures=1)
+        result = one_fit(loses_the_network, {"until": str(go)}, name="run", failure_config=retried)
+    assert result.return_value == 1
+    assert bucket.committed("run") == ["checkpoint_000000", "checkpoint_000001"]
 
 
 def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_go_on(
