@@ -109,6 +109,7 @@ class Checkpoint:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # nobody keeps the shared lock without a complete directory
                 if not complete.exists():
                     shutil.rmtree(folder, ignore_errors=True)
+                    (folder / "files").mkdir(parents=True)  # also for a checkpoint without files
                     self._download(place, folder / "files")
                     complete.touch()
             try:
