@@ -100,7 +100,7 @@ class Keeper:
             target.put(source / path, path)
             return crc32_of(source / path)
 
-        return put if order.source else lambda path: _crc32_elsewhere(target / path)
+        return put if order.source else lambda path: (target / path).crc32()
 
     def _publish(self, order: wire.Publish) -> None:
         """Look whether all files are there, and write the manifest, which makes them a checkpoint."""
@@ -172,10 +172,3 @@ class Keeper:
 
 def _each(take: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:
     return [(path, *take(path)) for path in paths]
-
-
-def _crc32_elsewhere(place: Place) -> tuple[int, int]:
-    size = crc = 0
-    for data in place.chunks():
-        size, crc = size + len(data), zlib.crc32(data, crc)
-    return size, crc

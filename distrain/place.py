@@ -12,6 +12,7 @@ import os
 import pickle
 import tempfile
 import time
+import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -264,6 +265,13 @@ class Place:
         with self._try("read", lambda fs, path: fs.open(path, "rb", block_size=size)) as file:
             while data := file.read(size):
                 yield data
+
+    def crc32(self) -> tuple[int, int]:
+        """Size in bytes and crc32 of the content, all of which is read."""
+        size = crc = 0
+        for data in self.chunks():
+            size, crc = size + len(data), zlib.crc32(data, crc)
+        return size, crc
 
     # -- writing --------------------------------------------------------------------------------------------------
 

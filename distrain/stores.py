@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from distrain.loop import Loop
     from distrain.rounds import Commit
 
-__all__ = ["RemoteStore", "open_run"]
+__all__ = ["RemoteStore", "damage_elsewhere", "open_run"]
 
 _INTERRUPTED = "the wait for the storage was interrupted"
 
@@ -143,13 +143,9 @@ class RemoteStore(RunStore):
         intact = []
         for folder in folders:
             text = (self._run / folder / MANIFEST_FILE).read()
-            try:
-                said = json.loads(text)
-                damage = _damage_of(said, files[folder])
-            except (ValueError, KeyError, TypeError) as error:
-                damage = f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
+            damage = _damage_of(self._run / folder, text, files[folder])
             if damage is None:
-                intact.append((folder, said))
+                intact.append((folder, json.loads(text)))
             else:
                 (self._run / folder / DAMAGED_FILE).write(text)
                 (self._run / folder / MANIFEST_FILE).remove()
@@ -361,17 +357,33 @@ def _spool_of(run: Place) -> Path:
     return folder / run.name
 
 
-def _damage_of(manifest: Mapping[str, Any], present: Mapping[str, tuple[int, str]]) -> str | None:
-    """What is wrong with a checkpoint elsewhere, by its manifest and a listing; metadata may be changed at any time."""
-    manifest["metrics"].items(), int(manifest["index"])
-    for name, fact in manifest["files"].items():
-        if name == METADATA_FILE:
-            continue
+def damage_elsewhere(checkpoint: Place) -> str | None:
+    """What is wrong with a checkpoint elsewhere, which need not be of a run: one without any manifest is taken for
+    somebody's own. Raises OSError."""
+    present = checkpoint.files()
+    if MANIFEST_FILE in present:
+        return _damage_of(checkpoint, (checkpoint / MANIFEST_FILE).read(), present)
+    return "it was never finished, or is half deleted" if PENDING_FILE in present else None
+
+
+def _damage_of(checkpoint: Place, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
+    """What is wrong, by its manifest and a listing; metadata may be changed at any time. Files that were written again
+    are read: whoever has copied the whole run has changed nothing. Raises OSError."""
+    try:
+        said = json.loads(manifest)
+        said["metrics"].items(), int(said["index"])
+        files = {
+            name: (fact["size"], int(fact["crc32"], 16), fact.get("version")) for name, fact in said["files"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
+    files.pop(METADATA_FILE, None)
+    for name, (size, crc, version) in files.items():
         if name not in present:
             return f"{name} is missing"
-        size, version = present[name]
-        if size != fact["size"]:
-            return f"{name} has {size} bytes instead of {fact['size']}"
-        if version and version != fact.get("version", version):
-            return f"{name} was written again since it was committed"
+        found, found_version = present[name]
+        if found != size:
+            return f"{name} has {found} bytes instead of {size}"
+        if version and found_version != version and (checkpoint / name).crc32() != (size, crc):
+            return f"{name} has changed since it was committed"
     return None

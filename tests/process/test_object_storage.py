@@ -180,9 +180,12 @@ def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, buc
 def test_a_new_run_starts_from_a_checkpoint_elsewhere(one_fit: Fit, bucket: Bucket) -> None:
     first = one_fit(train, {}, name="first")
     assert first.checkpoint is not None
-    for number, checkpoint in enumerate((first.checkpoint, Checkpoint(first.checkpoint.path))):
+    path = first.checkpoint.path
+    ready = Checkpoint(path.removeprefix("s3://"), bucket.filesystem)
+    for number, checkpoint in enumerate((first.checkpoint, Checkpoint(path), ready)):
         second = one_fit(train, {"steps": 4}, name=f"second-{number}", resume_from=checkpoint)
         assert second.return_value == 3
+        assert not [file for file in bucket.files(f"second-{number}") if file.startswith("resume_from")]
     with pytest.raises(CheckpointError, match=f"there is no directory {bucket.url}/nowhere"):
         one_fit(train, name="third", resume_from=Checkpoint(f"{bucket.url}/nowhere"))
 
@@ -435,6 +438,45 @@ def test_a_damaged_checkpoint_is_passed_over(
     names = [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
     assert names == ["checkpoint_000000", "checkpoint_000002", "checkpoint_000003"]
     assert "checkpoint_000001/.damaged.json" in bucket.files("run")
+
+
+@pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, is_written_again, has_a_manifest_of_nonsense])
+def test_a_new_run_does_not_start_from_a_damaged_checkpoint(
+    one_fit: Fit, bucket: Bucket, damage: Callable[[Bucket], None]
+) -> None:
+    one_fit(train, {"steps": 2}, name="run")
+    damage(bucket)
+    damaged = f"{bucket.url}/run/checkpoint_000001"
+    with pytest.raises(CheckpointError, match=f"resume_from_checkpoint: {damaged} is damaged: "):
+        one_fit(train, name="second", resume_from=Checkpoint(damaged))
+
+
+def test_a_new_run_does_not_start_from_half_a_checkpoint(one_fit: Fit, bucket: Bucket) -> None:
+    bucket.write("run", "checkpoint_000000/.pending.json", b"{}")
+    bucket.write("run", "checkpoint_000000/step.txt", b"0")
+    with pytest.raises(CheckpointError, match="was never finished"):
+        one_fit(train, name="second", resume_from=Checkpoint(f"{bucket.url}/run/checkpoint_000000"))
+
+
+def test_the_same_bytes_written_again_are_no_damage(one_fit: Fit, bucket: Bucket) -> None:
+    """Copying a run to another bucket gives every object a new version."""
+    with pytest.raises(TrainingFailedError):
+        one_fit(train, {"fail_at": 1}, name="run")
+    manifest = json.loads(bucket.read("run", "checkpoint_000001/.manifest.json"))
+    for fact in manifest["files"].values():
+        fact["version"] = "of the other bucket"
+    bucket.write("run", "checkpoint_000001/.manifest.json", json.dumps(manifest).encode())
+    assert one_fit(train, {}, name="run").return_value == 2
+
+
+def test_a_checkpoint_without_files_can_be_read(one_fit: Fit, bucket: Bucket) -> None:
+    def train(config: dict[str, Any]) -> list[str]:
+        distrain.report({}, checkpoint=Checkpoint(tempfile.mkdtemp()))
+        [reported] = distrain.get_all_reported_checkpoints()
+        with reported.checkpoint.as_directory() as folder:
+            return os.listdir(folder)
+
+    assert one_fit(train, name="run").return_value == []
 
 
 def test_what_was_never_finished_is_swept_and_its_name_not_used_again(one_fit: Fit, bucket: Bucket) -> None:
