@@ -325,10 +325,10 @@ class Coordinator:
                         )
                         for rank in plan.ranks
                     }
-                case events.AttemptEnded(failures=failures):
+                case events.AttemptEnded(failures=failures, why=why):
                     self._ledger.end()
                     self._close_outputs()
-                    self._manifest.attempt_ended(failures)
+                    self._manifest.attempt_ended(failures, why)
                     if self._callbacks and failures and self.machine.stop_reason is None:
                         self._callbacks.after_exception({f.rank: original(f) for f in failures})
 
