@@ -336,7 +336,7 @@ class RunStore:
             holder = os.read(fd, 64).decode(errors="replace").strip()
             os.close(fd)
             raise StorageError(
-                f"another run (process {holder or 'unknown'}) is using {self.paths.root}; "
+                f"another run (process {holder or 'unknown'}) is using {self.place}; "
                 "wait for it, or give this run another name (RunConfig.name)"
             ) from None
         except OSError:  # a file system without locks: then nobody can be told apart

@@ -102,6 +102,8 @@ class RemoteStore(RunStore):
     # -- opening --------------------------------------------------------------------------------------------------
 
     def _take(self, undo: contextlib.ExitStack) -> None:
+        if list(self.paths.root.iterdir()) == [self.paths.lock]:  # and nothing of an earlier run
+            undo.callback(_forget, self.paths.root)
         if not self.is_of_this_process:  # else nobody else can get at it
             self._held = RunLock.take(self._run)
             undo.callback(self._release)
@@ -317,15 +319,16 @@ class RemoteStore(RunStore):
             self._give_free(kept)
 
     def _give_free(self, kept: str | None) -> None:
+        """The spool goes while it is still ours: the next run may begin in one of the same name at once."""
         try:
-            super().close()
             if not self._abandoned:  # else it is free when this process has ended, or in a while
                 self._release()
-        finally:
             if kept is None:
-                shutil.rmtree(self.paths.root, ignore_errors=True)
+                _forget(self.paths.root)
             else:
                 warn(f"metrics, logs and the end of this run are only in {self.paths.root}: {kept}")
+        finally:
+            super().close()
 
     def _bring_last_news(self) -> str | None:
         """None if all is there, or why not."""
@@ -364,6 +367,12 @@ def damage_elsewhere(checkpoint: Place) -> str | None:
     if MANIFEST_FILE in present:
         return _damage_of(checkpoint, (checkpoint / MANIFEST_FILE).read(), present)
     return "it was never finished, or is half deleted" if PENDING_FILE in present else None
+
+
+def _forget(spool: Path) -> None:
+    shutil.rmtree(spool, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        spool.parent.rmdir()
 
 
 def _damage_of(checkpoint: Place, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
