@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import os
 import pickle
 import tempfile
@@ -58,6 +59,8 @@ _FINAL = (
     ImportError,
 )
 """What another try cannot change."""
+_FINAL_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG})
+"""The same, of a local file that is copied to or from."""
 _FINAL_NAMES = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError"})
 """The same of botocore, which need not be installed."""
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_settings.content_md5", "mtime", "created")
@@ -258,7 +261,7 @@ class Place:
     def get(self, name: str, target: Path) -> None:
         """Copy a file from below here to a local one."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        (self / name)._try("read", lambda fs, path: fs.get_file(path, str(target)))
+        (self / name)._try(f"write {target} from", lambda fs, path: fs.get_file(path, str(target)))
 
     def chunks(self, size: int = 4 << 20) -> Iterable[bytes]:
         """The content, in turn."""
@@ -322,23 +325,31 @@ class Place:
             try:
                 return action(fs, path)
             except Exception as error:
-                if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES:
+                if _is_final(error):
                     raise self._named(what, error) from error
                 spent_s = time.monotonic() - began
                 if spent_s + pause_s > self.patience_s:
-                    raise self._named(f"{what} (tried {tries} times)", error) from error
+                    raise self._named(what, error, f" (tried {tries} times)") from error
                 if spent_s < _QUIET_S <= spent_s + pause_s:
                     _tell(f"{self._named(what, error)}; trying again for {self.patience_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _named(self, what: str, error: Exception) -> OSError:
+    def _named(self, what: str, error: Exception, tried: str = "") -> OSError:
         kinds = (PermissionError, FileNotFoundError, FileExistsError)
         kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
-        return kind(f"cannot {what} {self.url}: {type(error).__name__}: {error}")
+        return kind(f"cannot {what} {self.url}{tried}: {type(error).__name__}: {error}")
 
 
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})
+
+
+def _is_final(error: Exception) -> bool:
+    return (
+        isinstance(error, _FINAL)
+        or type(error).__name__ in _FINAL_NAMES
+        or (isinstance(error, OSError) and error.errno in _FINAL_NUMBERS)
+    )
 
 
 def _remove_one_by_one(fs: AbstractFileSystem, path: str) -> None:

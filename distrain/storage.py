@@ -252,7 +252,8 @@ def read_manifest(root: Path | Place) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise StorageError(f"cannot read {root / _MANIFEST}: {error}") from error
+        named = isinstance(root, Place) and isinstance(error, OSError)
+        raise StorageError(str(error) if named else f"cannot read {root / _MANIFEST}: {error}") from error
     return manifest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import threading
@@ -211,9 +212,22 @@ def test_what_another_try_cannot_change_is_not_tried_again(error: Exception) -> 
     assert len(moody.moods) == 1
 
 
+def test_a_full_disk_is_known_at_once_and_named(tmp_path: Path) -> None:
+    class Full(MemoryFileSystem):  # type: ignore[misc]
+        tries = 0
+
+        def get_file(self, path: str, target: str, **options: Any) -> None:
+            type(self).tries += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=f"cannot write {tmp_path}/x from runs/x: OSError: .* No space left on device"):
+        Place("runs", Full(), patience_s=1.0).get("x", tmp_path / "x")
+    assert Full.tries == 1
+
+
 def test_what_fails_in_the_end_names_the_place_and_the_cause() -> None:
     moody = Moody(*[ConnectionError("reset")] * 99)
-    with pytest.raises(OSError, match=r"cannot write \(tried 3 times\) x/y: ConnectionError: reset"):
+    with pytest.raises(OSError, match=r"cannot write x/y \(tried 3 times\): ConnectionError: reset"):
         Place("x/y", moody, patience_s=1.0).write(b"1")
 
 
