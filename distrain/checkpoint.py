@@ -100,23 +100,35 @@ class Checkpoint:
         identity = f"{type(place.filesystem).__name__} {place.url} {self._read_small(MANIFEST_FILE)!r}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         folder = own_temporary_directory("checkpoints") / f"{key}-{place.name}"
-        with _open_lock(folder.with_name(f"{folder.name}.lock")) as lock:
-            complete = folder / _COMPLETE
-            while True:
+        lock_path, complete = _lock_of(folder), folder / _COMPLETE
+        while True:
+            with _open_lock(lock_path) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH)
-                if complete.exists():
-                    break
-                fcntl.flock(lock, fcntl.LOCK_EX)  # nobody keeps the shared lock without a complete directory
                 if not complete.exists():
-                    shutil.rmtree(folder, ignore_errors=True)
-                    self._download(place, folder / "files")
-                    complete.touch()
-            try:
-                yield folder / "files"
-            finally:
-                with contextlib.suppress(BlockingIOError):  # somebody else reads it
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
+                    fcntl.flock(lock, fcntl.LOCK_EX)  # nobody keeps the shared lock without a complete directory
+                    if _is_at(lock, lock_path) and not complete.exists():
+                        self._fill(folder, place)
+                elif _is_at(lock, lock_path):
+                    try:
+                        yield folder / "files"
+                    finally:
+                        _drop_unless_read(folder, lock)
+                    return
+
+    def _fill(self, folder: Path, place: Place) -> None:
+        """With what other processes could share; what killed ones have left goes first, to make room."""
+        for other in folder.parent.glob("*.lock"):
+            if other != _lock_of(folder):
+                with contextlib.suppress(FileNotFoundError), _open_lock(other) as lock:
+                    _drop_unless_read(other.with_suffix(""), lock)
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            (folder / "files").mkdir(parents=True)  # also for a checkpoint without files
+            self._download(place, folder / "files")
+            (folder / _COMPLETE).touch()
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     def _download(self, place: Place, target: Path) -> None:
         try:
@@ -345,6 +357,25 @@ def _open_lock(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the file is still there, and not deleted since it was opened."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), path.stat())
+    return False
+
+
+def _drop_unless_read(folder: Path, lock: int) -> None:
+    with contextlib.suppress(BlockingIOError):  # somebody reads it
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(lock, _lock_of(folder)):
+            shutil.rmtree(folder, ignore_errors=True)
+            _lock_of(folder).unlink()
 
 
 def _located(path: str | os.PathLike[str], filesystem: Any) -> Path | Place:

@@ -49,6 +49,8 @@ AGENT_SILENCE_S = 30.0
 """An agent pings every few seconds; one that is silent this long is taken for dead, also on a transport with a longer
 lease."""
 CLOSE_TIMEOUT_S = 5.0
+_SILENT_WAIT_S = 5.0
+"""For the storage, at the end; who waits longer is told."""
 _SETTLE_S = 0.05
 """How long the next attempt waits, again and again, for checkpoints of the last one that are being committed."""
 _UPLOAD_PATIENCE_S = 300.0
@@ -84,6 +86,8 @@ class Coordinator:
         self._manifest = manifest
         self._attempt = -1
         self._patience_ends: float | None = None
+        self._impatient = False
+        """Whether a stop was asked for once more when the training was over."""
         self._loop = Loop()
         self._hosts: dict[str, HostLink] = {}
         self._checks: LaunchChecks | None = None
@@ -358,10 +362,10 @@ class Coordinator:
                         )
                         for rank in plan.ranks
                     }
-                case events.AttemptEnded(failures=failures):
+                case events.AttemptEnded(failures=failures, why=why):
                     self._ledger.end()
                     self._close_outputs()
-                    self._manifest.attempt_ended(failures)
+                    self._manifest.attempt_ended(failures, why)
                     if self._callbacks and failures and self.machine.stop_reason is None:
                         self._callbacks.after_exception({f.rank: original(f) for f in failures})
 
@@ -425,6 +429,7 @@ class Coordinator:
 
     def _stop(self, why: str) -> None:
         if self.machine.state.is_terminal:
+            self._impatient = True
             self._validations.abort()
         self._happened(events.StopAsked(why))
 
@@ -440,8 +445,19 @@ class Coordinator:
             self._sweep(self._transports[name], self._request.run_id)
         self._close_outputs()
         self._ledger.close()
-        self._store.settle()
+        self._await_storage()
         self._await_validations()
+
+    def _await_storage(self) -> None:
+        """Ctrl-C ends the waiting."""
+        self._loop.call_in("storage", _SILENT_WAIT_S, self._store.tell_wait)
+        while not (self._store.settled or self._impatient):
+            self._loop.cancel("ping")
+            self._arm_timers()
+            self._loop.step()
+        self._loop.cancel("storage")
+        if not self._store.settled:
+            self._store.abandon()
 
     def _await_validations(self) -> None:
         """Of a run that has finished; otherwise they are done when it goes on. Ctrl-C ends the waiting."""
@@ -452,7 +468,7 @@ class Coordinator:
                 self._arm_timers()
                 self._loop.step()
         self._validations.abort()
-        self._store.settle()
+        self._await_storage()
 
     def _sweep(self, transport: Transport, run_id: str) -> None:
         """Remove what a run whose agent was lost may have left on a host."""

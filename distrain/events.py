@@ -159,10 +159,11 @@ class AttemptStarts:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """No process of the attempt is left."""
+    """No process of the attempt is left. ``why``: what ended it early, if that was not the failure of a rank."""
 
     attempt: int
     failures: tuple[RankFailure, ...] = ()
+    why: str | None = None
 
 
 Action = Tell | Say | AttemptStarts | AttemptEnded

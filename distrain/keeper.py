@@ -65,7 +65,8 @@ class Keeper:
         """See whether we can write, read and delete there. Raises OSError."""
         self._run = self._run or Place(order.url, decode_filesystem(order.filesystem))
         self._opened = order
-        probe = replace(self._run, patience_s=OPENING_PATIENCE_S) / f".probe-{uuid.uuid4().hex}"
+        run = self._run if order.again else replace(self._run, patience_s=OPENING_PATIENCE_S)
+        probe = run / f".probe-{uuid.uuid4().hex}"
         probe.write(b"distrain")
         if probe.read() != b"distrain":
             raise OSError(f"what was written to {probe} does not come back")
@@ -99,7 +100,7 @@ class Keeper:
             target.put(source / path, path)
             return crc32_of(source / path)
 
-        return put if order.source else lambda path: _crc32_elsewhere(target / path)
+        return put if order.source else lambda path: (target / path).crc32()
 
     def _publish(self, order: wire.Publish) -> None:
         """Look whether all files are there, and write the manifest, which makes them a checkpoint."""
@@ -171,10 +172,3 @@ class Keeper:
 
 def _each(take: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:
     return [(path, *take(path)) for path in paths]
-
-
-def _crc32_elsewhere(place: Place) -> tuple[int, int]:
-    size = crc = 0
-    for data in place.chunks():
-        size, crc = size + len(data), zlib.crc32(data, crc)
-    return size, crc

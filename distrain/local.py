@@ -168,7 +168,9 @@ class LocalRun:
         if error is not None and not _stop_reason(error):
             self._callbacks.after_exception({0: error})
         failure = failure_of(0, "localhost", 1, outcome=outcome, exited=None)
-        self._manifest.attempt_ended([failure] if failure else [])
+        stopped = _stop_reason(error) or (self._desk.stop_asked if outcome.stopped else None)
+        why = self._storage_problem or (f"stopped by {stopped}" if stopped else None)
+        self._manifest.attempt_ended([failure] if failure else [], why)
         self.end = RunEnd(
             state=self._state(outcome, error),
             attempt=attempt,
@@ -176,7 +178,7 @@ class LocalRun:
             value=outcome.body if outcome.ok else None,
             failures=[failure] if failure and not self._storage_problem else [],
             errors={} if error is None else {0: error},
-            stop_reason=_stop_reason(error) or (self._desk.stop_asked if outcome.stopped else None),
+            stop_reason=stopped,
             problem=self._storage_problem,
             storage_failed=self._storage_problem is not None,
         )

@@ -445,9 +445,11 @@ class RunMachine:
     def _all_gone(self, now: float) -> list[Action]:
         """Nothing of the attempt is left anywhere: finish, give up, or try again."""
         self._deadline = None
-        ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures))]
         done = len(self.outcomes) == len(self._ranks)
-        if done and not any(outcome.stopped for outcome in self.outcomes.values()):
+        finished = done and not any(outcome.stopped for outcome in self.outcomes.values())
+        why = None if finished else self._why_it_ended()
+        ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures), why)]
+        if finished:
             self._end(RunState.FINISHED)  # also when asked to stop in the last moment
         elif self.stop_reason is not None:
             self._end(RunState.ABORTED)
@@ -458,6 +460,14 @@ class RunMachine:
         else:
             self._end(RunState.FAILED)
         return ended
+
+    def _why_it_ended(self) -> str | None:
+        """Early, and not by the failure of a rank."""
+        if self.stop_reason is not None:
+            return f"stopped by {self.stop_reason}"
+        if self.hung is not None and not self.failures:
+            return self._what_failed()
+        return self.problem
 
     def _what_failed(self) -> str:
         if not self.failures:

@@ -57,9 +57,11 @@ class RunManifest:
         self._attempts.append(begun)
         self.write("running")
 
-    def attempt_ended(self, failures: Sequence[RankFailure]) -> None:
-        """Written with the next attempt, or at the end of the run."""
+    def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:
+        """Written with the next attempt, or at the end of the run. ``why``: what ended it, if that was not a rank."""
         self._attempts[-1]["ended"] = time.time()
-        if failures:
+        if why is not None:
+            self._attempts[-1]["failure"] = why
+        elif failures:
             culprit = culprit_first(failures)[0]
             self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import os
 import pickle
 import tempfile
 import time
+import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -57,6 +59,8 @@ _FINAL = (
     ImportError,
 )
 """What another try cannot change."""
+_FINAL_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG})
+"""The same, of a local file that is copied to or from."""
 _FINAL_NAMES = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError"})
 """The same of botocore, which need not be installed."""
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_settings.content_md5", "mtime", "created")
@@ -110,7 +114,7 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place
     if separator and scheme in ("file", "local"):
         return Path(os.path.abspath(rest))
     if is_url(text):
-        place = Place(text.rstrip("/"))
+        place = Place(text.rstrip("/") if rest.strip("/") else f"{scheme}://")
         _ = place.filesystem  # a name that no filesystem has is known at once
         return place
     return Path(os.path.abspath(Path(text).expanduser()))
@@ -211,8 +215,14 @@ class Place:
             return True
         return False
 
+    @property
+    def parent(self) -> Place:
+        """What it is in."""
+        above = self.url.rpartition("/")[0]
+        return replace(self, url=f"{above}/" if above.endswith(":/") else above)
+
     def __truediv__(self, name: str) -> Place:
-        return replace(self, url=f"{self.url}/{name}")
+        return replace(self, url=f"{self.url}{name}" if self.url.endswith("://") else f"{self.url}/{name}")
 
     def __str__(self) -> str:
         return self.url
@@ -255,13 +265,20 @@ class Place:
     def get(self, name: str, target: Path) -> None:
         """Copy a file from below here to a local one."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        (self / name)._try("read", lambda fs, path: fs.get_file(path, str(target)))
+        (self / name)._try(f"write {target} from", lambda fs, path: fs.get_file(path, str(target)))
 
     def chunks(self, size: int = 4 << 20) -> Iterable[bytes]:
         """The content, in turn."""
         with self._try("read", lambda fs, path: fs.open(path, "rb", block_size=size)) as file:
             while data := file.read(size):
                 yield data
+
+    def crc32(self) -> tuple[int, int]:
+        """Size in bytes and crc32 of the content, all of which is read."""
+        size = crc = 0
+        for data in self.chunks():
+            size, crc = size + len(data), zlib.crc32(data, crc)
+        return size, crc
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -286,15 +303,19 @@ class Place:
 
         def rm(fs: AbstractFileSystem, path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
-                fs.rm(path, recursive=True)
+                if has_magic(path):
+                    _remove_one_by_one(fs, path)
+                else:
+                    fs.rm(path, recursive=True)
+
+        from fsspec.core import has_magic
 
         self._try("delete", rm)
 
     def _make_parent(self) -> None:
         """Filesystems with real directories want them; object stores take this for the bucket, and need none."""
         if _protocol(self.filesystem) not in _WITHOUT_DIRECTORIES:
-            parent = replace(self, url=self.url.rpartition("/")[0])
-            parent._try("make", lambda fs, path: fs.makedirs(path, exist_ok=True))
+            self.parent._try("make", lambda fs, path: fs.makedirs(path, exist_ok=True))
 
     # -- trying ---------------------------------------------------------------------------------------------------
 
@@ -308,23 +329,40 @@ class Place:
             try:
                 return action(fs, path)
             except Exception as error:
-                if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES:
+                if _is_final(error):
                     raise self._named(what, error) from error
                 spent_s = time.monotonic() - began
                 if spent_s + pause_s > self.patience_s:
-                    raise self._named(f"{what} (tried {tries} times)", error) from error
+                    raise self._named(what, error, f" (tried {tries} times)") from error
                 if spent_s < _QUIET_S <= spent_s + pause_s:
                     _tell(f"{self._named(what, error)}; trying again for {self.patience_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _named(self, what: str, error: Exception) -> OSError:
+    def _named(self, what: str, error: Exception, tried: str = "") -> OSError:
         kinds = (PermissionError, FileNotFoundError, FileExistsError)
         kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
-        return kind(f"cannot {what} {self.url}: {type(error).__name__}: {error}")
+        return kind(f"cannot {what} {self.url}{tried}: {type(error).__name__}: {error}")
 
 
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})
+
+
+def _is_final(error: Exception) -> bool:
+    return (
+        isinstance(error, _FINAL)
+        or type(error).__name__ in _FINAL_NAMES
+        or (isinstance(error, OSError) and error.errno in _FINAL_NUMBERS)
+    )
+
+
+def _remove_one_by_one(fs: AbstractFileSystem, path: str) -> None:
+    """What fsspec's rm() does, which takes such a name for a pattern, and deletes all that it matches."""
+    for name, info in sorted(fs.find(path, withdirs=True, detail=True).items(), reverse=True):
+        if info["type"] != "directory":
+            fs.rm_file(name)
+        elif _protocol(fs) not in _WITHOUT_DIRECTORIES:
+            fs.rmdir(name)
 
 
 def _version(info: dict[str, Any]) -> str:

@@ -102,7 +102,11 @@ class RunLock:
     def check(self) -> None:
         """Raises StorageError if somebody else has the run now, OSError if that cannot be found out."""
         numbers = _numbers(self.run / ".lock")
-        if not numbers or numbers[-1] > self.number:
+        if not numbers:
+            raise StorageError(
+                f"{self.run} is not there any more: somebody has deleted it, or its .lock; nothing is written any more"
+            )
+        if numbers[-1] > self.number:
             raise StorageError(
                 f"another process has taken over the run {self.run}, as this one showed no sign of life for "
                 f"{SILENCE_S:g} s; nothing more is written by this one"

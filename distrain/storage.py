@@ -252,7 +252,8 @@ def read_manifest(root: Path | Place) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise StorageError(f"cannot read {root / _MANIFEST}: {error}") from error
+        named = isinstance(root, Place) and isinstance(error, OSError)
+        raise StorageError(str(error) if named else f"cannot read {root / _MANIFEST}: {error}") from error
     return manifest
 
 
@@ -336,7 +337,7 @@ class RunStore:
             holder = os.read(fd, 64).decode(errors="replace").strip()
             os.close(fd)
             raise StorageError(
-                f"another run (process {holder or 'unknown'}) is using {self.paths.root}; "
+                f"another run (process {holder or 'unknown'}) is using {self.place}; "
                 "wait for it, or give this run another name (RunConfig.name)"
             ) from None
         except OSError:  # a file system without locks: then nobody can be told apart
@@ -595,6 +596,12 @@ class RunStore:
 
     def settle(self) -> None:
         """Wait until nothing is under way."""
+
+    def abandon(self) -> None:
+        """Nobody waits for what is under way: it may or may not arrive."""
+
+    def tell_wait(self) -> None:
+        """Say what is under way, as it takes its time."""
 
     def detach(self) -> None:
         """The loop ends."""

@@ -20,7 +20,7 @@ from distrain import process, wire
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.errors import StorageError
 from distrain.keeper import Keeper
-from distrain.output import warn
+from distrain.output import say, warn
 from distrain.place import Place, encode_filesystem, own_temporary_directory
 from distrain.runlock import RunLock
 from distrain.storage import (
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from distrain.loop import Loop
     from distrain.rounds import Commit
 
-__all__ = ["RemoteStore", "open_run"]
+__all__ = ["RemoteStore", "damage_elsewhere", "open_run"]
+
+_INTERRUPTED = "the wait for the storage was interrupted"
 
 
 def open_run(storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None) -> RunStore:
@@ -72,6 +74,7 @@ class RemoteStore(RunStore):
         self._used: set[str] = set()
         self._held: RunLock | None = None
         self._broken: str | None = None
+        self._abandoned = False
         try:
             self.is_of_this_process = run.is_of_this_process
             spool = _spool_of(run)
@@ -86,7 +89,7 @@ class RemoteStore(RunStore):
 
     @property
     def storage_path(self) -> str:
-        return self._run.url.rpartition("/")[0]
+        return self._run.parent.url
 
     @property
     def filesystem(self) -> str:
@@ -99,6 +102,8 @@ class RemoteStore(RunStore):
     # -- opening --------------------------------------------------------------------------------------------------
 
     def _take(self, undo: contextlib.ExitStack) -> None:
+        if list(self.paths.root.iterdir()) == [self.paths.lock]:  # and nothing of an earlier run
+            undo.callback(_forget, self.paths.root)
         if not self.is_of_this_process:  # else nobody else can get at it
             self._held = RunLock.take(self._run)
             undo.callback(self._release)
@@ -140,13 +145,9 @@ class RemoteStore(RunStore):
         intact = []
         for folder in folders:
             text = (self._run / folder / MANIFEST_FILE).read()
-            try:
-                said = json.loads(text)
-                damage = _damage_of(said, files[folder])
-            except (ValueError, KeyError, TypeError) as error:
-                damage = f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
+            damage = _damage_of(self._run / folder, text, files[folder])
             if damage is None:
-                intact.append((folder, said))
+                intact.append((folder, json.loads(text)))
             else:
                 (self._run / folder / DAMAGED_FILE).write(text)
                 (self._run / folder / MANIFEST_FILE).remove()
@@ -209,8 +210,19 @@ class RemoteStore(RunStore):
         return not self._waiting
 
     def settle(self) -> None:
-        if self._link is not None:
-            self._link.settle()
+        try:
+            if self._link is not None:
+                self._link.settle(self.tell_wait)
+        except KeyboardInterrupt:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def tell_wait(self) -> None:
+        """For whoever wonders why fit() does not end."""
+        say(f"waiting for {self._run} to take what has not arrived there yet; Ctrl-C ends the waiting")
 
     def detach(self) -> None:
         if self._link is not None:
@@ -297,17 +309,26 @@ class RemoteStore(RunStore):
 
     def close(self) -> None:
         """Bring the last news there, and give the directory free. The spool stays if that cannot be done."""
-        kept = self._bring_last_news() if self._link or self._here else None
-        if self._link is not None:
-            self._link.close()
+        kept: str | None = _INTERRUPTED
         try:
-            super().close()
-            self._release()
+            if not self._abandoned:
+                kept = self._bring_last_news() if self._link or self._here else None
         finally:
+            if self._link is not None:
+                self._link.close()
+            self._give_free(kept)
+
+    def _give_free(self, kept: str | None) -> None:
+        """The spool goes while it is still ours: the next run may begin in one of the same name at once."""
+        try:
+            if not self._abandoned:  # else it is free when this process has ended, or in a while
+                self._release()
             if kept is None:
-                shutil.rmtree(self.paths.root, ignore_errors=True)
+                _forget(self.paths.root)
             else:
                 warn(f"metrics, logs and the end of this run are only in {self.paths.root}: {kept}")
+        finally:
+            super().close()
 
     def _bring_last_news(self) -> str | None:
         """None if all is there, or why not."""
@@ -339,17 +360,39 @@ def _spool_of(run: Place) -> Path:
     return folder / run.name
 
 
-def _damage_of(manifest: Mapping[str, Any], present: Mapping[str, tuple[int, str]]) -> str | None:
-    """What is wrong with a checkpoint elsewhere, by its manifest and a listing; metadata may be changed at any time."""
-    manifest["metrics"].items(), int(manifest["index"])
-    for name, fact in manifest["files"].items():
-        if name == METADATA_FILE:
-            continue
+def damage_elsewhere(checkpoint: Place) -> str | None:
+    """What is wrong with a checkpoint elsewhere, which need not be of a run: one without any manifest is taken for
+    somebody's own. Raises OSError."""
+    present = checkpoint.files()
+    if MANIFEST_FILE in present:
+        return _damage_of(checkpoint, (checkpoint / MANIFEST_FILE).read(), present)
+    return "it was never finished, or is half deleted" if PENDING_FILE in present else None
+
+
+def _forget(spool: Path) -> None:
+    shutil.rmtree(spool, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        spool.parent.rmdir()
+
+
+def _damage_of(checkpoint: Place, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
+    """What is wrong, by its manifest and a listing; metadata may be changed at any time. Files that were written again
+    are read: whoever has copied the whole run has changed nothing. Raises OSError."""
+    try:
+        said = json.loads(manifest)
+        said["metrics"].items(), int(said["index"])
+        files = {
+            name: (fact["size"], int(fact["crc32"], 16), fact.get("version")) for name, fact in said["files"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
+    files.pop(METADATA_FILE, None)
+    for name, (size, crc, version) in files.items():
         if name not in present:
             return f"{name} is missing"
-        size, version = present[name]
-        if size != fact["size"]:
-            return f"{name} has {size} bytes instead of {fact['size']}"
-        if version and version != fact.get("version", version):
-            return f"{name} was written again since it was committed"
+        found, found_version = present[name]
+        if found != size:
+            return f"{name} has {found} bytes instead of {size}"
+        if version and found_version != version and (checkpoint / name).crc32() != (size, crc):
+            return f"{name} has changed since it was committed"
     return None

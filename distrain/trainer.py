@@ -43,7 +43,7 @@ from distrain.plan import shares_of
 from distrain.result import Result, last_metrics, make_result, pickle_or_none
 from distrain.states import RunState
 from distrain.storage import RunStore, damage_of, read_manifest, write_atomically
-from distrain.stores import open_run
+from distrain.stores import damage_elsewhere, open_run
 from distrain.transport import LocalTransport, Transport, hosts_of, order_for, ssh_args_of, transports_for
 
 if TYPE_CHECKING:
@@ -138,16 +138,16 @@ def _check_intact(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for a checkpoint that is not there, or is damaged."""
     if not checkpoint.exists():
         raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
-    if checkpoint.place is not None:
-        return
-    folder = Path(checkpoint.path)
-    if checkpoint.path and (folder / MANIFEST_FILE).exists():
-        try:
+    folder, damage = Path(checkpoint.path), None
+    try:
+        if checkpoint.place is not None:
+            damage = damage_elsewhere(checkpoint.place)
+        elif checkpoint.path and (folder / MANIFEST_FILE).exists():
             damage = damage_of(folder)
-        except OSError as error:
-            damage = f"it cannot be read: {error}"
-        if damage is not None:
-            raise CheckpointError(f"resume_from_checkpoint: {folder} is damaged: {damage}")
+    except OSError as error:
+        damage = f"it cannot be read: {error}"
+    if damage is not None:
+        raise CheckpointError(f"resume_from_checkpoint: {checkpoint.path} is damaged: {damage}")
 
 
 def _json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,7 +328,7 @@ class _Run:
             return None
         if resume_from.path and (resume_from.place is None or resume_from.place.given is None):
             return resume_from.path
-        return resume_from.to_directory(self._store.paths.root / "resume_from")
+        return resume_from.to_directory(self._store.paths.staging / "resume_from")
 
     def _announce(self) -> None:
         if self._continued:

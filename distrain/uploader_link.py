@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distrain import process, wire
@@ -21,6 +24,7 @@ _NEWS = (wire.Notice, wire.HostFailed)
 _REPEATABLE = (wire.Publish, wire.Amend, wire.Remove, wire.Mirror)
 """Orders that may be carried out twice."""
 _MOST_DEATHS = 3
+_SLOW_S = 5.0
 _FLUSH_S = 0.1
 """How long to wait before writing on what the kernel did not take yet."""
 
@@ -49,11 +53,11 @@ class UploaderLink:
 
     def order(self, order: wire.Message) -> None:
         if isinstance(order, wire.OpenStorage):
-            self._opening = order
+            self._opening = replace(order, again=True)
         try:
             if self._process is None:
                 self._start()
-                if self._opening is not None and order is not self._opening:
+                if self._opening is not None and not isinstance(order, wire.OpenStorage):
                     self._send(self._opening)
         except OSError as error:
             self._open.append(order)
@@ -91,9 +95,13 @@ class UploaderLink:
         if self._process is not None:
             self._channel.detach()
 
-    def settle(self) -> None:
-        """Wait until every order is answered."""
+    def settle(self, slow: Callable[[], None]) -> None:
+        """Wait until every order is answered. Calls ``slow`` once if that takes some seconds."""
+        told_at = time.monotonic() + _SLOW_S
         while self._open:
+            if time.monotonic() >= told_at:
+                told_at = math.inf
+                slow()
             self._channel.flush()
             frames = self._channel.wait(_FLUSH_S)
             if frames or self._channel.at_end:

@@ -222,12 +222,14 @@ class OpenStorage(Message):
     """Coordinator: the run directory is elsewhere, at ``url``; see whether it can be written, and answer with
     :class:`StorageOpened`. ``filesystem``: as :func:`distrain.place.encode_filesystem` writes it. ``spool``: the local
     directory whose files are to be kept there too, and ``lock`` the object that says that the run is alive; both empty
-    for an uploader that only brings checkpoints."""
+    for an uploader that only brings checkpoints. ``again``: it could be written when the run began, so what fails
+    may pass."""
 
     url: str
     filesystem: str
     spool: str = ""
     lock: str = ""
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -72,6 +73,9 @@ def test_a_hang_is_shown_then_ended_and_retried(fit: Fit, tmp_path: Path, capsys
     assert set(kept) == {f"rank_{rank}.txt" for rank in range(WORKERS) if rank != STOPPED}
     assert "in match" in kept["rank_3.txt"]
     assert "in hang" in kept["rank_0.txt"]
+    first, second = json.loads(Path(result.path, "run.json").read_text())["attempts"]
+    assert first["failure"].startswith("no rank has made progress for 3 s")
+    assert second["failure"] is None
 
 
 def test_a_hang_that_may_not_be_retried_blames_those_who_hang_and_not_those_who_wait(fit: Fit, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ from distrain import (
     runlock,
 )
 from distrain.errors import CheckpointError, ControllerError, WorkerGroupError
+from distrain.place import OPENING_PATIENCE_S, Place
 from tests.conftest import wait_until
 from tests.process.bucket import BUCKET, Bucket, Door, moto_server
 
@@ -144,7 +146,7 @@ def test_a_run_is_all_there_and_nothing_else_is(s3_fit: Fit, bucket: Bucket, mod
         assert found.checkpoint is not None
         assert sorted(os.listdir(found.checkpoint.to_directory())) == whole[1:]
         assert found.filesystem.exists(found.path)
-    assert not list(Path(tempfile.gettempdir()).glob("distrain-*/spool/*/*"))
+    assert not list(Path(tempfile.gettempdir()).glob("distrain-*/spool/*"))
 
 
 def test_the_best_are_kept_and_the_latest(one_fit: Fit, bucket: Bucket) -> None:
@@ -178,9 +180,12 @@ def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, buc
 def test_a_new_run_starts_from_a_checkpoint_elsewhere(one_fit: Fit, bucket: Bucket) -> None:
     first = one_fit(train, {}, name="first")
     assert first.checkpoint is not None
-    for number, checkpoint in enumerate((first.checkpoint, Checkpoint(first.checkpoint.path))):
+    path = first.checkpoint.path
+    ready = Checkpoint(path.removeprefix("s3://"), bucket.filesystem)
+    for number, checkpoint in enumerate((first.checkpoint, Checkpoint(path), ready)):
         second = one_fit(train, {"steps": 4}, name=f"second-{number}", resume_from=checkpoint)
         assert second.return_value == 3
+        assert not [file for file in bucket.files(f"second-{number}") if file.startswith("resume_from")]
     with pytest.raises(CheckpointError, match=f"there is no directory {bucket.url}/nowhere"):
         one_fit(train, name="third", resume_from=Checkpoint(f"{bucket.url}/nowhere"))
 
@@ -268,9 +273,10 @@ def test_a_bucket_that_is_not_there_is_known_at_once(one_fit: Fit, bucket: Bucke
     with pytest.raises(StorageError, match=r"s3://no-such-bucket/.*bucket does not exist"):
         replace(one_fit, storage="s3://no-such-bucket")(train, name="run")  # type: ignore[arg-type]
     bucket.door.shut()
-    with pytest.raises(StorageError, match=r"cannot read s3://.*Could not connect|cannot read s3://.*closed"):
+    with pytest.raises(StorageError, match=r"^cannot read s3://.*Could not connect|^cannot read s3://.*closed"):
         one_fit(train, name="run")
     assert time.monotonic() - began < 30
+    assert not list(Path(tempfile.gettempdir()).glob("distrain-*/spool/*"))
 
 
 def test_a_host_that_cannot_reach_the_storage_is_named_before_the_first_checkpoint(
@@ -292,6 +298,26 @@ def test_a_trouble_that_passes_costs_only_time(
         result = one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
     assert result.return_value == 0
     assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
+
+
+def loses_the_network(config: dict[str, Any]) -> int:
+    """Fail after the first checkpoint, as soon as there is a file."""
+    if distrain.get_checkpoint() is None:
+        train({"steps": 1})
+        distrain.get_all_reported_checkpoints()
+        wait_for(Path(config["until"]))
+        raise RuntimeError("on purpose")
+    return train({"steps": 2})
+
+
+def test_a_trouble_that_costs_an_attempt_does_not_cost_the_run(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    away_s = OPENING_PATIENCE_S + 5.0
+    with Waiter(go, lambda: (bucket.door.shut(), go.touch(), time.sleep(away_s), bucket.door.open())):
+        retried = FailureConfig(max_failures=1)
+        result = one_fit(loses_the_network, {"until": str(go)}, name="run", failure_config=retried)
+    assert result.return_value == 1
+    assert bucket.committed("run") == ["checkpoint_000000", "checkpoint_000001"]
 
 
 def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_go_on(
@@ -318,6 +344,29 @@ def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_g
     assert one_fit(train, {}, name="run").return_value == 1
     steps = [json.loads(line)["metrics"]["step"] for line in bucket.read("run", "metrics.jsonl").splitlines()]
     assert sorted(steps) == [0, 0, 1, 1, 1, 1, 2, 2], "what was reported while the storage was gone is there, too"
+
+
+def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go = tmp_path / "go"
+
+    def silence_and_stop() -> None:
+        wait_until(lambda: bucket.committed("run"), what="a checkpoint")
+        [keeper] = [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
+        bucket.door.hold()
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            with contextlib.suppress(psutil.TimeoutExpired):
+                keeper.wait(timeout=4)
+                return
+
+    with pytest.raises(KeyboardInterrupt), Waiter(go, silence_and_stop):
+        one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
+    assert not [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
+    assert "the wait for the storage was interrupted" in capsys.readouterr().err
+    bucket.door.open()
+    assert bucket.committed("run") == ["checkpoint_000000"]
 
 
 class Waiter:
@@ -390,6 +439,45 @@ def test_a_damaged_checkpoint_is_passed_over(
     names = [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
     assert names == ["checkpoint_000000", "checkpoint_000002", "checkpoint_000003"]
     assert "checkpoint_000001/.damaged.json" in bucket.files("run")
+
+
+@pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, is_written_again, has_a_manifest_of_nonsense])
+def test_a_new_run_does_not_start_from_a_damaged_checkpoint(
+    one_fit: Fit, bucket: Bucket, damage: Callable[[Bucket], None]
+) -> None:
+    one_fit(train, {"steps": 2}, name="run")
+    damage(bucket)
+    damaged = f"{bucket.url}/run/checkpoint_000001"
+    with pytest.raises(CheckpointError, match=f"resume_from_checkpoint: {damaged} is damaged: "):
+        one_fit(train, name="second", resume_from=Checkpoint(damaged))
+
+
+def test_a_new_run_does_not_start_from_half_a_checkpoint(one_fit: Fit, bucket: Bucket) -> None:
+    bucket.write("run", "checkpoint_000000/.pending.json", b"{}")
+    bucket.write("run", "checkpoint_000000/step.txt", b"0")
+    with pytest.raises(CheckpointError, match="was never finished"):
+        one_fit(train, name="second", resume_from=Checkpoint(f"{bucket.url}/run/checkpoint_000000"))
+
+
+def test_the_same_bytes_written_again_are_no_damage(one_fit: Fit, bucket: Bucket) -> None:
+    """Copying a run to another bucket gives every object a new version."""
+    with pytest.raises(TrainingFailedError):
+        one_fit(train, {"fail_at": 1}, name="run")
+    manifest = json.loads(bucket.read("run", "checkpoint_000001/.manifest.json"))
+    for fact in manifest["files"].values():
+        fact["version"] = "of the other bucket"
+    bucket.write("run", "checkpoint_000001/.manifest.json", json.dumps(manifest).encode())
+    assert one_fit(train, {}, name="run").return_value == 2
+
+
+def test_a_checkpoint_without_files_can_be_read(one_fit: Fit, bucket: Bucket) -> None:
+    def train(config: dict[str, Any]) -> list[str]:
+        distrain.report({}, checkpoint=Checkpoint(tempfile.mkdtemp()))
+        [reported] = distrain.get_all_reported_checkpoints()
+        with reported.checkpoint.as_directory() as folder:
+            return os.listdir(folder)
+
+    assert one_fit(train, name="run").return_value == []
 
 
 def test_what_was_never_finished_is_swept_and_its_name_not_used_again(one_fit: Fit, bucket: Bucket) -> None:
@@ -475,7 +563,8 @@ def test_the_second_of_two_coordinators_is_refused_also_on_another_machine(
     for second in (same, other):
         _, complained = second.communicate(timeout=60)
         assert second.returncode == 1
-        assert "StorageError: another run (process " in complained or f"is in use by process {first.pid}" in complained
+        used = f"another run (process {first.pid}) is using {bucket.url}/run;"
+        assert used in complained or f"{bucket.url}/run is in use by process {first.pid}" in complained
         assert "or give this run another name (RunConfig.name)" in complained
     go.touch()
     said, complained = first.communicate(timeout=60)
@@ -494,6 +583,15 @@ def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
     assert one_fit(train, {}, name="run").return_value == 2
     assert "run was used by process 77 on far; looking for 2 s whether it is still alive" in capsys.readouterr().err
     assert [path for path in bucket.files("run") if path.startswith(".lock")] == [".lock/000002"]
+
+
+def test_a_lock_that_somebody_has_deleted_is_not_told_as_taken_over(bucket: Bucket) -> None:
+    run = Place(f"{bucket.url}/run")
+    lock = runlock.RunLock.take(run)
+    lock.beat()
+    (run / ".lock").remove()
+    with pytest.raises(StorageError, match="is not there any more: somebody has deleted it"):
+        lock.beat()
 
 
 def test_a_coordinator_whose_run_was_taken_over_writes_nothing_more(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -12,6 +14,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError
+from distrain.place import Place, own_temporary_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -258,3 +264,47 @@ def test_what_a_url_and_a_filesystem_mean(tmp_path: Path) -> None:
 def test_metadata_that_is_no_json_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="JSON"):
         Checkpoint.from_dict({}).set_metadata({"a": object()})
+
+
+# -- elsewhere -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where checkpoints are downloaded to; ``memory://c/a`` and ``memory://c/b`` are some."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("a", "b"):
+        MemoryFileSystem().pipe_file(f"c/{name}/x", name.encode())
+    yield own_temporary_directory("checkpoints")
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def test_readers_share_a_download_and_the_last_one_clears_it_away(downloads: Path) -> None:
+    with Checkpoint("memory://c/a").as_directory() as one, Checkpoint("memory://c/a").as_directory() as two:
+        assert one == two
+        assert Path(one, "x").read_bytes() == b"a"
+    assert list(downloads.iterdir()) == []
+
+
+def test_what_a_killed_reader_has_left_goes_with_the_next_download_and_what_is_read_stays(downloads: Path) -> None:
+    left = downloads / "0123-checkpoint_000000"
+    (left / "files").mkdir(parents=True)
+    (left / "files" / "x").write_bytes(b"half")
+    (downloads / "0123-checkpoint_000000.lock").touch()
+    with Checkpoint("memory://c/a").as_directory() as read:
+        assert not left.exists()
+        with Checkpoint("memory://c/b").as_directory():
+            assert Path(read, "x").read_bytes() == b"a"
+    assert list(downloads.iterdir()) == []
+
+
+def test_a_download_that_fails_leaves_nothing(downloads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Place, name: str, target: Path) -> None:
+        target.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Place, "get", full)
+    with pytest.raises(CheckpointError, match="No space left"), Checkpoint("memory://c/a").as_directory():
+        pass
+    assert [path for path in downloads.iterdir() if path.suffix != ".lock"] == []

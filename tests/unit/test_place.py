@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import threading
@@ -87,6 +88,15 @@ def test_a_url_is_a_place_and_stays_as_it_was_written() -> None:
     assert str(found / "x") == "memory://runs/x"
 
 
+def test_the_root_of_a_filesystem_is_a_place_too() -> None:
+    found = locate("memory://")
+    assert isinstance(found, Place)
+    assert str(found) == "memory://"
+    assert (str(found / "run"), (found / "run").name, (found / "run").path) == ("memory://run", "run", "/run")
+    assert (found / "run").parent == found
+    assert str((found / "run" / "x").parent) == "memory://run"
+
+
 def test_a_protocol_that_nobody_knows_is_said_at_once() -> None:
     with pytest.raises(OSError, match="nosuch://bucket: Protocol not known: nosuch"):
         locate("nosuch://bucket")
@@ -132,6 +142,18 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     from pyarrow.fs import SubTreeFileSystem
 
     return Place("runs/run", ArrowFSWrapper(SubTreeFileSystem(str(tmp_path), ArrowsLocalFileSystem())))
+
+
+@pytest.mark.parametrize("name", ["c*", "c?", "c[1]", "[c]1"])
+def test_a_name_that_looks_like_a_pattern_is_a_name(root: Place, name: str) -> None:
+    (root / "c1" / "x").write(b"1")
+    (root / name / "deep" / "x").write(b"2")
+    (root / name / "y").write(b"3")
+    (root / name / "y").remove()
+    assert list(root.files()) == sorted([f"{name}/deep/x", "c1/x"])
+    (root / name).remove()
+    (root / name).remove()
+    assert (root.names(), list(root.files())) == (["c1"], ["c1/x"])
 
 
 def test_what_is_written_can_be_read_listed_and_removed(root: Place, tmp_path: Path) -> None:
@@ -190,9 +212,22 @@ def test_what_another_try_cannot_change_is_not_tried_again(error: Exception) -> 
     assert len(moody.moods) == 1
 
 
+def test_a_full_disk_is_known_at_once_and_named(tmp_path: Path) -> None:
+    class Full(MemoryFileSystem):  # type: ignore[misc]
+        tries = 0
+
+        def get_file(self, path: str, target: str, **options: Any) -> None:
+            type(self).tries += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=f"cannot write {tmp_path}/x from runs/x: OSError: .* No space left on device"):
+        Place("runs", Full(), patience_s=1.0).get("x", tmp_path / "x")
+    assert Full.tries == 1
+
+
 def test_what_fails_in_the_end_names_the_place_and_the_cause() -> None:
     moody = Moody(*[ConnectionError("reset")] * 99)
-    with pytest.raises(OSError, match=r"cannot write \(tried 3 times\) x/y: ConnectionError: reset"):
+    with pytest.raises(OSError, match=r"cannot write x/y \(tried 3 times\): ConnectionError: reset"):
         Place("x/y", moody, patience_s=1.0).write(b"1")
 
 
