@@ -132,8 +132,8 @@ class Checkpoint:
 
     def _download(self, place: Place, target: Path) -> None:
         try:
-            for name in files_of(place):
-                place.get(name, target / name)
+            if names := files_of(place):
+                place.get_all(names, target)
         except FileNotFoundError as error:
             raise CheckpointError(f"{self.path} was deleted while it was read ({error})") from error
         except OSError as error:

@@ -19,6 +19,7 @@ from distrain.hostfile import total_slots
 from distrain.output import warn
 from distrain.preflight import Preflight, show
 from distrain.storage import RunPaths
+from distrain.stores import here_of
 from distrain.survey import usable_cpus
 from distrain.trainer import run_work
 from distrain.transport import hosts_of, order_for, ssh_args_of, transports_for
@@ -405,7 +406,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
 
 def _show_stacks(folder: str) -> int:
     try:
-        print(request_stacks(RunPaths(Path(folder))))
+        print(request_stacks(RunPaths(here_of(folder))))
     except DistrainError as error:
         _show("no stacks", str(error))
         return 2

@@ -91,16 +91,18 @@ class Keeper:
         )
 
     def _put(self, order: wire.Upload) -> Callable[[str], tuple[int, int]]:
-        """What brings a file to a directory elsewhere, which is marked as incomplete first."""
+        """Bring the files to a directory elsewhere, which is marked as incomplete first; returns what hashes them."""
         assert self._run is not None
         target, source = self._run / order.directory, Path(order.source)
         (target / PENDING_FILE).write(json.dumps({"attempt": order.attempt, "ordinal": order.ordinal}).encode())
 
-        def put(path: str) -> tuple[int, int]:
-            target.put(source / path, path)
-            return crc32_of(source / path)
-
-        return put if order.source else lambda path: (target / path).crc32()
+        if not order.source:
+            return lambda path: (target / path).crc32()
+        if len(order.files) > 1:
+            target.put_all(source, order.files)
+        elif order.files:  # which may go in parts
+            target.put(source / order.files[0], order.files[0])
+        return lambda path: crc32_of(source / path)
 
     def _publish(self, order: wire.Publish) -> None:
         """Look whether all files are there, and write the manifest, which makes them a checkpoint."""
@@ -138,7 +140,10 @@ class Keeper:
         for name in order.directories:
             (run / name / PENDING_FILE).write(b"{}")
             (run / name / MANIFEST_FILE).remove()
-            (run / name).remove()
+            for entry in (run / name).names():
+                if entry != PENDING_FILE:
+                    (run / name / entry).remove()
+            (run / name).remove()  # with the marker, so that what a kill leaves is swept
 
     def _owned_run(self) -> Place:
         """Raises StorageError if another coordinator has taken the run over."""

@@ -300,7 +300,7 @@ class Ledger:
     def _listing(self) -> bytes:
         known = [
             {
-                "path": str(saved.path),
+                "path": self._store.for_workers(saved),
                 "metrics": saved.metrics,
                 "status": saved.validation["status"] if saved.validation else "COMMITTED",
             }

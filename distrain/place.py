@@ -23,7 +23,7 @@ import cloudpickle
 from distrain.output import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from fsspec import AbstractFileSystem
 
@@ -201,10 +201,6 @@ class Place:
         return self.url.rstrip("/").rpartition("/")[2]
 
     @property
-    def parent(self) -> Place:
-        return replace(self, url=self.url.rstrip("/").rpartition("/")[0])
-
-    @property
     def is_of_this_process(self) -> bool:
         """Whether other processes cannot get at it: ``memory://``, or a filesystem that cannot be pickled."""
         if _protocol(self.filesystem) == "memory":
@@ -267,6 +263,14 @@ class Place:
         target.parent.mkdir(parents=True, exist_ok=True)
         (self / name)._try(f"write {target} from", lambda fs, path: fs.get_file(path, str(target)))
 
+    def get_all(self, names: Sequence[str], target: Path) -> None:
+        """Copy files from below here to below a local directory, many at once where the filesystem can."""
+        targets = [target / name for name in names]
+        for folder in {path.parent for path in targets}:
+            folder.mkdir(parents=True, exist_ok=True)
+        paths = [str(path) for path in targets]
+        self._try(f"write {target} from", lambda fs, path: fs.get([f"{path}/{name}" for name in names], paths))
+
     def chunks(self, size: int = 4 << 20) -> Iterable[bytes]:
         """The content, in turn."""
         with self._try("read", lambda fs, path: fs.open(path, "rb", block_size=size)) as file:
@@ -297,6 +301,13 @@ class Place:
         target = self / name
         target._make_parent()
         target._try("write", lambda fs, path: fs.put_file(str(source), path))
+
+    def put_all(self, source: Path, names: Sequence[str]) -> None:
+        """Copy files from below a local directory to below here, many at once where the filesystem can."""
+        for folder in {(self / name).parent.url: (self / name) for name in names}.values():
+            folder._make_parent()
+        paths = [str(source / name) for name in names]
+        self._try("write", lambda fs, path: fs.put(paths, [f"{path}/{name}" for name in names]))
 
     def remove(self) -> None:
         """Delete a file, or all that is below; harmless if there is nothing."""

@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
-from distrain.errors import StorageError
+from distrain.errors import CheckpointError, StorageError
 from distrain.output import warn
 from distrain.place import OPENING_PATIENCE_S, Place, locate
 from distrain.rounds import Commit, CommittedFile
@@ -568,12 +568,7 @@ class RunStore:
             shutil.rmtree(aside, ignore_errors=True)
 
     def for_workers(self, saved: CommittedCheckpoint) -> str:
-        """The path or URL by which workers can read it. Raises OSError."""
-        return str(saved.path)
-
-    def for_validation(self, saved: CommittedCheckpoint) -> str:
-        """The path or URL by which a process of this machine can read it, as long as it is not deleted. Raises
-        OSError."""
+        """The path or URL by which other processes can read it. Raises OSError, CheckpointError."""
         return str(saved.path)
 
     # -- what is done by others -----------------------------------------------------------------------------------
@@ -726,13 +721,16 @@ def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
 
 
 def list_files(folder: Path) -> list[tuple[str, int]]:
-    """Relative path and size in bytes of every file below ``folder``, sorted; links are followed."""
+    """Relative path and size in bytes of every file below ``folder``, sorted; links are followed. Raises
+    CheckpointError for one that leads nowhere."""
     found = []
     for parent, _, names in os.walk(folder, followlinks=True):
         for name in names:
             if name == MANIFEST_FILE:  # of a committed checkpoint that is reported again
                 continue
             path = Path(parent, name)
+            if path.is_symlink() and not path.exists():
+                raise CheckpointError(f"{path} is a link to {os.readlink(path)}, which does not exist")
             found.append((str(path.relative_to(folder)), path.stat().st_size))
     return sorted(found)
 

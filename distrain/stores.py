@@ -21,7 +21,7 @@ from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.errors import StorageError
 from distrain.keeper import Keeper
 from distrain.output import say, warn
-from distrain.place import Place, encode_filesystem, own_temporary_directory
+from distrain.place import Place, encode_filesystem, locate, own_temporary_directory
 from distrain.runlock import RunLock
 from distrain.storage import (
     DAMAGED_FILE,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from distrain.loop import Loop
     from distrain.rounds import Commit
 
-__all__ = ["RemoteStore", "damage_elsewhere", "open_run"]
+__all__ = ["RemoteStore", "damage_elsewhere", "here_of", "open_run"]
 
 _INTERRUPTED = "the wait for the storage was interrupted"
 
@@ -280,6 +280,8 @@ class RemoteStore(RunStore):
         if not positions:
             return
         names = [self.committed.pop(position).path.name for position in sorted(positions, reverse=True)]
+        for name in names:
+            shutil.rmtree(self.paths.fetched / name, ignore_errors=True)
         self._order(
             wire.Remove, partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"), directories=names
         )
@@ -287,14 +289,8 @@ class RemoteStore(RunStore):
     def for_workers(self, saved: CommittedCheckpoint) -> str:
         if not self.is_of_this_process:
             return str(saved.path)
-        return self._fetch(saved, self.paths.fetched / "for_workers")
-
-    def for_validation(self, saved: CommittedCheckpoint) -> str:
-        return self._fetch(saved, self.paths.fetched / "for_validation") if self.is_of_this_process else str(saved.path)
-
-    def _fetch(self, saved: CommittedCheckpoint, folder: Path) -> str:
-        shutil.rmtree(folder, ignore_errors=True)  # an older one, which nobody reads by now
-        return saved.checkpoint.to_directory(folder / saved.path.name)
+        copy = self.paths.fetched / saved.path.name
+        return str(copy) if copy.exists() else saved.checkpoint.to_directory(copy)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -351,6 +347,16 @@ class RemoteStore(RunStore):
 def _warn_if_failed(what: str, failed: str | None) -> None:
     if failed is not None:
         warn(f"{what}: {failed}")
+
+
+def here_of(run: str) -> Path:
+    """The directory on this machine that a run has, or would have; the run directory itself, if it is not elsewhere.
+    Raises StorageError."""
+    try:
+        place = locate(run)
+        return _spool_of(place) if isinstance(place, Place) else place
+    except OSError as error:
+        raise StorageError(str(error)) from error
 
 
 def _spool_of(run: Place) -> Path:

@@ -68,12 +68,16 @@ class _Uploader:
 
     def _beat(self) -> None:
         """In a thread of its own, as bringing a large file may take its time."""
+        complained = False
         while True:
             time.sleep(BEAT_S)
             try:
                 self._keeper.beat()
+                complained = False
             except StorageError as error:
                 self._channel.send(wire.HostFailed(text=str(error)))
                 return
             except OSError as error:
-                self._channel.send(wire.Notice(text=f"the run cannot show that it is alive: {error}"))
+                if not complained:
+                    self._channel.send(wire.Notice(text=f"the run cannot show that it is alive: {error}"))
+                complained = True

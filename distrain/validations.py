@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import process, wire
 from distrain.channel import Channel
+from distrain.errors import CheckpointError
 from distrain.output import say, warn
 from distrain.reported import ReportedCheckpointStatus as Status
 
@@ -101,13 +102,14 @@ class Validations:
             saved = self._queue.popleft()
             try:
                 self._begin(saved)
-            except OSError as error:
+            except (OSError, CheckpointError) as error:
                 self._note(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
 
     def _begin(self, saved: CommittedCheckpoint) -> None:
         request, validator = self._request, self._request.validator
         assert validator is not None
         assert saved.validation is not None
+        checkpoint = self._store.for_workers(saved)
         log = self._store.paths.validation_log(saved.path.name, self._log_dir)
         self._store.paths.make_room(log)
         environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
@@ -127,7 +129,7 @@ class Validations:
             channel.attach(self._loop, lambda frames: self._on_frames(task, frames))
         channel.queue(
             wire.Validate(
-                checkpoint=self._store.for_validation(saved),
+                checkpoint=checkpoint,
                 filesystem=request.filesystem,
                 overrides=saved.validation["overrides"],
                 directory=validator.directory,

@@ -222,6 +222,27 @@ def test_memory_is_written_by_the_coordinator(fit: Fit, workers: int) -> None:
     assert fit(train, {}, workers=workers, name="run").path == f"{url}/run-2"
 
 
+def read_all(config: dict[str, Any]) -> list[str]:
+    """What a rank gets to see of the checkpoints of its run, by old handles and by new ones."""
+    handles = []
+    for step in range(3):
+        folder = tempfile.mkdtemp()
+        for name in ("a", "deep/b", "deep/c"):
+            Path(folder, name).parent.mkdir(exist_ok=True)
+            Path(folder, name).write_text(f"{name}{step}")
+        distrain.report({}, Checkpoint(folder))
+        handles.append(distrain.get_all_reported_checkpoints()[-1].checkpoint)
+    handles += [known.checkpoint for known in distrain.get_all_reported_checkpoints()]
+    return [Path(handle.to_directory(), "deep/b").read_text() for handle in handles]
+
+
+@pytest.mark.parametrize("where", ["memory", "s3"])
+def test_every_checkpoint_that_is_kept_can_be_read_by_the_workers(fit: Fit, bucket: Bucket, where: str) -> None:
+    url = bucket.url if where == "s3" else f"memory://{uuid.uuid4().hex}"
+    result = replace(fit, storage=url)(read_all, workers=1, name="run")  # type: ignore[arg-type]
+    assert result.return_value == ["deep/b0", "deep/b1", "deep/b2"] * 2
+
+
 def test_without_workers_all_of_it_works_too(one_fit: Fit, bucket: Bucket) -> None:
     config = {"fail_at": 1, "mode": "ASYNC"}
     result = one_fit(train, config, workers=0, name="run", failure_config=FailureConfig(max_failures=1))

@@ -300,11 +300,12 @@ def test_what_a_killed_reader_has_left_goes_with_the_next_download_and_what_is_r
 
 
 def test_a_download_that_fails_leaves_nothing(downloads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Place, name: str, target: Path) -> None:
-        target.write_bytes(b"half")
+    def full(self: Place, names: list[str], target: Path) -> None:
+        target.mkdir(parents=True)
+        (target / names[0]).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Place, "get", full)
+    monkeypatch.setattr(Place, "get_all", full)
     with pytest.raises(CheckpointError, match="No space left"), Checkpoint("memory://c/a").as_directory():
         pass
     assert [path for path in downloads.iterdir() if path.suffix != ".lock"] == []

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from distrain import storage
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
-from distrain.errors import StorageError
+from distrain.errors import CheckpointError, StorageError
 from distrain.rounds import Commit, CommittedFile
 from distrain.storage import (
     CommittedCheckpoint,
@@ -141,6 +141,12 @@ def test_only_directories_with_our_names_are_checkpoints(root: Path) -> None:
         (root / name).mkdir(parents=True)
     (root / "checkpoint_000007").write_text("a file")
     assert RunPaths(root).checkpoints() == []
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").symlink_to("elsewhere.pt")
+    with pytest.raises(CheckpointError, match=r"model\.pt is a link to elsewhere\.pt, which does not exist"):
+        list_files(tmp_path)
 
 
 def test_a_checkpoint_that_somebody_reads_is_not_deleted(store: RunStore) -> None:
