@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from distrain import checks, process, wire
 from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
-from distrain.coordinator import CLOSE_TIMEOUT_S, HostLink, agent_argv
+from distrain.coordinator import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink, agent_argv
 from distrain.errors import WireError
 from distrain.inspection import package_versions
 from distrain.loop import Loop
@@ -109,6 +109,7 @@ class Preflight:
             self._loop.call_in("connect", CONNECT_TIMEOUT_S, lambda: self._give_up(CONNECT_TIMEOUT_S))
             for host in self._hosts.values():
                 self._connect(host)
+            self._beat()
             while not all(host.is_settled for host in self._hosts.values()):
                 self._loop.step()
             self._check_pairs()
@@ -116,6 +117,13 @@ class Preflight:
             self._close()
         order = {name: number for number, name in enumerate((HERE, *self._hosts))}
         self.findings.sort(key=lambda finding: (not finding.is_fatal, order[finding.host]))
+
+    def _beat(self) -> None:
+        """Those who have answered wait for the slowest, and are to know that we live."""
+        for host in self._hosts.values():
+            if host.link is not None:
+                host.link.send(wire.Ping())
+        self._loop.call_in("beat", PING_INTERVAL_S, self._beat)
 
     def _put_witness(self) -> None:
         try:
@@ -130,6 +138,9 @@ class Preflight:
         with contextlib.suppress(OSError):
             self._witness.unlink()
         links = [host.link for host in self._hosts.values() if host.link is not None]
+        for host in self._hosts.values():
+            if host.link is not None and host.hello is None:
+                host.link.drop()
         for link in links:
             link.send(wire.Close())
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -204,7 +215,7 @@ class Preflight:
             nonce=self._id,
         )
         self._tell({host.name: asked})
-        late = f"it has not answered within {INSPECT_TIMEOUT_S:g} s: does {storage} or {asked.directory} hang there?"
+        late = f"it has not answered within {INSPECT_TIMEOUT_S:g} s: does {storage or asked.directory} hang there?"
         name = f"inspect {host.name}"
         self._loop.call_in(
             name, INSPECT_TIMEOUT_S, lambda: None if host.is_settled else self._fail(host, "storage", late)
@@ -267,7 +278,9 @@ class Preflight:
         self._loop.call_in("pairs", PAIRS_TIMEOUT_S, lambda: late.append("late"))
         while not self._pairs.is_done and not late:
             self._loop.step()
+        silent = f"silent for {PAIRS_TIMEOUT_S:g} s: is it frozen?"
         self.findings += self._pairs.findings()
+        self.findings += [Finding(name, "peers", silent) for name in self._pairs.silent]
 
     # -- what there is --------------------------------------------------------------------------------------------
 
