@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from distrain import checks, process, wire
 from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
-from distrain.coordinator import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink, agent_argv
+from distrain.coordinator import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink
 from distrain.errors import WireError
 from distrain.inspection import package_versions
 from distrain.loop import Loop
@@ -83,14 +83,12 @@ class Preflight:
         *,
         storage_path: str | None,
         sys_path: Sequence[str],
-        python_flags: Sequence[str] = (),
         use_gpu: bool = False,
     ) -> None:
         self.findings: list[Finding] = []
         self._hosts = {t.host.name: _Host(t, orders[t.host.name]) for t in transports}
         self._storage = choose_run(storage_path, None).parent
         self._own = package_versions(PACKAGES, sys_path)
-        self._flags = python_flags
         self._use_gpu = use_gpu
         self._id = uuid.uuid4().hex
         self._witness = self._storage / f".distrain-check-{self._id}"
@@ -153,23 +151,28 @@ class Preflight:
     def _connect(self, host: _Host) -> None:
         host.began = time.monotonic()
         try:
-            host.link = HostLink(self._loop, host.transport, agent_argv(host.transport, self._id, "gpus", self._flags))
+            host.link = HostLink(self._loop, host.transport, self._agent_argv(host.transport))
         except OSError as error:
             self._fail(host, "ssh", f"its agent cannot be started: {error}")
             return
         host.link.listen(lambda link, frames: self._on_frames(host, frames), lambda link: self._on_end(host, link))
 
+    def _agent_argv(self, transport: Transport) -> list[str]:
+        """``env`` puts the id where a sweep of the host could find it, as in a run."""
+        shown = [f"CUDA_VISIBLE_DEVICES={','.join(transport.host.gpus)}"] if transport.host.gpus else []
+        agent = process.bootstrap_argv("agent", self._id, "gpus", python=transport.host.python or "")
+        return transport.argv(["env", f"{process.RUN_IDS}={process.extended_run_ids(self._id)}", *shown, *agent])
+
     def _on_end(self, host: _Host, link: HostLink) -> None:
-        how, said = link.how_it_ended()
-        words = _last_words(said)
-        if host.hello is not None:
-            self._fail(host, "ssh", f"its agent has ended: {how}{words}")
-        elif link.exit_code == _SSH_FAILED:
+        why, code, words = link.why_it_ended(), link.exit_code, _last_words(link.said)
+        if host.hello is not None or not code or code < 0:
+            self._fail(host, "ssh", why)
+        elif code == _SSH_FAILED:
             command = process.describe(host.transport.argv(["true"]))
             self._fail(host, "ssh", f"ssh does not get there{words}; this must work without a question: {command}")
         else:
             python = host.transport.host.python or sys.executable
-            text = f"{python} does not start distrain there, {how}{words}; install distrain=={wire.DISTRAIN_VERSION}"
+            text = f"{python} does not start distrain there, exit code {code}{words}; install distrain=={wire.DISTRAIN_VERSION}"
             self._fail(host, "python", f"{text} for it, or name another interpreter: python= in the hostfile")
 
     def _on_frames(self, host: _Host, frames: list[wire.Frame]) -> None:
