@@ -172,8 +172,9 @@ class Preflight:
             self._fail(host, "ssh", f"ssh does not get there{words}; this must work without a question: {command}")
         else:
             python = host.transport.host.python or sys.executable
-            text = f"{python} does not start distrain there, exit code {code}{words}; install distrain=={wire.DISTRAIN_VERSION}"
-            self._fail(host, "python", f"{text} for it, or name another interpreter: python= in the hostfile")
+            text = f"{python} does not start distrain there, exit code {code}{words}; install "
+            text += f"distrain=={wire.DISTRAIN_VERSION} for it, or name another interpreter: python= in the hostfile"
+            self._fail(host, "python", text)
 
     def _on_frames(self, host: _Host, frames: list[wire.Frame]) -> None:
         for frame in frames:
