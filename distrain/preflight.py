@@ -19,7 +19,6 @@ from distrain.coordinator import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink
 from distrain.errors import WireError
 from distrain.inspection import package_versions
 from distrain.loop import Loop
-from distrain.machine import CONNECT_TIMEOUT_S
 from distrain.neighbours import REACH_S
 from distrain.output import without_controls
 from distrain.storage import choose_run
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["HERE", "Preflight", "show"]
 
 HERE = "this machine"
+CONNECT_TIMEOUT_S = 60.0
 PAIRS_TIMEOUT_S = 3 * REACH_S
 _COLUMNS = (
     *("host", "ssh", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),
