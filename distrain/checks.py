@@ -148,7 +148,13 @@ class Pairs:
 
     @property
     def is_done(self) -> bool:
-        return self._reached.keys() >= self._listening.keys()
+        return not self.silent
+
+    @property
+    def silent(self) -> list[str]:
+        """Who has something left to say: where it listens, or, once all do, whom it reached."""
+        said = self._reached if all(self._listening.values()) else [h for h, here in self._listening.items() if here]
+        return [host for host in self._listening if host not in said]
 
     def begin(self) -> dict[str, wire.Message]:
         """What to say to whom."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from distrain.storage import RunStore
     from distrain.transport import Transport
 
-__all__ = ["Coordinator", "HostLink", "agent_argv"]
+__all__ = ["Coordinator", "HostLink"]
 
 PING_INTERVAL_S = 5.0
 AGENT_SILENCE_S = 30.0
@@ -90,7 +90,6 @@ class Coordinator:
         """Whether a stop was asked for once more when the training was over."""
         self._loop = Loop()
         self._hosts: dict[str, HostLink] = {}
-        self._checks: LaunchChecks | None = None
         self._validations = Validations(request, store, log_dir=log_dir)
         self._ledger = Ledger(
             store,
@@ -105,6 +104,7 @@ class Coordinator:
         self._callbacks = callbacks
         self._console_ranks = console_ranks
         self._outputs: dict[int, RankOutput] = {}
+        self._checks: LaunchChecks | None = None
         self._watch = Watch(
             self._loop,
             store.paths,
@@ -169,15 +169,23 @@ class Coordinator:
         option = "gpus" if self._request.scaling.use_gpu else "no-gpus"
         for name, transport in self._transports.items():
             try:
-                self._hosts[name] = HostLink(
-                    self._loop,
-                    transport,
-                    agent_argv(transport, self._request.run_id, option, self._request.python_flags),
-                )
+                self._hosts[name] = HostLink(self._loop, transport, self._agent_argv(transport, option))
             except OSError as error:
                 self._happened(events.HostLost(name, f"cannot start its agent: {error}"))
                 return
             self._hosts[name].listen(self._on_frames, self._on_end)
+
+    def _agent_argv(self, transport: Transport, option: str) -> list[str]:
+        """``env`` puts the run's id where a sweep of the host can find it. A fit() in a worker is for its own host."""
+        ids = f"{process.RUN_IDS}={process.extended_run_ids(self._request.run_id)}"
+        gpus = transport.host.gpus
+        shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
+        hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
+        return transport.argv(["env", *hidden, ids, *shown, *self._program(transport, self._request.run_id, option)])
+
+    def _program(self, transport: Transport, run_id: str, option: str) -> list[str]:
+        python, flags = transport.host.python or "", self._request.python_flags
+        return process.bootstrap_argv("agent", run_id, option, python=python, flags=flags)
 
     def _on_frames(self, host: HostLink, frames: list[wire.Frame]) -> None:
         for frame in frames:
@@ -473,7 +481,7 @@ class Coordinator:
     def _sweep(self, transport: Transport, run_id: str) -> None:
         """Remove what a run whose agent was lost may have left on a host."""
         with contextlib.suppress(OSError):
-            argv = transport.argv(_program(transport, run_id, "sweep", self._request.python_flags))
+            argv = transport.argv(self._program(transport, run_id, "sweep"))
             sweeper = process.spawn(argv, stderr=subprocess.DEVNULL)
             try:
                 sweeper.communicate(timeout=CLOSE_TIMEOUT_S)
@@ -486,20 +494,6 @@ class Coordinator:
         if self._stale_run_id is not None:
             for transport in self._transports.values():
                 self._sweep(transport, self._stale_run_id)
-
-
-def agent_argv(transport: Transport, run_id: str, option: str, flags: Sequence[str]) -> list[str]:
-    """The command line, for this machine, of a host's agent. ``env`` puts the run's id where a sweep of the host can
-    find it. A fit() in a worker is for its own host."""
-    ids = f"{process.RUN_IDS}={process.extended_run_ids(run_id)}"
-    gpus = transport.host.gpus
-    shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
-    hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
-    return transport.argv(["env", *hidden, ids, *shown, *_program(transport, run_id, option, flags)])
-
-
-def _program(transport: Transport, run_id: str, option: str, flags: Sequence[str]) -> list[str]:
-    return process.bootstrap_argv("agent", run_id, option, python=transport.host.python or "", flags=flags)
 
 
 class HostLink:
@@ -554,11 +548,6 @@ class HostLink:
     def last_heard(self) -> float:
         return self._channel.heard_at
 
-    @property
-    def exit_code(self) -> int | None:
-        """Of ssh, or of what it ran; None before its end."""
-        return self._process.returncode
-
     def send(self, message: wire.Message) -> None:
         if not self.dropped:
             self._channel.queue(message)
@@ -572,24 +561,18 @@ class HostLink:
 
     def why_it_ended(self) -> str:
         """The connection is at its end: how, and what was said before."""
-        how, said = self.how_it_ended()
         if self._channel.broken is not None:
-            return how
-        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
-        hint = "" if self.greeted else _HINTS.get(self._process.returncode, "")
-        return f"its agent has ended: {how}{hint}{command}" + (f"; last words:\n{said}" if said else "")
-
-    def how_it_ended(self) -> tuple[str, str]:
-        """In a few words, and all that was said beside the wire."""
-        if self._channel.broken is not None:
-            return f"it does not speak our protocol: {self._channel.broken}", ""
+            return f"it does not speak our protocol: {self._channel.broken}"
         try:
             code = self._process.wait(timeout=1.0)
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
             how = "its connection was closed"
         self._read_stderr()
-        return how, (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
+        said = (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
+        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
+        hint = "" if self.greeted else _HINTS.get(self._process.returncode, "")
+        return f"its agent has ended: {how}{hint}{command}" + (f"; last words:\n{said}" if said else "")
 
     def wait_for_end(self, deadline: float) -> bool:
         """Let the agent finish. False if it was lost before, or had to be killed: the host may need a sweep."""
@@ -614,3 +597,13 @@ class HostLink:
             self._channel.flush()
             self._channel.wait(min(left, 0.1))
         return True
+
+    @property
+    def exit_code(self) -> int | None:
+        """After :meth:`why_it_ended`; None if the process goes on."""
+        return self._process.returncode
+
+    @property
+    def said(self) -> str:
+        """All that came beside the wire."""
+        return (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 from distrain import checks, process, wire
 from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
-from distrain.coordinator import CLOSE_TIMEOUT_S, HostLink, agent_argv
+from distrain.coordinator import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink
 from distrain.errors import WireError
 from distrain.inspection import package_versions
 from distrain.loop import Loop
-from distrain.machine import CONNECT_TIMEOUT_S
 from distrain.neighbours import REACH_S
 from distrain.output import without_controls
 from distrain.storage import choose_run
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["HERE", "Preflight", "show"]
 
 HERE = "this machine"
+CONNECT_TIMEOUT_S = 60.0
 PAIRS_TIMEOUT_S = 3 * REACH_S
 _COLUMNS = (
     *("host", "ssh", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),
@@ -84,14 +84,12 @@ class Preflight:
         *,
         storage_path: str | None,
         sys_path: Sequence[str],
-        python_flags: Sequence[str] = (),
         use_gpu: bool = False,
     ) -> None:
         self.findings: list[Finding] = []
         self._hosts = {t.host.name: _Host(t, orders[t.host.name]) for t in transports}
         self._storage = choose_run(storage_path, None).parent
         self._own = package_versions(PACKAGES, sys_path)
-        self._flags = python_flags
         self._use_gpu = use_gpu
         self._id = uuid.uuid4().hex
         self._witness = self._storage / f".distrain-check-{self._id}"
@@ -111,6 +109,7 @@ class Preflight:
             self._loop.call_in("connect", CONNECT_TIMEOUT_S, lambda: self._give_up(CONNECT_TIMEOUT_S))
             for host in self._hosts.values():
                 self._connect(host)
+            self._beat()
             while not all(host.is_settled for host in self._hosts.values()):
                 self._loop.step()
             self._check_pairs()
@@ -118,6 +117,13 @@ class Preflight:
             self._close()
         order = {name: number for number, name in enumerate((HERE, *self._hosts))}
         self.findings.sort(key=lambda finding: (not finding.is_fatal, order[finding.host]))
+
+    def _beat(self) -> None:
+        """Those who have answered wait for the slowest, and are to know that we live."""
+        for host in self._hosts.values():
+            if host.link is not None:
+                host.link.send(wire.Ping())
+        self._loop.call_in("beat", PING_INTERVAL_S, self._beat)
 
     def _put_witness(self) -> None:
         try:
@@ -136,6 +142,9 @@ class Preflight:
         with contextlib.suppress(OSError):
             self._witness.unlink() if isinstance(self._witness, Path) else self._witness.remove()
         links = [host.link for host in self._hosts.values() if host.link is not None]
+        for host in self._hosts.values():
+            if host.link is not None and host.hello is None:
+                host.link.drop()
         for link in links:
             link.send(wire.Close())
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
@@ -148,24 +157,30 @@ class Preflight:
     def _connect(self, host: _Host) -> None:
         host.began = time.monotonic()
         try:
-            host.link = HostLink(self._loop, host.transport, agent_argv(host.transport, self._id, "gpus", self._flags))
+            host.link = HostLink(self._loop, host.transport, self._agent_argv(host.transport))
         except OSError as error:
             self._fail(host, "ssh", f"its agent cannot be started: {error}")
             return
         host.link.listen(lambda link, frames: self._on_frames(host, frames), lambda link: self._on_end(host, link))
 
+    def _agent_argv(self, transport: Transport) -> list[str]:
+        """``env`` puts the id where a sweep of the host could find it, as in a run."""
+        shown = [f"CUDA_VISIBLE_DEVICES={','.join(transport.host.gpus)}"] if transport.host.gpus else []
+        agent = process.bootstrap_argv("agent", self._id, "gpus", python=transport.host.python or "")
+        return transport.argv(["env", f"{process.RUN_IDS}={process.extended_run_ids(self._id)}", *shown, *agent])
+
     def _on_end(self, host: _Host, link: HostLink) -> None:
-        how, said = link.how_it_ended()
-        words = _last_words(said)
-        if host.hello is not None:
-            self._fail(host, "ssh", f"its agent has ended: {how}{words}")
-        elif link.exit_code == _SSH_FAILED:
+        why, code, words = link.why_it_ended(), link.exit_code, _last_words(link.said)
+        if host.hello is not None or not code or code < 0:
+            self._fail(host, "ssh", why)
+        elif code == _SSH_FAILED:
             command = process.describe(host.transport.argv(["true"]))
             self._fail(host, "ssh", f"ssh does not get there{words}; this must work without a question: {command}")
         else:
             python = host.transport.host.python or sys.executable
-            text = f"{python} does not start distrain there, {how}{words}; install distrain=={wire.DISTRAIN_VERSION}"
-            self._fail(host, "python", f"{text} for it, or name another interpreter: python= in the hostfile")
+            text = f"{python} does not start distrain there, exit code {code}{words}; install "
+            text += f"distrain=={wire.DISTRAIN_VERSION} for it, or name another interpreter: python= in the hostfile"
+            self._fail(host, "python", text)
 
     def _on_frames(self, host: _Host, frames: list[wire.Frame]) -> None:
         for frame in frames:
@@ -211,7 +226,7 @@ class Preflight:
             nonce=self._id,
         )
         self._tell({host.name: asked})
-        late = f"it has not answered within {INSPECT_TIMEOUT_S:g} s: does {storage} or {asked.directory} hang there?"
+        late = f"it has not answered within {INSPECT_TIMEOUT_S:g} s: does {storage or asked.directory} hang there?"
         name = f"inspect {host.name}"
         self._loop.call_in(
             name, INSPECT_TIMEOUT_S, lambda: None if host.is_settled else self._fail(host, "storage", late)
@@ -274,7 +289,9 @@ class Preflight:
         self._loop.call_in("pairs", PAIRS_TIMEOUT_S, lambda: late.append("late"))
         while not self._pairs.is_done and not late:
             self._loop.step()
+        silent = f"silent for {PAIRS_TIMEOUT_S:g} s: is it frozen?"
         self.findings += self._pairs.findings()
+        self.findings += [Finding(name, "peers", silent) for name in self._pairs.silent]
 
     # -- what there is --------------------------------------------------------------------------------------------
 

@@ -301,7 +301,7 @@ def test_what_a_killed_reader_has_left_goes_with_the_next_download_and_what_is_r
 
 def test_a_download_that_fails_leaves_nothing(downloads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Place, names: list[str], target: Path) -> None:
-        target.mkdir(parents=True)
+        target.mkdir(parents=True, exist_ok=True)
         (target / names[0]).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 

@@ -152,10 +152,12 @@ def all_listen(pairs: Pairs) -> dict[str, wire.Message]:
 def test_every_host_calls_every_other_when_all_listen() -> None:
     pairs = three()
     assert pairs.begin()["b"] == wire.Listen(address="10.0.0.2")
+    assert pairs.silent == ["a", "b", "c"]
     said = all_listen(pairs)
     assert said["b"] == wire.Reach(peers={"a": ("10.0.0.1", 1001), "c": ("10.0.0.3", 1003)}, nonce="nonce")
     assert len(said) == 3
-    for host in "abc":
+    for host, silent in (("b", "abc"), ("a", "ac"), ("c", "c")):
+        assert pairs.silent == list(silent)
         assert not pairs.is_done
         assert pairs.heard(host, wire.Reached(failed={})) == {}
     assert pairs.is_done
@@ -207,6 +209,7 @@ def test_a_host_that_is_lost_is_not_waited_for() -> None:
     pairs = three()
     pairs.heard("a", listening(1))
     pairs.heard("b", listening(2))
+    assert pairs.silent == ["c"]
     assert set(pairs.lost("c")) == {"a", "b"}
     pairs.heard("a", wire.Reached(failed={}))
     assert pairs.lost("b") == {}
