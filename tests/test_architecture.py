@@ -24,7 +24,7 @@ ROOT = Path(distrain.__file__).parent
 FLOORS = [
     "version", "absent", "errors", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
-    "backend", "main_module", "job", "events", "machine",
+    "backend", "main_module", "job", "roster", "events", "machine",
     "loop", "channel", "process", "ports", "network", "transport", "cgroup", "gpus", "survey", "output",
     "checkpoint", "storage",
     "uploads", "result", "metrics", "context", "session", "collective", "execution", "ledger", "watch",
@@ -40,7 +40,7 @@ FLOORS = [
 PROGRAMS = {"agent", "forkserver", "uploader", "worker", "coordinator"}
 THINKING = [
     "errors", "states", "hostfile", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives",
-    "stacks", "stopping", "retries", "events", "machine",
+    "stacks", "stopping", "retries", "roster", "events", "machine",
 ]  # fmt: skip
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
 
