@@ -418,6 +418,7 @@ class _HostLink:
         self.name = transport.host.name
         self.silence_s = AGENT_SILENCE_S if transport.host.is_local else transport.lease_s
         """So long it may be silent."""
+        self._ours = "" if transport.host.is_local else f"{os.path.basename(argv[0])} on this machine was "
         self.greeted = False
         self.dropped = False
         self._argv = argv
@@ -489,7 +490,7 @@ class _HostLink:
             return f"it does not speak our protocol: {self._channel.broken}"
         try:
             code = self._process.wait(timeout=1.0)
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            how = f"{self._ours}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             if self.greeted:
                 how += _ENDS.get(code, "")
         except subprocess.TimeoutExpired:
