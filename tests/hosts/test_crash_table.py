@@ -35,6 +35,8 @@ SEEN_WITHIN_S = 1.0
 """After a connection has broken, or a lease has run out."""
 BUSY_FACTOR = 4.0
 """The machine that runs this may have other things to do."""
+HANG_TIMEOUT_S = 6.0
+"""Enough for workers to start."""
 ENDS_WITHIN_S = 10.0
 """From then on: what is left is stopped, and a host that cannot be reached is tried for five seconds."""
 
@@ -261,7 +263,9 @@ def start(lab: Lab, tmp_path: Path, test_run_id: str) -> Iterator[Callable[..., 
     yield start
     for running in started:
         running.user.kill()
-        running.user.communicate()
+        running.user.wait()
+        assert running.user.stdout is not None
+        running.user.stdout.close()
 
 
 def test_a_blow(cell: Cell, start: Callable[..., Running]) -> None:
@@ -349,15 +353,15 @@ def train():
 def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(start: Callable[..., Running]) -> None:
     """Both live, and both can be reached: nobody is lost, and nobody is to blame."""
     script = SCRIPT.replace("\nrun = ", TORCH + "\nrun = ")
-    running = start(script=script, hang_timeout_s=2.0)
+    running = start(script=script, hang_timeout_s=HANG_TIMEOUT_S)
     struck = time.monotonic()
     isolate(running.lab, "on")
     try:
         output, ended = running.end()
     finally:
         isolate(running.lab, "off")
-    assert ended - struck < 2.0 + ENDS_WITHIN_S
-    assert "ENDED HangError no rank has reported or printed anything for 2 s; they were:" in output
+    assert ended - struck < HANG_TIMEOUT_S + ENDS_WITHIN_S
+    assert "ENDED HangError no rank has reported or printed anything for 6 s; they were:" in output
     assert "2 ranks (0, 1) in all_reduce at script.py:" in output
 
 

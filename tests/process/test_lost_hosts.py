@@ -22,6 +22,7 @@ import distrain
 from distrain import BackendConfig, Checkpoint, ControllerError, FailureConfig, Result, RunConfig, ScalingConfig
 from distrain.hostfile import HostSpec
 from distrain.job import FunctionWork
+from distrain.survey import usable_cpus
 from distrain.trainer import run_work
 from distrain.transport import PrefixTransport
 from tests.conftest import run_members
@@ -187,6 +188,29 @@ def test_spare_slots_take_the_place_of_a_lost_host(hosts: Hosts, capfd: pytest.C
     assert hosts(lose_the_last_host_for_ever, workers=3, one=2, two=1, three=2).return_value == 1
     assert hosts.placed() == [["one", "one", "two"], ["one", "one", "three"]]
     assert "distrain: 3 workers on one, three, without two\n" in capfd.readouterr().err
+
+
+def test_a_host_that_gets_more_workers_than_before_has_fewer_threads_for_each(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which libraries read when they are imported, before any worker is forked."""
+
+    def train(config: dict[str, Any]) -> None:
+        count = begin()
+        Path(config["place"], f"threads-{count}-{os.environ['RANK']}").write_text(os.environ["OMP_NUM_THREADS"])
+        distrain.collective.barrier()
+        if count == 0 and os.environ["FAKE_HOST"] == "one":
+            kill_the_agent()
+        distrain.collective.barrier()
+
+    def threads(count: int, rank: int) -> int:
+        return int((hosts.place / f"threads-{count}-{rank}").read_text())
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    hosts(train, workers=2, one=1, two=3)
+    assert hosts.placed() == [["one", "two"], ["two", "two"]]
+    assert threads(0, 1) == usable_cpus()
+    assert threads(1, 0) == threads(1, 1) == max(1, usable_cpus() // 2)
 
 
 def test_a_run_of_min_and_max_goes_on_smaller_and_grows_again(hosts: Hosts) -> None:
