@@ -22,7 +22,7 @@ from distrain.job import original
 from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
-from distrain.output import RankOutput, warn
+from distrain.output import RankOutput, patient_consoles, warn
 from distrain.stacks import last_words
 from distrain.states import RunState
 from distrain.watch import Watch
@@ -128,18 +128,19 @@ class Coordinator:
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         try:
-            with self._watch, self._signals():
-                self._run()
+            with self._watch, self._signals(), patient_consoles(self._loop) as watch_consoles:
+                self._run(watch_consoles)
         finally:
             self._loop.close()
 
-    def _run(self) -> None:
+    def _run(self, watch_consoles: Callable[[], None]) -> None:
         try:
             self._sweep_stale_run()
             self._do(self.machine.start(time.monotonic()))
             self._ping()
             while not self.machine.state.is_terminal:
                 self._arm_timers()
+                watch_consoles()
                 self._loop.step()
                 self._flush()
         finally:

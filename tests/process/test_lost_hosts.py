@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from distrain.job import FunctionWork
 from distrain.survey import usable_cpus
 from distrain.trainer import run_work
 from distrain.transport import PrefixTransport
-from tests.conftest import run_members
+from tests.conftest import run_members, wait_until
 from tests.process.conftest import Fit, make_fake_ssh, records
 
 if TYPE_CHECKING:
@@ -286,3 +287,42 @@ def test_a_coordinator_that_was_stopped_for_longer_than_the_lease_starts_anew(ho
     failures = FailureConfig(max_failures=1, host_lease_s=1.0, retry_same_failure=True)
     with subprocess.Popen(["sh", "-c", stopper]):
         assert hosts(train, workers=2, one=1, two=1, failures=failures).return_value == 1
+
+
+BLOCKED = """
+import sys, time
+from pathlib import Path
+from distrain import BackendConfig, FailureConfig, RunConfig, ScalingConfig
+from distrain.hostfile import HostSpec
+from distrain.job import FunctionWork
+from distrain.trainer import run_work
+from distrain.transport import PrefixTransport
+
+place = Path(sys.argv[1])
+
+def train():
+    print(("x" * 1000 + "\\n") * 300)
+    (place / "printed").touch()
+    time.sleep(3.0)
+    (place / "trained").touch()
+    print("the end")
+
+run_work(
+    FunctionWork(function=train, config={}, backend=BackendConfig()),
+    ScalingConfig(),
+    RunConfig(storage_path=place / "runs", failure_config=FailureConfig(host_lease_s=1.0)),
+    transports=[PrefixTransport(host=HostSpec(name="far", address="far"), prefix=(sys.argv[2],), lease_s=1.0)],
+)
+"""
+
+
+def test_a_console_that_nobody_reads_does_not_let_the_leases_of_hosts_run_out(tmp_path: Path) -> None:
+    """Ctrl-S, or a ``less`` that waits: all is shown when it goes on."""
+    (tmp_path / "script.py").write_text(BLOCKED)
+    argv = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), make_fake_ssh(tmp_path).prefix[0]]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as user:
+        wait_until(lambda: (tmp_path / "trained").exists() or user.poll() is not None, what="the end of the training")
+        output, _ = user.communicate(timeout=20.0)
+    assert user.returncode == 0, output[-2000:]
+    assert output.count("x" * 1000) == 300
+    assert "[rank 0] the end\n" in output
