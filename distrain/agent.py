@@ -40,6 +40,7 @@ STACKS_PATIENCE_S = 1.0
 """How long a worker may take to answer when nobody is in a hurry."""
 FORKSERVER_PATIENCE_S = 1.0
 """After a SIGKILL to all workers: if they are still there by then, the forkserver does not answer and goes too."""
+_LEASE_MARGIN_S = 0.01
 _MOST_QUEUED = 4 << 20
 _LEAST_QUEUED = 1 << 20
 _PACKET_BYTES = 64 << 10
@@ -47,10 +48,12 @@ _PIPE_BYTES = 1 << 20
 
 
 def main(arguments: list[str]) -> None:
-    """``arguments``: the run id and an option: ``gpus`` counts them, ``sweep`` only removes what a lost run left."""
-    run_id, option = arguments
+    """``arguments``: the run id and an option: ``gpus`` counts them, ``sweep`` only removes what a lost run left. An id
+    that all processes of a lost agent have may follow: they are to end before this one says HELLO."""
+    run_id, option, *lost = arguments
+    for leftover in [run_id] if option == "sweep" else lost:
+        process.sweep(leftover)
     if option == "sweep":
-        process.sweep(run_id)
         return
     Agent(run_id, with_gpus=option == "gpus").run()
 
@@ -155,11 +158,12 @@ class Agent:
         silence_s = self._loop.now - self._up.heard_at
         if silence_s > lease_s:
             text = f"the coordinator was silent for {silence_s:.0f} s, its lease is {lease_s:g} s: the host is emptied"
-            self._up.queue(wire.HostFailed(text=text))
+            self._up.queue(wire.HostFailed(text=text, leaves=True))
             self._loop.stop()
             return
         self._up.queue(wire.Ping())
-        self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3), self._beat)
+        left_s = self._up.heard_at + lease_s - self._loop.now
+        self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3, left_s + _LEASE_MARGIN_S), self._beat)
 
     def _leave(self) -> None:
         if self._forkserver is not None:
@@ -184,6 +188,7 @@ class Agent:
     def _on_message(self, message: wire.Message) -> None:
         match message:
             case wire.Prepare():
+                self._forget_forkserver()
                 self._prepared = replace(message, body=b"")
                 self._job_fd = _keep_in_memory(message.body)
                 try:
@@ -255,6 +260,14 @@ class Agent:
         self._forkserver = ForkServerLink(self._loop, self._prepared, self._job_fd, self._open_files)
         self._forkserver.on_packet = self._on_forkserver
         self._forkserver.on_death = self._on_forkserver_death
+
+    def _forget_forkserver(self) -> None:
+        """It has no workers, and was prepared for another number of them."""
+        if self._forkserver is not None:
+            self._forkserver.dismiss()
+            self._forkserver = None
+        if self._job_fd >= 0:
+            os.close(self._job_fd)
 
     def _on_forkserver(self, packet: dict[str, Any]) -> None:
         match packet["kind"]:

@@ -40,7 +40,8 @@ class ScalingConfig:
     """How many workers, and what each of them needs.
 
     num_workers: processes to start. More workers than CPUs is allowed. 0 starts none: train_func runs in this process
-        as rank 0 of 1, where a debugger works.
+        as rank 0 of 1, where a debugger works. ``(min, max)``: as many as the hosts have slots for; every attempt
+        counts anew, so that a run goes on without a lost host, and with it when it is back.
     use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` says otherwise).
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         What is named here is checked against the hosts before anything starts; it limits nothing afterwards.
@@ -55,7 +56,7 @@ class ScalingConfig:
     trainer_resources, placement_strategy: of Ray; they mean nothing here, which is said once.
     """
 
-    num_workers: int = 1
+    num_workers: int | tuple[int, int] = 1
     use_gpu: bool = False
     resources_per_worker: dict[str, float] | None = None
     start_method: StartMethod = "forkserver"
@@ -67,7 +68,7 @@ class ScalingConfig:
     placement_strategy: str = "PACK"
 
     def __post_init__(self) -> None:
-        _check_int("ScalingConfig.num_workers", self.num_workers, minimum=0)
+        self._check_workers()
         _check_type("ScalingConfig.use_gpu", self.use_gpu, bool, "True or False")
         _check_choice("ScalingConfig.start_method", self.start_method, get_args(StartMethod))
         if self.resources_per_worker is not None:
@@ -94,6 +95,19 @@ class ScalingConfig:
         if self.placement_strategy != "PACK":
             _warn("ScalingConfig.placement_strategy has no effect: hosts are filled in order, up to their slots")
         self._check_hosts()
+
+    def _check_workers(self) -> None:
+        label, value = "ScalingConfig.num_workers", self.num_workers
+        if not isinstance(value, (tuple, list)):
+            _check_int(label, value, minimum=0)
+            return
+        if len(value) != 2:
+            raise ValueError(f"{label} must be an int or (min, max), got {value!r}")
+        for number in value:
+            _check_int(f"{label} as (min, max)", number, minimum=1)
+        if value[0] > value[1]:
+            raise ValueError(f"{label} as (min, max) must not have more for min than for max, got {value!r}")
+        object.__setattr__(self, "num_workers", tuple(value))
 
     def _check_hosts(self) -> None:
         for name in ("hosts", "ssh_args"):
@@ -130,6 +144,16 @@ class ScalingConfig:
             raise ValueError(f"{label} must be a fraction of one GPU or a whole number, got {amount!r}")
 
     @property
+    def min_workers(self) -> int:
+        """Fewer than these do not train."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def max_workers(self) -> int:
+        """As many as there are at most."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
     def gpus_per_worker(self) -> float:
         """GPUs of one worker; below 1 several workers share one."""
         return (self.resources_per_worker or {}).get("GPU", 1 if self.use_gpu else 0)
@@ -146,8 +170,8 @@ class ScalingConfig:
 
     @property
     def total_resources(self) -> dict[str, float]:
-        """What all workers take together, as Ray counts it."""
-        return {name: amount * self.num_workers for name, amount in self.worker_resources.items()}
+        """What all workers take together, as Ray counts it; of ``(min, max)`` the most."""
+        return {name: amount * self.max_workers for name, amount in self.worker_resources.items()}
 
     @property
     def worker_resources(self) -> dict[str, float]:
@@ -178,6 +202,10 @@ class FailureConfig:
     hang_report_s: seconds without a sign of progress (no report, no output, of any rank) after which the stacks of all
         ranks are shown, once; None never shows them.
     hang_timeout_s: the same, after which the attempt counts as failed; None, the default, waits for ever.
+    host_lease_s: seconds of silence after which a host that is reached by ssh counts as lost, and after which its
+        workers end by themselves. A lost host is a failure like any other: with restarts left, the run goes on.
+    host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it; it is
+        tried once in any case.
     """
 
     max_failures: int = 0
@@ -185,6 +213,8 @@ class FailureConfig:
     backoff_s: float = 0.0
     hang_report_s: float | None = 600.0
     hang_timeout_s: float | None = None
+    host_lease_s: float = 15.0
+    host_wait_s: float = 60.0
 
     def __post_init__(self) -> None:
         _check_int("FailureConfig.max_failures", self.max_failures, minimum=-1)
@@ -193,6 +223,15 @@ class FailureConfig:
         for name in ("hang_report_s", "hang_timeout_s"):
             if getattr(self, name) is not None:
                 _check_seconds(f"FailureConfig.{name}", getattr(self, name))
+        for name in ("host_lease_s", "host_wait_s"):
+            _check_seconds(f"FailureConfig.{name}", getattr(self, name))
+        if self.host_lease_s < _SHORTEST_LEASE_S:
+            raise ValueError(
+                f"FailureConfig.host_lease_s must be at least {_SHORTEST_LEASE_S:g} s, got {self.host_lease_s!r}"
+            )
+
+
+_SHORTEST_LEASE_S = 1.0
 
 
 @without("checkpoint_at_end", "checkpoint_frequency")

@@ -25,7 +25,7 @@ from distrain.job import original
 from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
-from distrain.output import RankOutput, say, warn
+from distrain.output import RankOutput, patient_consoles, say, warn
 from distrain.stacks import last_words
 from distrain.states import RunState
 from distrain.validations import Validations
@@ -46,8 +46,8 @@ __all__ = ["Coordinator", "HostLink"]
 
 PING_INTERVAL_S = 5.0
 AGENT_SILENCE_S = 30.0
-"""An agent pings every few seconds; one that is silent this long is taken for dead, also on a transport with a longer
-lease."""
+"""An agent of this machine pings every few seconds; one that is silent this long is taken for dead."""
+_LEASE_MARGIN_S = 0.01
 CLOSE_TIMEOUT_S = 5.0
 _SILENT_WAIT_S = 5.0
 """For the storage, at the end; who waits longer is told."""
@@ -59,6 +59,8 @@ _HINTS = {
     255: ", which is ssh's when it cannot connect or log in",
 }
 """What an exit code means before a HELLO."""
+_ENDS = {255: ", which is ssh's when the connection breaks or the agent is killed"}
+"""The same after it."""
 
 
 class Coordinator:
@@ -90,6 +92,7 @@ class Coordinator:
         """Whether a stop was asked for once more when the training was over."""
         self._loop = Loop()
         self._hosts: dict[str, HostLink] = {}
+        self._contacted: set[str] = set()
         self._validations = Validations(request, store, log_dir=log_dir)
         self._ledger = Ledger(
             store,
@@ -142,22 +145,22 @@ class Coordinator:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         self._store.failed = self._storage_failed
         try:
-            with self._watch, self._signals():
-                self._run()
+            with self._watch, self._signals(), patient_consoles(self._loop) as watch_consoles:
+                self._run(watch_consoles)
         finally:
             self._store.detach()
             self._loop.close()
 
-    def _run(self) -> None:
+    def _run(self, watch_consoles: Callable[[], None]) -> None:
         try:
             self._sweep_stale_run()
             self._store.start(self._loop, self._request.run_id, self._request.python_flags)
             self._validations.start(self._loop)
             self._do(self.machine.start(time.monotonic()))
-            self._connect()
             self._ping()
             while not self.machine.state.is_terminal:
                 self._arm_timers()
+                watch_consoles()
                 self._loop.step()
                 self._flush()
         finally:
@@ -165,30 +168,42 @@ class Coordinator:
 
     # -- hosts ----------------------------------------------------------------------------------------------------
 
-    def _connect(self) -> None:
-        option = "gpus" if self._request.scaling.use_gpu else "no-gpus"
-        for name, transport in self._transports.items():
-            try:
-                self._hosts[name] = HostLink(self._loop, transport, self._agent_argv(transport, option))
-            except OSError as error:
-                self._happened(events.HostLost(name, f"cannot start its agent: {error}"))
-                return
-            self._hosts[name].listen(self._on_frames, self._on_end)
+    def _connect(self, name: str) -> None:
+        """Start an agent; in place of another, it ends what that one may have left there before it says HELLO."""
+        former, transport = self._hosts.pop(name, None), self._transports[name]
+        if former is not None:
+            former.drop()
+            former.dispose()
+        try:
+            link = HostLink(self._loop, transport, self._agent_argv(transport, again=name in self._contacted))
+        except OSError as error:
+            lost = events.HostLost(name, f"cannot start its agent: {error}")
+            self._loop.call_in(f"connect {name}", 0.0, lambda: self._happened(lost))
+            return
+        self._contacted.add(name)
+        self._hosts[name] = link
+        link.listen(self._on_frames, self._on_end)
 
-    def _agent_argv(self, transport: Transport, option: str) -> list[str]:
-        """``env`` puts the run's id where a sweep of the host can find it. A fit() in a worker is for its own host."""
-        ids = f"{process.RUN_IDS}={process.extended_run_ids(self._request.run_id)}"
+    def _agent_argv(self, transport: Transport, *, again: bool) -> list[str]:
+        """``env`` puts the run's id, and the host's within it, where a sweep can find them: two of our hosts may be one
+        machine. A fit() in a worker is for its own host."""
+        run_id = self._request.run_id
+        on_host = f"{run_id}.{list(self._transports).index(transport.host.name)}"
+        ids = f"{process.RUN_IDS}={process.extended_run_ids(run_id)}:{on_host}"
         gpus = transport.host.gpus
         shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
         hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
-        return transport.argv(["env", *hidden, ids, *shown, *self._program(transport, self._request.run_id, option)])
+        arguments = [run_id, "gpus" if self._request.scaling.use_gpu else "no-gpus", *([on_host] if again else [])]
+        return transport.argv(["env", *hidden, ids, *shown, *self._program(transport, *arguments)])
 
-    def _program(self, transport: Transport, run_id: str, option: str) -> list[str]:
+    def _program(self, transport: Transport, *arguments: str) -> list[str]:
         python, flags = transport.host.python or "", self._request.python_flags
-        return process.bootstrap_argv("agent", run_id, option, python=python, flags=flags)
+        return process.bootstrap_argv("agent", *arguments, python=python, flags=flags)
 
     def _on_frames(self, host: HostLink, frames: list[wire.Frame]) -> None:
         for frame in frames:
+            if host.dropped:
+                return
             try:
                 if frame.kind == wire.Hello.__name__ and not self._is_welcome(host, frame):
                     return
@@ -202,16 +217,19 @@ class Coordinator:
         self._happened(events.HostLost(host.name, host.why_it_ended()))
 
     def _ping(self) -> None:
-        now = self._loop.now
+        """Tell all agents that we live, and find those that do not; again when it is time, or when a lease ends."""
+        now, next_in_s = self._loop.now, PING_INTERVAL_S
         for host in list(self._hosts.values()):
-            if now - host.last_heard > min(host.lease_s, AGENT_SILENCE_S) and host.greeted and not host.dropped:
+            silence_s = now - host.last_heard
+            if host.dropped or not host.greeted:
+                continue
+            if silence_s > host.silence_s:
                 host.drop()
-                self._happened(
-                    events.HostLost(host.name, f"its agent has been silent for {now - host.last_heard:.0f} s")
-                )
+                self._happened(events.HostLost(host.name, host.why_it_was_dropped(silence_s)))
+                continue
             host.send(wire.Ping())
-        leases = [transport.lease_s for transport in self._transports.values()]
-        self._loop.call_in("ping", min(PING_INTERVAL_S, *(lease_s / 3 for lease_s in leases)), self._ping)
+            next_in_s = min(next_in_s, host.silence_s / 3, host.silence_s - silence_s + _LEASE_MARGIN_S)
+        self._loop.call_in("ping", next_in_s, self._ping)
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -228,7 +246,11 @@ class Coordinator:
                     self._storage_failed(f"{host.name} cannot use the storage: {failed}")
             case wire.Hello():
                 host.greeted = True
+                self._ping()  # by its lease, from now on
                 self._happened(events.HostSaid(host.name, message))
+            case wire.HostFailed() if message.leaves:
+                host.drop()
+                self._happened(events.HostLost(host.name, message.text))
             case wire.Output():
                 self._watch.progress()
                 self._outputs[message.rank].feed(message.stream, message.body)
@@ -348,6 +370,8 @@ class Coordinator:
                     self._hosts[host].send(message)
                     if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
                         self._hosts[host].send(opening)
+                case events.Connect(host):
+                    self._connect(host)
                 case events.Say(text):
                     warn(text)
                 case events.AttemptStarts(attempt, plan):
@@ -448,9 +472,8 @@ class Coordinator:
         for host in self._hosts.values():
             host.send(wire.Close())
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        unclean = [host.name for host in self._hosts.values() if not host.wait_for_end(deadline)]
-        for name in unclean:
-            self._sweep(self._transports[name], self._request.run_id)
+        clean = {host.name for host in self._hosts.values() if host.wait_for_end(deadline)}
+        self._sweep(self._contacted - clean, self._request.run_id)
         self._close_outputs()
         self._ledger.close()
         self._await_storage()
@@ -478,13 +501,17 @@ class Coordinator:
         self._validations.abort()
         self._await_storage()
 
-    def _sweep(self, transport: Transport, run_id: str) -> None:
-        """Remove what a run whose agent was lost may have left on a host."""
-        with contextlib.suppress(OSError):
-            argv = transport.argv(self._program(transport, run_id, "sweep"))
-            sweeper = process.spawn(argv, stderr=subprocess.DEVNULL)
+    def _sweep(self, hosts: Collection[str], run_id: str) -> None:
+        """Remove what a run whose agents were lost may have left on these hosts, on all of them at the same time."""
+        sweepers = []
+        for transport in map(self._transports.__getitem__, hosts):
+            with contextlib.suppress(OSError):
+                argv = transport.argv(self._program(transport, run_id, "sweep"))
+                sweepers.append(process.spawn(argv, stderr=subprocess.DEVNULL))
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for sweeper in sweepers:
             try:
-                sweeper.communicate(timeout=CLOSE_TIMEOUT_S)
+                sweeper.communicate(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 sweeper.kill()
                 sweeper.communicate()
@@ -492,8 +519,7 @@ class Coordinator:
     def _sweep_stale_run(self) -> None:
         """The run that we continue ended without a word: not even its agents may have lived to clean up."""
         if self._stale_run_id is not None:
-            for transport in self._transports.values():
-                self._sweep(transport, self._stale_run_id)
+            self._sweep(self._transports, self._stale_run_id)
 
 
 class HostLink:
@@ -503,7 +529,9 @@ class HostLink:
 
     def __init__(self, loop: Loop, transport: Transport, argv: list[str]) -> None:
         self.name = transport.host.name
-        self.lease_s = transport.lease_s
+        self.silence_s = AGENT_SILENCE_S if transport.host.is_local else transport.lease_s
+        """So long it may be silent."""
+        self._ours = "" if transport.host.is_local else f"{os.path.basename(argv[0])} on this machine was "
         self.greeted = False
         self.dropped = False
         self._argv = argv
@@ -559,17 +587,28 @@ class HostLink:
             self._channel.close()
             self._process.kill()
 
+    def why_it_was_dropped(self, silence_s: float) -> str:
+        """After a silence for too long; ssh may have something to say about it."""
+        said = self._last_words()
+        text = f"its agent has been silent for {silence_s:.0f} s: host or network down, or the host is frozen?"
+        return text + (f"; last words:\n{said}" if said else "")
+
+    def _last_words(self) -> str:
+        self._read_stderr()
+        return (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
+
     def why_it_ended(self) -> str:
         """The connection is at its end: how, and what was said before."""
         if self._channel.broken is not None:
             return f"it does not speak our protocol: {self._channel.broken}"
         try:
             code = self._process.wait(timeout=1.0)
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            how = f"{self._ours}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            if self.greeted:
+                how += _ENDS.get(code, "")
         except subprocess.TimeoutExpired:
             how = "its connection was closed"
-        self._read_stderr()
-        said = (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
+        said = self._last_words()
         command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
         hint = "" if self.greeted else _HINTS.get(self._process.returncode, "")
         return f"its agent has ended: {how}{hint}{command}" + (f"; last words:\n{said}" if said else "")
@@ -579,13 +618,17 @@ class HostLink:
         clean = not self.dropped
         if clean:
             clean = self._drain(deadline)
+        self.dispose()
+        return clean
+
+    def dispose(self) -> None:
+        """Release all that this machine has of it."""
         self.dropped = True
         self._channel.close()
         self._loop.forget(self._stderr.fileno())
         self._stderr.close()
         self._process.kill()
         self._process.wait()
-        return clean
 
     def _drain(self, deadline: float) -> bool:
         self._loop.forget(self._channel.read_fd)

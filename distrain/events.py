@@ -22,6 +22,7 @@ __all__ = [
     "AttemptEnded",
     "AttemptStarts",
     "CheckpointSaved",
+    "Connect",
     "Event",
     "HostLost",
     "HostSaid",
@@ -86,7 +87,7 @@ class HostSaid:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """The connection to an agent has ended, or its lease has run out."""
+    """The connection to an agent has ended, its lease has run out, or it could not be started."""
 
     host: str
     why: str
@@ -143,6 +144,13 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
+class Connect:
+    """Start an agent on a host: its first, or one in place of another that was lost, of which nothing may be left."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """One line for the user."""
 
@@ -166,7 +174,7 @@ class AttemptEnded:
     why: str | None = None
 
 
-Action = Tell | Say | AttemptStarts | AttemptEnded
+Action = Tell | Connect | Say | AttemptStarts | AttemptEnded
 
 
 # -- what has come of it ---------------------------------------------------------------------------------------------

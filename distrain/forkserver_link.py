@@ -84,6 +84,11 @@ class ForkServerLink:
             os.close(self._pidfd)
             self._pidfd = -1
 
+    def dismiss(self) -> None:
+        """Kill it without a word to anybody."""
+        self._forget()
+        self.kill()
+
     def kill(self) -> None:
         """SIGKILL; its workers die with it. The loop then reports its death."""
         self._process.kill()

@@ -17,6 +17,7 @@ from distrain.events import (
     AttemptEnded,
     AttemptStarts,
     CheckpointSaved,
+    Connect,
     Event,
     HostLost,
     HostSaid,
@@ -42,6 +43,7 @@ from distrain.plan import (
     visible_devices,
 )
 from distrain.retries import Retries
+from distrain.roster import CONNECT_TIMEOUT_S, Roster, Standing
 from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 from distrain.stopping import Order, StopVotes
 
@@ -50,7 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RunMachine"]
 
-CONNECT_TIMEOUT_S = 60.0
+RETURN_S = 10.0
+"""For lost hosts to come back before a restart that can do without them; as long as ssh tries to connect."""
 STOP_TIMEOUT_S = 10.0
 """Beyond the grace: after this an agent that cannot empty its host is given up, by name."""
 EXIT_TIMEOUT_S = 30.0
@@ -89,8 +92,8 @@ class RunMachine:
         self.storage_failed = False
         self.plan: WorldPlan | None = None
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        self._hosts: dict[str, HostFacts | None] = dict.fromkeys(request.hosts)
-        self._lost: set[str] = set()
+        self._roster = Roster({name: order.slots for name, order in request.hosts.items()}, request.scaling)
+        self._prepared: dict[str, int] = {}
         self._ranks: dict[int, _Rank] = {}
         self._address = ""
         self._endpoints: list[str] = []
@@ -139,7 +142,7 @@ class RunMachine:
     @property
     def lost_ranks(self) -> list[int]:
         """Ranks of the latest attempt whose hosts are lost."""
-        return [number for number, rank in self._ranks.items() if rank.plan.host in self._lost]
+        return [number for number, rank in self._ranks.items() if self._roster.is_gone(rank.plan.host)]
 
     def deadline(self) -> float | None:
         """When the machine wants a :class:`Tick`."""
@@ -148,9 +151,9 @@ class RunMachine:
     # -- events ---------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Action]:
-        """To be called once, when the agents are being started."""
-        self._deadline = now + CONNECT_TIMEOUT_S
-        return []
+        """To be called once: whom to connect to."""
+        self._roster.begin(now, wait_s=0.0, patience_s=CONNECT_TIMEOUT_S)
+        return self._muster(now)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about ``event``. Raises InvalidTransition, with the story, when that cannot happen now."""
@@ -198,7 +201,7 @@ class RunMachine:
     def _on_hello(self, host: str, hello: wire.Hello, now: float) -> list[Action]:
         gpus = None if hello.gpus is None else tuple(Gpu(**gpu) for gpu in hello.gpus)
         order = self.request.hosts[host]
-        self._hosts[host] = HostFacts(
+        facts = HostFacts(
             name=host,
             cpus=hello.cpus,
             memory_bytes=hello.memory_bytes,
@@ -207,16 +210,60 @@ class RunMachine:
             network=hello.network,
             address="" if order.is_local else hello.address,  # there, ssh has come from who knows where
         )
-        facts = [f for f in self._hosts.values() if f is not None]
-        if len(facts) < len(self._hosts):
-            return []
+        self._roster.came(host, facts)
+        return self._muster(now) if self.state is RunState.CONNECTING else []
+
+    def _muster(self, now: float) -> list[Action]:
+        """Begin the next attempt if there are hosts for it; otherwise ask others, and wait, or give up."""
+        asked: list[Action] = [Connect(host) for host in self._roster.ask(now)]
+        standing = self._roster.standing(now)
+        if standing is Standing.READY:
+            return [*asked, *self._plan_attempt(now)]
+        if self.state is not RunState.CONNECTING:
+            self._move(RunState.CONNECTING)
+        if standing is Standing.HOPELESS:
+            self._ranks, self.hung = {}, None  # it is not for what they did that the run ends
+            return self._give_up(self._too_few_hosts(), now)
+        self._deadline = self._roster.deadline()
+        return asked
+
+    def _plan_attempt(self, now: float) -> list[Action]:
+        before = self.plan
         try:
-            self.plan = make_plan(facts, self.request.scaling)
+            self.plan = make_plan(self._roster.present, self.request.scaling)
         except ResourcesError as error:
             self.resources_missing = True
             return self._give_up(str(error), now)
-        prepared: list[Action] = [Tell(name, self._prepare(name, self.plan)) for name in self.plan.hosts]
-        return [*prepared, *self._reserve(now)]
+        told = [*self._say_change(before, self.plan), *self._prepare_hosts(self.plan)]
+        return [*told, *self._reserve(now)]
+
+    def _say_change(self, before: WorldPlan | None, plan: WorldPlan) -> list[Action]:
+        """What is not as in the attempt before, or as the user expects it."""
+        same = (before.hosts, before.world_size) if before else (plan.hosts, self.request.scaling.max_workers)
+        if (plan.hosts, plan.world_size) == same and not (before is None and self._roster.lost):
+            return []
+        without = f", without {', '.join(self._roster.lost)}" if self._roster.lost else ""
+        reasons = [f"    {line}" for line in self._roster.told().splitlines()] if before is None else []
+        return [Say("\n".join([f"{plan.world_size} workers on {', '.join(plan.hosts)}{without}", *reasons]))]
+
+    def _prepare_hosts(self, plan: WorldPlan) -> list[Action]:
+        """Those that were not, or for another number of workers."""
+        workers = {host: len(plan.on(host)) for host in plan.hosts}
+        new = [host for host in plan.hosts if self._prepared.get(host) != workers[host]]
+        self._prepared |= workers
+        return [Tell(host, self._prepare(host, plan)) for host in new]
+
+    def _too_few_hosts(self) -> str:
+        if not self.retries.used:
+            return self._roster.told()
+        least, wait_s = self.request.scaling.min_workers, self.request.failure_config.host_wait_s
+        slots = sum(host.slots or 0 for host in self._roster.present)
+        when = f"within {wait_s:g} s" if wait_s else "at once"
+        return (
+            f"{self._roster.told()}\n"
+            f"{', '.join(self._roster.lost)} did not come back {when} (FailureConfig.host_wait_s), and the other hosts "
+            f"have {slots} slots for {least} workers. Mend it, or give the run spare slots or num_workers=(min, max)"
+        )
 
     def _prepare(self, host: str, plan: WorldPlan) -> wire.Prepare:
         request, order = self.request, self.request.hosts[host]
@@ -427,7 +474,7 @@ class RunMachine:
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
         self._deadline = now + grace_s + STOP_TIMEOUT_S
-        hosts = [host for host in self.plan.hosts if host not in self._lost]
+        hosts = [host for host in self.plan.hosts if not self._roster.is_gone(host)]
         if not hosts:
             return self._all_gone(now)
         stop = wire.Stop(attempt=self.attempt, grace_s=grace_s, culprit_known=culprit_known)
@@ -438,9 +485,12 @@ class RunMachine:
             return []
         self._gone.add(host)
         assert self.plan is not None
-        if set(self.plan.hosts) - self._gone - self._lost:
-            return []
-        return self._all_gone(now)
+        return [] if self._occupied() else self._all_gone(now)
+
+    def _occupied(self) -> list[str]:
+        """Hosts on which the attempt may have processes, and that can still say so."""
+        assert self.plan is not None
+        return [host for host in self.plan.hosts if host not in self._gone and not self._roster.is_gone(host)]
 
     def _all_gone(self, now: float) -> list[Action]:
         """Nothing of the attempt is left anywhere: finish, give up, or try again."""
@@ -458,6 +508,7 @@ class RunMachine:
             self.earlier.append(f"attempt {self.attempt} before: {what_failed.splitlines()[0]}")
             return [*ended, Say(what_failed), *self._retry(now)]
         else:
+            self.problem = self.problem or self._loss()
             self._end(RunState.FAILED)
         return ended
 
@@ -468,6 +519,17 @@ class RunMachine:
         if self.hung is not None and not self.failures:
             return self._what_failed()
         return self.problem
+
+    def _loss(self) -> str | None:
+        """What a run ends with that has lost a host, and is not restarted."""
+        assert self.plan is not None
+        told = self._roster.told(self.plan.hosts)
+        if not told or self.request.failure_config.max_failures:
+            return told or None
+        return (
+            f"{told}\nFailureConfig(max_failures=1) lets a run go on once: on spare slots, on fewer hosts with "
+            "num_workers=(min, max), or when the host is back"
+        )
 
     def _what_failed(self) -> str:
         if not self.failures:
@@ -480,7 +542,7 @@ class RunMachine:
         return f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}"
 
     def _may_retry(self) -> bool:
-        if self._lost or self.problem or self._retry_forbidden:
+        if self.problem or self._retry_forbidden:
             return False
         culprit = culprit_first(self.failures)[0] if self.failures else None
         reports = self._ranks[culprit.rank].reports if culprit else 0
@@ -489,10 +551,18 @@ class RunMachine:
     def _retry(self, now: float) -> list[Action]:
         delay_s = self.retries.delay_s()
         if not delay_s:
-            return self._reserve(now)
+            return self._next_attempt(now)
         self._move(RunState.WAITING)
         self._deadline = now + delay_s
         return [Say(f"the next attempt starts in {delay_s:g} s")]
+
+    def _next_attempt(self, now: float) -> list[Action]:
+        before = set(self._roster.lost)
+        self._roster.begin(now, wait_s=self.request.failure_config.host_wait_s, patience_s=RETURN_S)
+        actions = self._muster(now)
+        asked = [action.host for action in actions if isinstance(action, Connect)]
+        waits = [f"trying to reach {', '.join(asked)}" + " again" * (before >= set(asked))] if asked else []
+        return [*(Say(text) for text in waits), *actions]
 
     def _on_host_failed(self, host: str, text: str, now: float) -> list[Action]:
         self.problem = self.problem or f"{host}: {text}"
@@ -504,12 +574,16 @@ class RunMachine:
         return self._stop(0.0, now) if self._started() else self._give_up(problem, now)
 
     def _on_host_lost(self, host: str, why: str, now: float) -> list[Action]:
-        self._lost.add(host)
-        if self.plan is not None and host not in self.plan.hosts:
+        if self._roster.is_gone(host):
+            return []
+        self._roster.went(host, why, now)
+        self._prepared.pop(host, None)
+        if self.state is RunState.CONNECTING:
+            return self._muster(now)
+        if self.state is RunState.WAITING or self.plan is None or host not in self.plan.hosts:
             return []
         if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks):
             return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
-        self.problem = self.problem or f"{host}: {why}"
         for number, rank in self._ranks.items():
             if rank.plan.host == host and rank.exited is None:
                 rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=why)
@@ -517,8 +591,8 @@ class RunMachine:
                 if rank.outcome is None:
                     self._order += 1
                     rank.failed_order = self._order
-        if not self._started():
-            return self._give_up(self.problem, now)
+        if self.state is RunState.RESERVING and not self.retries.ever_entered:
+            return self._give_up(self._roster.told(), now)
         if self.state is RunState.STOPPING:
             return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
         return self._stop(0.0, now)
@@ -530,10 +604,9 @@ class RunMachine:
         self._deadline = None
         match self.state:
             case RunState.CONNECTING:
-                silent = [name for name, facts in self._hosts.items() if facts is None]
-                return self._give_up(f"no answer within {CONNECT_TIMEOUT_S:g} s from {', '.join(silent)}", now)
+                return self._muster(now)
             case RunState.WAITING:
-                return self._reserve(now)
+                return self._next_attempt(now)
             case RunState.STARTING | RunState.RUNNING:  # ranks were asked to stop, and the grace is over
                 return self._stop(TERM_GRACE_S, now)
             case RunState.RESERVING:
@@ -546,9 +619,7 @@ class RunMachine:
                 text = f"rank(s) {late or 'none'} had finished, but did not leave within {EXIT_TIMEOUT_S:g} s; killed"
                 return [Say(text), *self._stop(0.0, now)]
             case _:
-                assert self.plan is not None
-                silent = sorted(set(self.plan.hosts) - self._gone - self._lost)
-                return self._give_up(f"{', '.join(silent)}: processes could not be ended in time", now)
+                return self._give_up(f"{', '.join(self._occupied())}: processes could not be ended in time", now)
 
     def _give_up(self, problem: str, now: float) -> list[Action]:
         self.problem = self.problem or problem

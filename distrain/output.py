@@ -6,18 +6,24 @@ Runs in: coordinator.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import os
 import re
+import select
+import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["RankOutput", "ReportLines", "log_level", "say", "warn", "without_controls"]
+    from distrain.loop import Loop
+
+__all__ = ["RankOutput", "ReportLines", "log_level", "patient_consoles", "say", "warn", "without_controls"]
 
 _LONGEST_LINE = 64 << 10
 _LINES_KEPT = 100
@@ -67,9 +73,95 @@ def _print(console: IO[str] | None, text: str) -> None:
     if console is None:  # a process without standard streams, such as a daemon
         return
     encoding = getattr(console, "encoding", None) or "utf-8"
+    data = text.encode(encoding, errors="replace")
     with contextlib.suppress(OSError, ValueError):
-        console.write(text.encode(encoding, errors="replace").decode(encoding))
-        console.flush()
+        if _backlogs is not None and _may_block(console):
+            console.flush()
+            fd, at_once = console.fileno(), _TERMINAL_BYTES if console.isatty() else select.PIPE_BUF
+            _backlogs.setdefault(fd, _Backlog(fd, at_once)).add(data)
+        else:
+            console.write(data.decode(encoding))
+            console.flush()
+
+
+# -- consoles that take no more ---------------------------------------------------------------------------------------
+
+_MOST_UNSHOWN = 1 << 20
+_TERMINAL_BYTES = 512
+"""What a terminal that takes anything takes at once; a pipe takes PIPE_BUF."""
+_STUCK_AFTER_S = 0.3
+"""A console that has a backlog and takes nothing for so long is not waited for any more; a slow one is."""
+_backlogs: dict[int, _Backlog] | None = None
+"""By descriptor; None: we wait for consoles."""
+
+
+class _Backlog:
+    """What a console has yet to show: a terminal after Ctrl-S, or a pipe into a paused ``less``."""
+
+    def __init__(self, fd: int, at_once: int) -> None:
+        self.fd = fd
+        self.unshown = bytearray()
+        self._at_once = at_once
+        self._dropped = 0
+        self._stuck = False
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    def add(self, data: bytes) -> None:
+        """Show it now if the console takes it, else later, or never if there is too much of it."""
+        self.show()
+        while len(self.unshown) > _MOST_UNSHOWN and not self._stuck:
+            self._stuck = not self._poll.poll(1000 * _STUCK_AFTER_S)
+            self.show()
+        if len(self.unshown) > _MOST_UNSHOWN:
+            self._dropped += data.count(b"\n")
+        else:
+            self.unshown += data
+            self.show()
+
+    def show(self, *, wait: bool = False) -> None:
+        """As much as the console takes now, or all of it; nothing, if it has gone away."""
+        try:
+            while self.unshown and (wait or self._poll.poll(0)):
+                del self.unshown[: os.write(self.fd, self.unshown[: self._at_once])]
+                self._stuck = False
+        except OSError:
+            self.unshown.clear()
+            self._dropped = 0
+        if self._dropped and not self.unshown:
+            text = f"distrain: {self._dropped} lines are not shown, as this console was blocked; the logs have them\n"
+            self.unshown += text.encode()
+            self._dropped = 0
+            self.show(wait=wait)
+
+
+def _may_block(console: IO[str]) -> bool:
+    """Whether this is a stream of the interpreter's, to something that may not be read for long."""
+    if type(console) is not io.TextIOWrapper:
+        return False
+    mode = os.fstat(console.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or console.isatty()
+
+
+@contextlib.contextmanager
+def patient_consoles(loop: Loop) -> Iterator[Callable[[], None]]:
+    """Wait for no console that is stuck: what it does not take is shown when it does, of what is beyond a MiB only the
+    number of lines. Yields what is to be called before each turn of ``loop``. At the end, waits until all is shown."""
+    global _backlogs
+    before, _backlogs = _backlogs, {}
+    mine = _backlogs
+
+    def watch() -> None:
+        for backlog in mine.values():
+            loop.on_writable(backlog.fd, backlog.show if backlog.unshown else None)
+
+    try:
+        yield watch
+    finally:
+        _backlogs = before
+        for backlog in mine.values():
+            loop.forget(backlog.fd)
+            backlog.show(wait=True)
 
 
 class _Stream:

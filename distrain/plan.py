@@ -30,6 +30,7 @@ __all__ = [
     "rendezvous_network",
     "shares_of",
     "visible_devices",
+    "workers_on",
 ]
 
 _LOOPBACK = "127.0.0.1"
@@ -89,7 +90,7 @@ def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers
     are.
     """
     slots = {host.name: host.slots for host in hosts}
-    shares = shares_of(slots, scaling.num_workers if num_workers is None else num_workers)
+    shares = shares_of(slots, workers_on(slots, scaling) if num_workers is None else num_workers)
     used = [host for host in hosts if shares[host.name]]
     ranks: list[RankPlan] = []
     boards: list[tuple[str, str]] = []
@@ -120,6 +121,12 @@ def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers
         shares_network=len(used) == 1 or (len(networks) == 1 and networks != {""}),
         addresses=tuple(host.address for host in used),
     )
+
+
+def workers_on(slots: Mapping[str, int | None], scaling: ScalingConfig) -> int:
+    """How many workers these hosts get: of ``(min, max)``, as many as they have slots for, at least ``min``."""
+    total = sum(math.inf if most is None else most for most in slots.values())
+    return int(max(scaling.min_workers, min(scaling.max_workers, total)))
 
 
 def shares_of(slots: Mapping[str, int | None], workers: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ __all__ = ["RANK_MOVES", "RUN_MOVES", "RankState", "RunState"]
 class RunState(enum.Enum):
     """Where a run stands, seen from the coordinator."""
 
-    CONNECTING = "connecting"  # agents are being started, not all have said HELLO
+    CONNECTING = "connecting"  # agents are being started, too few have said HELLO for the next attempt
     RESERVING = "reserving"  # a new attempt: waiting for rank 0's host to reserve the rendezvous port
     STARTING = "starting"  # workers are being started, not all are in train_func
     RUNNING = "running"  # every rank has been in train_func
@@ -43,9 +43,12 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.STARTING: frozenset({RunState.RUNNING, RunState.RELEASING, RunState.STOPPING, RunState.FAILED}),
     RunState.RUNNING: frozenset({RunState.RELEASING, RunState.STOPPING, RunState.FAILED}),
     RunState.RELEASING: frozenset({RunState.FINISHED, RunState.STOPPING, RunState.FAILED, RunState.ABORTED}),
-    RunState.WAITING: frozenset({RunState.RESERVING, RunState.FAILED, RunState.ABORTED}),
+    RunState.WAITING: frozenset({RunState.CONNECTING, RunState.RESERVING, RunState.FAILED, RunState.ABORTED}),
     RunState.STOPPING: frozenset(
-        {RunState.RESERVING, RunState.WAITING, RunState.FINISHED, RunState.FAILED, RunState.ABORTED}
+        {
+            *(RunState.CONNECTING, RunState.RESERVING, RunState.WAITING),
+            *(RunState.FINISHED, RunState.FAILED, RunState.ABORTED),
+        }
     ),
     RunState.FINISHED: frozenset(),
     RunState.FAILED: frozenset(),

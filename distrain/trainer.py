@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,7 +39,7 @@ from distrain.events import Hung, RunEnd, RunRequest, Validator
 from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
-from distrain.plan import shares_of
+from distrain.plan import shares_of, workers_on
 from distrain.result import Result, last_metrics, make_result, pickle_or_none
 from distrain.states import RunState
 from distrain.storage import RunStore, damage_of, read_manifest, write_atomically
@@ -48,6 +48,8 @@ from distrain.transport import LocalTransport, Transport, hosts_of, order_for, s
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from distrain.hostfile import HostSpec
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
@@ -170,7 +172,7 @@ def run_work(
     sys_path: Sequence[str] | None = None,
 ) -> Result:
     """What fit() and the command line have in common; see :meth:`DataParallelTrainer.fit`."""
-    local.check_launcher(scaling.num_workers, work.backend)
+    local.check_launcher(scaling.max_workers, work.backend)
     asked = _Asked(
         work=work,
         job=job.make_job(work) if scaling.num_workers else job.Job(blob=b""),
@@ -179,7 +181,7 @@ def run_work(
         resume_from=resume_from,
         metadata=metadata or {},
         validation=validation,
-        transports=transports or _transports(scaling),
+        transports=transports or _transports(scaling, run.failure_config.host_lease_s),
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
     )
     with log_level(run.log_level):
@@ -194,13 +196,20 @@ def run_work(
             store.close()
 
 
-def _transports(scaling: ScalingConfig) -> list[Transport]:
-    """To the hosts that get ranks. Raises HostfileError, and ResourcesError if there are too few slots."""
+def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
+    """To all hosts, those included that get ranks only if others are lost. Raises HostfileError, and ResourcesError if
+    there are too few slots."""
     if scaling.num_workers == 0:
         return [LocalTransport()]
     hosts = hosts_of(scaling, os.environ)
-    shares = shares_of({host.name: host.slots for host in hosts}, scaling.num_workers)
-    return transports_for([host for host in hosts if shares[host.name]], ssh_args_of(scaling, os.environ))
+    _shares(hosts, scaling)
+    return transports_for(hosts, ssh_args_of(scaling, os.environ), lease_s)
+
+
+def _shares(hosts: Iterable[HostSpec], scaling: ScalingConfig) -> dict[str, int]:
+    """How many workers each host gets, as long as none is lost. Raises ResourcesError."""
+    slots = {host.name: host.slots for host in hosts}
+    return shares_of(slots, workers_on(slots, scaling))
 
 
 def _clean_path(path: Sequence[object]) -> list[str]:
@@ -337,8 +346,8 @@ class _Run:
                 f"continuing the unfinished run {self._store.place} "
                 + (f"at {latest.path.name}" if latest else "from its beginning, as it has no checkpoint yet")
             )
-        workers = self._asked.scaling.num_workers
-        hosts = len(self._asked.transports)
+        shares = _shares([transport.host for transport in self._asked.transports], self._asked.scaling)
+        workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         what += f" on {hosts} hosts" if hosts > 1 else ""
         say(f"{what}; run directory {self._store.place}")

@@ -6,6 +6,7 @@ Runs in: coordinator.
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 import shlex
 import sysconfig
@@ -36,8 +37,8 @@ __all__ = [
 
 REMOTE_LEASE_S = 15.0
 CONNECT_TIMEOUT_S = 10
-ALIVE_INTERVAL_S = 5
 ALIVE_COUNT = 3
+"""So many unanswered questions of ssh's own make a lease."""
 
 FORWARDED = (
     *("ACCELERATE_*", "CUBLAS_*", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "GLOO_*", "HF_*", "KMP_*", "MKL_*"),
@@ -101,7 +102,7 @@ class SshTransport:
         options = {
             "BatchMode": "yes",  # nobody is there to answer a question
             "ConnectTimeout": CONNECT_TIMEOUT_S,
-            "ServerAliveInterval": ALIVE_INTERVAL_S,
+            "ServerAliveInterval": math.ceil(self.lease_s / ALIVE_COUNT),
             "ServerAliveCountMax": ALIVE_COUNT,
             "ClearAllForwardings": "yes",  # of the user's configuration: their ports are taken by the user's own ssh
         }
@@ -144,9 +145,12 @@ def ssh_args_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple
     return tuple(scaling.ssh_args) or tuple(shlex.split(environment.get("DISTRAIN_SSH_ARGS", "")))
 
 
-def transports_for(hosts: Sequence[HostSpec], ssh_args: tuple[str, ...] = ()) -> list[Transport]:
+def transports_for(
+    hosts: Sequence[HostSpec], ssh_args: tuple[str, ...] = (), lease_s: float = REMOTE_LEASE_S
+) -> list[Transport]:
     return [
-        LocalTransport(host=host) if host.is_local else SshTransport(host=host, arguments=ssh_args) for host in hosts
+        LocalTransport(host=host) if host.is_local else SshTransport(host=host, arguments=ssh_args, lease_s=lease_s)
+        for host in hosts
     ]
 
 

@@ -375,9 +375,10 @@ class Notice(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFailed(Message):
-    """Agent: this host cannot go on."""
+    """Agent: this host cannot go on. ``leaves``: not with this agent, which empties it and goes."""
 
     text: str
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

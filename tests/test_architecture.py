@@ -25,7 +25,7 @@ ROOT = Path(distrain.__file__).parent
 FLOORS = [
     "version", "absent", "errors", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
-    "backend", "main_module", "job", "events", "checks", "machine",
+    "backend", "main_module", "job", "roster", "events", "checks", "machine",
     "loop", "channel", "process", "ports", "network", "transport", "cgroup", "gpus", "survey",
     "inspection", "neighbours", "output", "place",
     "checkpoint", "storage", "runlock", "uploads", "keeper", "result", "reported", "metrics",
@@ -44,7 +44,7 @@ FLOORS = [
 PROGRAMS = {"agent", "forkserver", "uploader", "validator", "worker", "coordinator"}
 THINKING = [
     "errors", "states", "hostfile", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives",
-    "stacks", "stopping", "retries", "events", "checks", "machine",
+    "stacks", "stopping", "retries", "roster", "events", "checks", "machine",
 ]  # fmt: skip
 ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
 

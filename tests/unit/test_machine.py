@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,11 +17,13 @@ from distrain.job import Job
 from distrain.machine import (
     CONNECT_TIMEOUT_S,
     EXIT_TIMEOUT_S,
+    RETURN_S,
     STOP_TIMEOUT_S,
     Action,
     AttemptEnded,
     AttemptStarts,
     CheckpointSaved,
+    Connect,
     HostLost,
     HostSaid,
     RunMachine,
@@ -73,7 +76,7 @@ class Play:
             options["hosts"] = orders
         self.machine = RunMachine(request(self.hosts, workers, **options))
         self.now = 100.0
-        self.machine.start(self.now)
+        self.asked = asked(self.machine.start(self.now))
 
     @property
     def state(self) -> RunState:
@@ -151,6 +154,11 @@ def told(actions: list[Action], kind: type[wire.Message]) -> list[tuple[str, Any
 def stops(actions: list[Action]) -> dict[str, float]:
     """Hosts that are told to stop, and the grace they are given."""
     return {host: message.grace_s for host, message in told(actions, wire.Stop)}
+
+
+def asked(actions: list[Action]) -> list[str]:
+    """Hosts that an agent is to be started on."""
+    return [action.host for action in actions if isinstance(action, Connect)]
 
 
 def said(actions: list[Action]) -> str:
@@ -530,18 +538,20 @@ def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:
 
 @pytest.mark.parametrize("stages", [2, 3, 4], ids=["starting", "spawned", "running"])
 def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) -> None:
-    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=5))
+    play = Play(hosts=2, workers=4)
     for stage in (play.connect, play.reserve, play.spawn, play.enter)[:stages]:
         stage()
     assert stops(play.happens(HostLost("two", "silent"))) == {"one": 0.0}
     play.gone("one")
     assert play.state is RunState.FAILED
-    assert play.machine.problem == "two: silent"
+    problem = str(play.machine.problem).splitlines()
+    assert problem[0] == "two: silent"
+    assert problem[1].startswith("FailureConfig(max_failures=1) lets a run go on once: on spare slots")
     assert [failure.summary for failure in play.machine.failures] == ["lost: silent"] * 2
 
 
 def test_the_only_host_lost_while_running_fails_the_run_at_once() -> None:
-    play = Play(failure_config=FailureConfig(max_failures=5)).run()
+    play = Play().run()
     [ended] = play.happens(HostLost("one", "silent"))
     assert isinstance(ended, AttemptEnded)
     assert {failure.kind for failure in ended.failures} == {"lost"}
@@ -575,6 +585,258 @@ def test_a_host_that_cannot_go_on_stops_the_run() -> None:
     assert stops(play.says("two", wire.HostFailed(text="no forkserver"))) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no forkserver")
+
+
+# -- restarts after the loss of a host -------------------------------------------------------------------------------
+
+
+def after_a_loss(*, wait_s: float = 30.0, restarts: int = 3, **options: Any) -> tuple[Play, list[Action]]:
+    """Two hosts of two slots each at least, of which ``two`` is lost; what is done when nothing is left of the
+    attempt."""
+    config = FailureConfig(max_failures=restarts, host_wait_s=wait_s, retry_same_failure=True)
+    play = Play(hosts=2, workers=4, failure_config=config, **options).run()
+    play.happens(HostLost("two", "silent"))
+    return play, play.gone("one")
+
+
+def elastic(least: int, most: int) -> dict[str, Any]:
+    return {"scaling": ScalingConfig(num_workers=(least, most)), "orders": {"one": order(2), "two": order(2)}}
+
+
+SPARE = {"one": order(2), "two": order(2), "three": order(2)}
+
+
+def places(play: Play) -> list[str]:
+    """The host of each rank."""
+    assert play.machine.plan is not None
+    return [rank.host for rank in play.machine.plan.ranks]
+
+
+def test_only_hosts_that_are_needed_are_asked() -> None:
+    assert Play(workers=4, orders=SPARE).asked == ["one", "two"]
+
+
+def test_spare_slots_take_the_place_of_a_lost_host() -> None:
+    play, actions = after_a_loss(orders=SPARE)
+    assert (play.state, asked(actions)) == (RunState.CONNECTING, ["three"])
+    assert said(actions) == "rank(s) 2, 3 on two were lost: silent\ntrying to reach three"
+    actions = play.says("three", hello())
+    assert places(play) == ["one", "one", "three", "three"]
+    assert said(actions) == "4 workers on one, three, without two"
+    assert [host for host, _ in told(actions, wire.Prepare)] == ["three"]
+    play.begin_attempt()
+    play.all_succeed()
+    play.gone("one", "three")
+    assert play.state is RunState.FINISHED
+
+
+def test_spare_slots_on_a_host_that_is_there_are_used_at_once() -> None:
+    orders = {"one": order(2), "two": order(1), "three": order(4)}
+    play = Play(hosts=3, workers=4, orders=orders, failure_config=FailureConfig(max_failures=1)).run()
+    play.happens(HostLost("two", "silent"))
+    actions = play.gone("one", "three")
+    assert asked(actions) == []
+    assert places(play) == ["one", "one", "three", "three"]
+    assert dict(told(actions, wire.Prepare))["three"].workers == 2  # it had one, and as many threads for it
+
+
+def test_without_spare_slots_the_lost_host_is_tried_again() -> None:
+    play, actions = after_a_loss()
+    assert asked(actions) == ["two"]
+    assert "trying to reach two again" in said(actions)
+    actions = play.says("two", hello())
+    assert places(play) == ["one", "one", "two", "two"]
+    assert [host for host, _ in told(actions, wire.Prepare)] == ["two"]  # a fresh agent, which knows of nothing
+    assert (play.machine.attempt, play.machine.retries.used) == (1, 1)
+
+
+def test_a_lost_host_is_waited_for_and_then_named() -> None:
+    play, _ = after_a_loss(wait_s=5.0)
+    tries = 0
+    while play.state is RunState.CONNECTING:
+        tries += 1
+        play.happens(HostLost("two", "no route"))
+        if play.state is RunState.CONNECTING:
+            play.now = play.machine.deadline() or 0.0
+            assert asked(play.happens(Tick())) == ["two"]
+    assert play.state is RunState.FAILED
+    assert tries == 3  # at 0, 2 and 4 seconds
+    assert str(play.machine.problem) == (
+        "two: silent\n    tried again: no route\n"
+        "two did not come back within 5 s (FailureConfig.host_wait_s), and the other hosts have 2 slots for 4 workers. "
+        "Mend it, or give the run spare slots or num_workers=(min, max)"
+    )
+    assert play.machine.earlier == deque(["attempt 0 before: rank(s) 2, 3 on two were lost: silent"])
+
+
+def test_without_waiting_a_lost_host_is_tried_once() -> None:
+    """Its agent may just have been killed."""
+    play, actions = after_a_loss(wait_s=0.0)
+    assert asked(actions) == ["two"]
+    play.happens(HostLost("two", "no route"))
+    assert play.state is RunState.FAILED
+    assert "two did not come back at once" in str(play.machine.problem)
+
+
+def test_a_lost_host_that_does_not_answer_is_given_up_in_time() -> None:
+    play, _ = after_a_loss(wait_s=0.0)
+    play.now += CONNECT_TIMEOUT_S
+    play.happens(Tick())
+    assert play.state is RunState.FAILED
+    assert f"no answer within {CONNECT_TIMEOUT_S:g} s" in str(play.machine.problem)
+
+
+def test_the_budget_counts_lost_hosts() -> None:
+    play, _ = after_a_loss(restarts=1)
+    play.says("two", hello())
+    play.begin_attempt()
+    play.happens(HostLost("two", "silent again"))
+    assert asked(play.gone("one")) == []
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: silent again")
+
+
+def test_the_only_host_may_come_back() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    actions = play.happens(HostLost("one", "its agent was killed"))
+    assert (play.state, asked(actions)) == (RunState.CONNECTING, ["one"])
+    play.connect()
+    play.begin_attempt()
+    assert play.state is RunState.RUNNING
+
+
+def test_two_lost_hosts_are_tried_at_the_same_time() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
+    play.happens(HostLost("one", "silent"))
+    actions = play.happens(HostLost("two", "silent"))
+    assert asked(actions) == ["one", "two"]
+    play.connect()
+    assert play.state is RunState.RESERVING
+
+
+def test_a_host_lost_while_another_attempt_is_being_prepared_is_a_failure_like_others() -> None:
+    play, _ = after_a_loss()
+    play.says("two", hello())
+    assert play.state is RunState.RESERVING
+    assert stops(play.happens(HostLost("one", "silent"))) == {"two": 0.0}
+    assert asked(play.gone("two")) == ["one"]
+
+
+def test_a_host_lost_while_a_restart_is_waited_for_is_tried_when_it_starts() -> None:
+    config = FailureConfig(max_failures=2, backoff_s=5.0)
+    play = Play(hosts=2, workers=4, failure_config=config).run()
+    play.raises(0)
+    play.gone()
+    assert play.happens(HostLost("two", "silent")) == []
+    play.now += 5.0
+    assert asked(play.happens(Tick())) == ["two"]
+    play.says("two", hello())
+    play.begin_attempt()
+    assert play.state is RunState.RUNNING
+
+
+def test_a_run_that_waits_for_a_host_can_be_stopped() -> None:
+    play, _ = after_a_loss()
+    play.happens(StopAsked("SIGINT"))
+    assert play.state is RunState.ABORTED
+
+
+def test_a_failure_of_a_rank_is_not_what_a_run_ends_for_that_then_lacks_hosts() -> None:
+    config = FailureConfig(max_failures=2, backoff_s=5.0, host_wait_s=0.0)
+    play = Play(hosts=2, workers=4, failure_config=config).run()
+    play.raises(0)
+    play.gone()
+    play.happens(HostLost("two", "silent"))
+    play.now += 5.0
+    play.happens(Tick())
+    play.happens(HostLost("two", "no route"))
+    assert (play.state, play.machine.failures) == (RunState.FAILED, [])
+    assert str(play.machine.problem).startswith("two: silent")
+    assert play.machine.earlier == deque(["attempt 0 before: rank 0 failed on one: ValueError"])
+
+
+def test_a_host_that_is_told_lost_twice_is_lost_once() -> None:
+    play, _ = after_a_loss(restarts=0)
+    assert play.state is RunState.FAILED
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
+    play.happens(HostLost("two", "silent"))
+    assert play.happens(HostLost("two", "and gone")) == []
+    assert [failure.summary for failure in play.machine.failures] == ["lost: silent"] * 2
+
+
+def test_an_unreachable_host_is_replaced_at_the_start_and_that_is_said() -> None:
+    play = Play(hosts=3, workers=4, orders=SPARE)
+    play.says("one", hello())
+    assert asked(play.happens(HostLost("two", "no route"))) == ["three"]
+    assert said(play.says("three", hello())) == "4 workers on one, three, without two\n    two: no route"
+
+
+# -- as many workers as there are slots ------------------------------------------------------------------------------
+
+
+def test_of_min_and_max_the_most_that_there_are_slots_for_start() -> None:
+    assert places(Play(hosts=2, **elastic(1, 9)).run()) == ["one", "one", "two", "two"]
+    assert places(Play(hosts=2, **elastic(1, 3)).run()) == ["one", "one", "two"]
+
+
+def test_a_run_goes_on_smaller_when_the_lost_host_cannot_be_reached() -> None:
+    play, actions = after_a_loss(**elastic(1, 4))
+    assert asked(actions) == ["two"]  # its agent may just have been killed
+    actions = play.happens(HostLost("two", "no route"))
+    assert places(play) == ["one", "one"]
+    assert said(actions) == "2 workers on one, without two"
+    [(_, start)] = told(play.reserve(), wire.Start)
+    assert [spec["world_size"] for spec in start.ranks] == [2, 2]
+
+
+def test_a_run_does_not_wait_long_for_a_host_that_it_can_do_without() -> None:
+    play, _ = after_a_loss(**elastic(1, 4))
+    assert play.machine.deadline() == play.now + RETURN_S
+    play.now += RETURN_S
+    play.happens(Tick())
+    assert places(play) == ["one", "one"]
+    play.begin_attempt()
+    assert play.says("two", hello()) == []  # it takes part from the next restart on
+    play.raises(0)
+    play.gone("one")
+    assert places(play) == ["one", "one", "two", "two"]
+
+
+def test_a_run_grows_again_at_a_restart() -> None:
+    play, _ = after_a_loss(**elastic(1, 4))
+    play.happens(HostLost("two", "no route"))
+    play.begin_attempt()
+    play.raises(0)
+    actions = play.gone("one")
+    assert asked(actions) == ["two"]
+    assert "trying to reach two again" in said(actions)
+    assert said(play.says("two", hello())) == "4 workers on one, two"
+    assert places(play) == ["one", "one", "two", "two"]
+
+
+def test_below_min_the_lost_host_is_waited_for() -> None:
+    play, _ = after_a_loss(wait_s=10.0, **elastic(3, 4))
+    play.happens(HostLost("two", "no route"))
+    assert play.state is RunState.CONNECTING
+    play.now += 10.0
+    play.happens(Tick())
+    play.happens(HostLost("two", "no route"))
+    assert play.state is RunState.FAILED
+    assert "the other hosts have 2 slots for 3 workers" in str(play.machine.problem)
+
+
+def test_a_run_of_min_and_max_starts_without_those_who_cannot_be_reached() -> None:
+    play = Play(hosts=2, **elastic(1, 4))
+    play.says("one", hello())
+    assert play.state is RunState.CONNECTING
+    assert "without two\n    two: no route" in said(play.happens(HostLost("two", "no route")))
+    assert places(play) == ["one", "one"]
+
+
+def test_too_few_slots_for_min_are_an_error() -> None:
+    play = Play(hosts=2, **elastic(5, 9))
+    play.connect()
+    assert play.state is RunState.FAILED
+    assert "num_workers is 5, but the hosts have only 4 slots" in str(play.machine.problem)
 
 
 # -- where ranks meet ------------------------------------------------------------------------------------------------
@@ -671,7 +933,7 @@ def test_hosts_that_do_not_answer_in_time_are_named() -> None:
     play.now += CONNECT_TIMEOUT_S
     play.happens(Tick())
     assert play.state is RunState.FAILED
-    assert play.machine.problem == f"no answer within {CONNECT_TIMEOUT_S:g} s from two"
+    assert play.machine.problem == f"two: no answer within {CONNECT_TIMEOUT_S:g} s"
 
 
 def test_a_tick_before_the_deadline_does_nothing() -> None:
@@ -726,8 +988,8 @@ def test_an_illegal_move_of_a_rank_tells_the_story() -> None:
 
 def test_an_illegal_move_of_the_run_tells_the_story() -> None:
     play = Play().run()
-    with pytest.raises(InvalidTransition, match=r"CONNECTING -> RESERVING(.|\n)*RUNNING -> RESERVING"):
-        play.says("one", hello())
+    with pytest.raises(InvalidTransition, match=r"CONNECTING -> RESERVING(.|\n)*RUNNING -> WAITING"):
+        play.machine._move(RunState.WAITING)
 
 
 def test_the_story_does_not_grow_without_end() -> None:

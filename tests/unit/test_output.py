@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import sys
+import termios
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.output import REPORT_INTERVAL_S, RankOutput, ReportLines, log_level, say, warn
+from distrain.loop import Loop
+from distrain.output import REPORT_INTERVAL_S, RankOutput, ReportLines, log_level, patient_consoles, say, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 Console = pytest.CaptureFixture[str]
@@ -194,6 +198,98 @@ def test_a_console_that_is_gone_does_not_end_the_run(
 
 
 # -- files and last lines --------------------------------------------------------------------------------------------
+
+
+# -- consoles that take no more --------------------------------------------------------------------------------------
+
+
+class Blocked:
+    """A console that takes nothing until :meth:`read_until`."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd, self.write_fd = read_fd, write_fd
+        self.loop = Loop()
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        if os.isatty(write_fd):
+            termios.tcflow(write_fd, termios.TCOOFF)  # Ctrl-S
+
+    @contextlib.contextmanager
+    def as_stderr(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+        with io.TextIOWrapper(open(self.write_fd, "wb", closefd=False)) as stream, monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stream)
+            with patient_consoles(self.loop) as watch:
+                yield watch
+
+    def read_until(self, last: str) -> None:
+        self._last = last
+        if os.isatty(self.write_fd):
+            termios.tcflow(self.write_fd, termios.TCOON)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with open(self.read_fd, closefd=False) as stream:
+            while self._last not in (line := stream.readline()):
+                self._lines.append(line.rstrip("\n"))
+            self._lines.append(line.rstrip("\n"))
+
+    def lines(self) -> list[str]:
+        self._reader.join(timeout=20.0)
+        return self._lines
+
+
+@pytest.fixture(params=["pipe", "terminal"])
+def blocked(request: pytest.FixtureRequest) -> Iterator[Blocked]:
+    read_fd, write_fd = os.pipe() if request.param == "pipe" else os.openpty()
+    console = Blocked(read_fd, write_fd)
+    yield console
+    console.loop.close()
+    for fd in (read_fd, write_fd):
+        os.close(fd)
+
+
+def test_a_console_that_is_blocked_is_not_waited_for_and_shows_all_later(
+    blocked: Blocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with blocked.as_stderr(monkeypatch) as watch:
+        for number in range(2000):
+            say(f"line {number} {'x' * 100}")
+        blocked.read_until("line 1999")
+        while len(blocked._lines) < 2000:
+            watch()
+            blocked.loop.call_in("turn", 0.1, lambda: None)
+            blocked.loop.step()
+    assert [line.split()[:3] for line in blocked.lines()] == [["distrain:", "line", str(n)] for n in range(2000)]
+
+
+def test_all_is_shown_at_the_end(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
+    with blocked.as_stderr(monkeypatch):
+        for number in range(2000):
+            say(f"line {number} {'x' * 100}")
+        blocked.read_until("line 1999")
+    assert len(blocked.lines()) == 2000
+
+
+def test_of_what_is_too_much_for_a_blocked_console_the_number_of_lines_is_told(
+    blocked: Blocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with blocked.as_stderr(monkeypatch):
+        for number in range(5000):
+            say(f"line {number} {'x' * 1000}")
+        blocked.read_until("the logs have them")
+    *shown, last = blocked.lines()
+    assert len(shown) > 1000
+    dropped = 5000 - len(shown)
+    assert last == f"distrain: {dropped} lines are not shown, as this console was blocked; the logs have them"
+
+
+def test_a_slow_console_shows_all(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who writes is made to wait, as ever."""
+    with blocked.as_stderr(monkeypatch):
+        blocked.read_until("line 4999")
+        for number in range(5000):
+            say(f"line {number} {'x' * 1000}")
+    assert len(blocked.lines()) == 5000
 
 
 def test_the_file_holds_the_raw_bytes_of_both_streams(output: RankOutput, log: Path) -> None:

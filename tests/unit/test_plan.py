@@ -61,6 +61,18 @@ def test_more_workers_than_slots_is_an_error_that_names_both() -> None:
         make_plan([host("one", slots=2), host("two", slots=1)], ScalingConfig(num_workers=7))
 
 
+@pytest.mark.parametrize(("asked", "world_size"), [((1, 2), 2), ((1, 9), 3), ((3, 9), 3)])
+def test_of_min_and_max_there_are_as_many_as_there_are_slots(asked: tuple[int, int], world_size: int) -> None:
+    hosts = [host("one", slots=2), host("two", slots=1)]
+    assert make_plan(hosts, ScalingConfig(num_workers=asked)).world_size == world_size
+    assert make_plan([host("one")], ScalingConfig(num_workers=asked)).world_size == asked[1]
+
+
+def test_fewer_slots_than_min_are_an_error() -> None:
+    with pytest.raises(ResourcesError, match="num_workers is 4, but the hosts have only 2 slots"):
+        make_plan([host("one", slots=2)], ScalingConfig(num_workers=(4, 9)))
+
+
 def test_a_host_without_slots_takes_any_number() -> None:
     assert placed(make_plan([host("one")], ScalingConfig(num_workers=50)))[-1] == ("one", 49)
 

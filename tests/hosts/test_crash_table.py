@@ -1,0 +1,372 @@
+"""The crash table's rows of several hosts: what is killed, cut or frozen x on which host x whether there is a restart.
+
+Each cell trains on alpha and beta, strikes one of them, and is followed by the census of tests/conftest.py, which sees
+the processes of all hosts. A run of the tests takes a sample of the cells, whose seed is in their names
+(DISTRAIN_TABLE_SEED=N repeats it); ``--all`` takes every cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
+from tests.hosts.conftest import ROOT, Lab, end_lab, start_lab
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SAMPLE = 8
+LEASE_S = 2.0
+SEEN_WITHIN_S = 1.0
+"""After a connection has broken, or a lease has run out."""
+BUSY_FACTOR = 4.0
+"""The machine that runs this may have other things to do."""
+HANG_TIMEOUT_S = 6.0
+"""Enough for workers to start."""
+ENDS_WITHIN_S = 10.0
+"""From then on: what is left is stopped, and a host that cannot be reached is tried for five seconds."""
+
+SCRIPT = """
+import json, os, sys, tempfile, time
+from pathlib import Path
+import distrain
+from distrain import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+
+place, scaling, failures = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+
+def train():
+    context, before = distrain.get_context(), distrain.get_checkpoint()
+    count = int(Path(before.path, "count").read_text()) if before else 0
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "count").write_text(str(count + 1))
+        distrain.report({"size": context.get_world_size()}, checkpoint=Checkpoint(folder))
+    (place / f"ready-{count}-{context.get_world_rank()}").touch()
+    while count == 0 and not (place / "end").exists():
+        time.sleep(0.01)
+    return count
+
+run = RunConfig(name="run", storage_path=place / "runs", failure_config=FailureConfig(**failures))
+try:
+    result = DataParallelTrainer(train, scaling_config=ScalingConfig(**scaling), run_config=run).fit()
+except BaseException as error:
+    print("ENDED", type(error).__name__, str(error), flush=True)
+    raise
+print("FINISHED", result.return_value, flush=True)
+"""
+
+
+# -- a run over hosts, seen from outside ------------------------------------------------------------------------------
+
+
+class Running:
+    """A user's process in ``head``, whose ranks are in the middle of the training, one on each host."""
+
+    def __init__(self, lab: Lab, place: Path, run_id: str, hosts: list[str], script: str, **failures: float) -> None:
+        self.lab, self.place, self.run_id, self.hosts = lab, place, run_id, hosts
+        (place / "script.py").write_text(script)
+        spare = [f"gamma python='{lab.other_python}'"] if "alpha" in hosts else []
+        (place / "hosts").write_text("\n".join([*hosts, *spare]))
+        scaling = {"num_workers": len(hosts), "hostfile": str(place / "hosts")}
+        config = {"host_lease_s": LEASE_S, "host_wait_s": 0.0, **failures}
+        argv = [sys.executable, str(place / "script.py"), str(place), json.dumps(scaling), json.dumps(config)]
+        self.user = subprocess.Popen(
+            lab.argv("head", *argv),
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_until_it_trains(self) -> None:
+        ready = [self.place / f"ready-0-{rank}" for rank in range(len(self.hosts))]
+        wait_until(lambda: self.user.poll() is not None or all(path.exists() for path in ready), what="training")
+        assert self.user.poll() is None, self.user.communicate()[0]
+
+    def end(self) -> tuple[str, float]:
+        """What it said, and when it ended."""
+        output, _ = self.user.communicate(timeout=60.0)
+        return output, time.monotonic()
+
+    def go_on(self) -> None:
+        (self.place / "end").touch()
+
+    # -- its processes --
+
+    def on(self, host: str) -> list[psutil.Process]:
+        """The run's processes on a host."""
+        return [member for member in run_members(self.run_id) if is_on(self.lab, host, member)]
+
+    def program(self, host: str, name: str) -> psutil.Process:
+        """The agent or the forkserver of a host."""
+        found = [member for member in self.on(host) if name in member.cmdline()]
+        return next(member for member in found if member.ppid() not in {other.pid for other in found})
+
+    def worker(self, host: str) -> psutil.Process:
+        [worker] = self.program(host, "forkserver").children()
+        return worker
+
+    def sshd(self, host: str) -> psutil.Process:
+        """The one of this connection, not the one that listens."""
+        return next(parent for parent in self.program(host, "agent").parents() if "sshd" in parent.name())
+
+    def ssh(self, host: str) -> psutil.Process:
+        children = psutil.Process(self.user.pid).children()
+        return next(child for child in children if child.name() == "ssh" and host in child.cmdline())
+
+
+def is_on(lab: Lab, host: str, member: psutil.Process) -> bool:
+    init = json.loads((lab.folder / "pids.json").read_text())[host][0]
+    try:
+        return os.readlink(f"/proc/{member.pid}/ns/pid") == os.readlink(f"/proc/{init}/ns/pid")
+    except OSError:
+        return False
+
+
+def is_alive(member: psutil.Process) -> bool:
+    try:
+        return bool(member.is_running() and member.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+# -- what happens to a host -------------------------------------------------------------------------------------------
+
+
+def kill(name: str) -> Callable[[Running, str], None]:
+    def strike(running: Running, host: str) -> None:
+        match name:
+            case "sshd":
+                victim = running.sshd(host)
+            case "ssh":
+                victim = running.ssh(host)
+            case "worker":
+                victim = running.worker(host)
+            case _:
+                victim = running.program(host, name)
+        victim.kill()
+
+    return strike
+
+
+def link(state: str) -> Callable[[Running, str], None]:
+    def strike(running: Running, host: str) -> None:
+        done = running.lab.run("switch", "ip", "link", "set", host, state)
+        assert done.returncode == 0, done.stderr
+
+    return strike
+
+
+def everybody(number: int) -> Callable[[Running, str], None]:
+    """A signal to all processes of a host; its first one does nothing but wait for them."""
+
+    def strike(running: Running, host: str) -> None:
+        for member in psutil.process_iter():
+            if is_on(running.lab, host, member):
+                with contextlib.suppress(psutil.Error):
+                    member.send_signal(number)
+
+    return strike
+
+
+def nothing(running: Running, host: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blow:
+    """What is done to a host, and undone at the end; what the run ends with without a restart; and how silent it is:
+    whether it is seen by the lease only. ``loses``: the host, not only its ranks."""
+
+    strike: Callable[[Running, str], None]
+    undo: Callable[[Running, str], None] = nothing
+    phrase: str
+    silent: bool = False
+    loses: bool = True
+
+    @property
+    def seen_within_s(self) -> float:
+        return BUSY_FACTOR * SEEN_WITHIN_S + LEASE_S * self.silent
+
+
+BLOWS: dict[str, Blow] = {
+    "kill -9 sshd": Blow(strike=kill("sshd"), phrase="HOST: its agent has ended: exit code 255, which is ssh's when"),
+    "kill -9 ssh": Blow(
+        strike=kill("ssh"), phrase="HOST: its agent has ended: ssh on this machine was killed by SIGKILL"
+    ),
+    "kill -9 agent": Blow(strike=kill("agent"), phrase="HOST: its agent has ended: exit code "),
+    "kill -9 forkserver": Blow(
+        strike=kill("forkserver"), phrase="RANK on HOST: lost: the forkserver, its parent, has died", loses=False
+    ),
+    "kill -9 worker": Blow(strike=kill("worker"), phrase="RANK on HOST: was killed by SIGKILL (9)", loses=False),
+    "link down": Blow(
+        strike=link("down"), undo=link("up"), phrase="HOST: its agent has been silent for 2 s", silent=True
+    ),
+    "SIGSTOP of the host": Blow(
+        strike=everybody(signal.SIGSTOP),
+        undo=everybody(signal.SIGCONT),
+        phrase="HOST: its agent has been silent for 2 s",
+        silent=True,
+    ),
+}
+HOSTS = ["alpha", "beta"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    blow: str
+    host: str
+    restarts: int
+
+    def __str__(self) -> str:
+        return f"{self.blow} - {self.host} - {'a restart' if self.restarts else 'no restart'}"
+
+
+def cells() -> list[Cell]:
+    return [Cell(blow=b, host=h, restarts=r) for b, h, r in itertools.product(BLOWS, HOSTS, (0, 1))]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cell" not in metafunc.fixturenames:
+        return
+    if metafunc.config.getoption("--all"):
+        metafunc.parametrize("cell", cells(), ids=str)
+        return
+    seed = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
+    sample = random.Random(seed).sample(cells(), SAMPLE)
+    metafunc.parametrize("cell", sample, ids=[f"seed {seed}: {cell}" for cell in sample])
+
+
+@pytest.fixture
+def start(lab: Lab, tmp_path: Path, test_run_id: str) -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def start(*, lab: Lab = lab, hosts: list[str] = HOSTS, script: str = SCRIPT, **failures: float) -> Running:
+        started.append(Running(lab, tmp_path, test_run_id, hosts, script, **failures))
+        started[-1].wait_until_it_trains()
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.user.kill()
+        running.user.wait()
+        assert running.user.stdout is not None
+        running.user.stdout.close()
+
+
+def test_a_blow(cell: Cell, start: Callable[..., Running]) -> None:
+    blow, rank = BLOWS[cell.blow], HOSTS.index(cell.host)
+    running = start(max_failures=cell.restarts)
+    struck_worker, others_worker = running.worker(cell.host), running.worker(HOSTS[1 - rank])
+    struck = time.monotonic()
+    blow.strike(running, cell.host)
+    try:
+        wait_until(lambda: not is_alive(others_worker), what="the stop of the other host's rank")
+        assert time.monotonic() - struck < blow.seen_within_s
+        output, ended = running.end()
+        assert ended - struck < blow.seen_within_s + ENDS_WITHIN_S
+        if cell.restarts:
+            assert output.splitlines()[-1] == "FINISHED 1", output
+        else:
+            title = "ENDED ControllerError" if blow.loses else "ENDED WorkerGroupError"
+            phrase = blow.phrase.replace("HOST", cell.host).replace("RANK", f"rank {rank}")
+            assert f"{title} {phrase}" in output
+        if "SIGSTOP" not in cell.blow:  # by itself, while nobody can reach it
+            wait_until(lambda: not is_alive(struck_worker), LEASE_S + BUSY_FACTOR, "the end of the struck host's rank")
+    finally:
+        blow.undo(running, cell.host)
+
+
+def test_a_link_that_is_down_for_less_than_the_lease_does_no_harm(
+    start: Callable[..., Running], request: pytest.FixtureRequest
+) -> None:
+    """With ``--all``, for five seconds of the usual fifteen."""
+    down_s, lease_s = (5.0, 15.0) if request.config.getoption("--all") else (1.0, 4.0)
+    running = start(host_lease_s=lease_s)
+    link("down")(running, "beta")
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            running.user.wait(timeout=down_s)
+    finally:
+        link("up")(running, "beta")
+    running.go_on()
+    output, _ = running.end()
+    assert output.splitlines()[-1] == "FINISHED 0", output
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_nothing_is_left_on_any_host_when_the_users_process_is_killed(start: Callable[..., Running], host: str) -> None:
+    """Also with an agent that dies in the same moment."""
+    running = start()
+    agent = running.program(host, "agent")
+    running.user.kill()
+    agent.kill()
+    wait_until(lambda: not run_members(running.run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
+
+
+def test_a_host_without_power_is_named(start: Callable[..., Running], lab: Lab, tmp_path: Path) -> None:
+    """It has no time to say anything: all of it is gone at once, its address, too."""
+    holder = start_lab(tmp_path / "other lab", "one:1", "two:1")
+    try:
+        other = Lab(folder=tmp_path / "other lab", other_python=lab.other_python)
+        running = start(lab=other, hosts=["one", "two"], max_failures=1)
+        worker = running.worker("one")
+        link("down")(running, "two")
+        os.kill(json.loads((other.folder / "pids.json").read_text())["two"][0], signal.SIGKILL)
+        struck = time.monotonic()
+        wait_until(lambda: not is_alive(worker), what="the stop of the other host's rank")
+        assert time.monotonic() - struck < LEASE_S + BUSY_FACTOR * SEEN_WITHIN_S
+        output, _ = running.end()
+        assert "ENDED ControllerError two: its agent has been silent for 2 s: host or network down" in output
+        assert "tried again: its agent has ended: exit code 255, which is ssh's when it cannot connect" in output
+        assert "two did not come back at once (FailureConfig.host_wait_s)" in output
+    finally:
+        end_lab(holder, tmp_path / "other lab")
+
+
+TORCH = """
+from distrain.torch import TorchTrainer as DataParallelTrainer
+
+def train():
+    import torch
+    rank = distrain.get_context().get_world_rank()
+    while True:
+        torch.distributed.all_reduce(torch.ones(1000))
+        (place / f"ready-0-{rank}").touch()
+"""
+
+
+def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(start: Callable[..., Running]) -> None:
+    """Both live, and both can be reached: nobody is lost, and nobody is to blame."""
+    script = SCRIPT.replace("\nrun = ", TORCH + "\nrun = ")
+    running = start(script=script, hang_timeout_s=HANG_TIMEOUT_S)
+    struck = time.monotonic()
+    isolate(running.lab, "on")
+    try:
+        output, ended = running.end()
+    finally:
+        isolate(running.lab, "off")
+    assert ended - struck < HANG_TIMEOUT_S + ENDS_WITHIN_S
+    assert "ENDED HangError no rank has reported or printed anything for 6 s; they were:" in output
+    assert "2 ranks (0, 1) in all_reduce at script.py:" in output
+
+
+def isolate(lab: Lab, state: str) -> None:
+    """``on``: alpha and beta are cut off from each other, but not from head."""
+    for host in HOSTS:
+        done = lab.run("switch", "bridge", "link", "set", "dev", host, "isolated", state)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,328 @@
+"""Runs that lose hosts, and go on: on spare slots, with the host that is back, or with fewer workers.
+
+The hosts are agents on this machine, behind a program that plays ssh; a host is down while there is a file that says
+so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import BackendConfig, Checkpoint, ControllerError, FailureConfig, Result, RunConfig, ScalingConfig
+from distrain.hostfile import HostSpec
+from distrain.job import FunctionWork
+from distrain.survey import usable_cpus
+from distrain.trainer import run_work
+from distrain.transport import PrefixTransport
+from tests.conftest import run_members, wait_until
+from tests.process.conftest import Fit, make_fake_ssh, records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SSH = """\
+if [ -e "{place}/down-$2" ]; then echo "$2 is down" >&2; exit 255; fi
+export FAKE_HOST="$2"
+for command; do :; done
+cd / && exec sh -c "$command"
+"""
+RESTARTS = FailureConfig(max_failures=3, host_wait_s=0.0, retry_same_failure=True)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """``hosts(function, workers=..., one=2, two=2)`` trains on hosts with these slots."""
+
+    place: Path
+
+    def __call__(
+        self, function: Callable[..., Any], *, workers: Any, failures: FailureConfig = RESTARTS, **slots: int
+    ) -> Result:
+        ssh = make_fake_ssh(self.place, SSH.format(place=self.place)).prefix[0]
+        return run_work(
+            FunctionWork(function=function, config={"place": self.place}, backend=BackendConfig()),
+            ScalingConfig(num_workers=workers),
+            RunConfig(name="run", storage_path=self.place / "runs", failure_config=failures),
+            transports=[
+                PrefixTransport(
+                    host=HostSpec(name=name, address=name, slots=most),
+                    prefix=(ssh, "-T", name),
+                    lease_s=failures.host_lease_s,
+                )
+                for name, most in slots.items()
+            ],
+        )
+
+    def placed(self) -> list[list[str]]:
+        """By attempt, the host of each rank."""
+        found: dict[int, dict[int, str]] = {}
+        for record in records(self.place / "runs" / "run"):
+            found.setdefault(record["attempt"], {})[record["rank"]] = record["metrics"]["host"]
+            assert record["metrics"]["of"] >= len(found[record["attempt"]])
+        return [[ranks[rank] for rank in sorted(ranks)] for _, ranks in sorted(found.items())]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path)
+
+
+# -- what workers do -------------------------------------------------------------------------------------------------
+
+
+def begin() -> int:
+    """Commits a checkpoint that counts the attempts; returns how many came before, by the one before."""
+    context = distrain.get_context()
+    before = distrain.get_checkpoint()
+    count = int(Path(before.path, "count").read_text()) if before else 0
+    metrics = {"host": os.environ.get("FAKE_HOST", "here"), "of": context.get_world_size()}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "count").write_text(str(count + 1))
+        distrain.report(metrics, checkpoint=Checkpoint(folder))
+    return count
+
+
+def kill_the_agent() -> None:
+    agent = psutil.Process().parents()[1]
+    assert "distrain" in " ".join(agent.cmdline())
+    os.kill(agent.pid, signal.SIGKILL)
+    time.sleep(1000)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_last() -> bool:
+    context = distrain.get_context()
+    return context.get_world_rank() == context.get_world_size() - 1
+
+
+def lose_the_last_host_once(config: dict[str, Any]) -> int:
+    count = begin()
+    distrain.collective.barrier()
+    if count == 0 and is_last():
+        kill_the_agent()
+    distrain.collective.barrier()
+    return count
+
+
+def lose_the_last_host_for_ever(config: dict[str, Any]) -> int:
+    if distrain.get_checkpoint() is None and is_last():
+        Path(config["place"], f"down-{os.environ['FAKE_HOST']}").touch()
+    return lose_the_last_host_once(config)
+
+
+# -- the host that is back -------------------------------------------------------------------------------------------
+
+
+def test_the_agent_of_this_machine_is_replaced(fit: Fit, test_run_id: str) -> None:
+    result = fit(lose_the_last_host_once, failure_config=RESTARTS)
+    assert result.return_value == 1
+    assert not run_members(test_run_id)
+
+
+def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    assert hosts(lose_the_last_host_once, workers=4, one=2, two=2).return_value == 1
+    assert time.monotonic() - began < 10.0
+    assert hosts.placed() == [["one", "one", "two", "two"]] * 2
+    said = capfd.readouterr().err
+    assert "distrain: rank(s) 2, 3 on two were lost: its agent has ended" in said
+    assert "distrain: trying to reach two again\n" in said
+    assert "distrain: restart 1 (of 3) from " in said
+
+
+def test_what_the_lost_agent_has_left_ends_before_the_next_attempt(hosts: Hosts) -> None:
+    """A daemon that neither the agent nor the forkserver, both dead, can end."""
+
+    def train(config: dict[str, Any]) -> list[bool]:
+        pids = Path(config["place"], f"daemon-{distrain.get_context().get_world_rank()}")
+        if begin() == 0:
+            if os.fork() == 0:
+                os.setsid()
+                pids.write_text(str(os.getpid()))
+                os.execv("/bin/sleep", ["sleep", "1000"])
+            distrain.collective.barrier()
+            if is_last():
+                forkserver, agent = psutil.Process().parents()[:2]
+                for process in (agent, forkserver):
+                    os.kill(process.pid, signal.SIGSTOP)
+                for process in (agent, forkserver):
+                    os.kill(process.pid, signal.SIGKILL)
+            time.sleep(1000)
+        everybody = [Path(config["place"], f"daemon-{rank}") for rank in range(2)]
+        return [is_alive(int(path.read_text())) for path in everybody]
+
+    result = hosts(train, workers=2, one=1, two=1)
+    assert result.return_value == [False, False]
+
+
+def test_a_host_that_is_down_is_waited_for(hosts: Hosts) -> None:
+    down = hosts.place / "down-two"
+    failures = FailureConfig(max_failures=1, host_wait_s=60.0)
+    with subprocess.Popen(["sh", "-c", f"until [ -e '{down}' ]; do sleep 0.01; done; sleep 1; rm '{down}'"]):
+        result = hosts(lose_the_last_host_for_ever, workers=2, one=1, two=1, failures=failures)
+    assert result.return_value == 1
+    assert hosts.placed() == [["one", "two"]] * 2
+
+
+# -- without it ------------------------------------------------------------------------------------------------------
+
+
+def test_spare_slots_take_the_place_of_a_lost_host(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
+    assert hosts(lose_the_last_host_for_ever, workers=3, one=2, two=1, three=2).return_value == 1
+    assert hosts.placed() == [["one", "one", "two"], ["one", "one", "three"]]
+    assert "distrain: 3 workers on one, three, without two\n" in capfd.readouterr().err
+
+
+def test_a_host_that_gets_more_workers_than_before_has_fewer_threads_for_each(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which libraries read when they are imported, before any worker is forked."""
+
+    def train(config: dict[str, Any]) -> None:
+        count = begin()
+        Path(config["place"], f"threads-{count}-{os.environ['RANK']}").write_text(os.environ["OMP_NUM_THREADS"])
+        distrain.collective.barrier()
+        if count == 0 and os.environ["FAKE_HOST"] == "one":
+            kill_the_agent()
+        distrain.collective.barrier()
+
+    def threads(count: int, rank: int) -> int:
+        return int((hosts.place / f"threads-{count}-{rank}").read_text())
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    hosts(train, workers=2, one=1, two=3)
+    assert hosts.placed() == [["one", "two"], ["two", "two"]]
+    assert threads(0, 1) == usable_cpus()
+    assert threads(1, 0) == threads(1, 1) == max(1, usable_cpus() // 2)
+
+
+def test_a_run_of_min_and_max_goes_on_smaller_and_grows_again(hosts: Hosts) -> None:
+    def train(config: dict[str, Any]) -> int:
+        count = begin()
+        distrain.collective.barrier()
+        if count == 0 and is_last():
+            Path(config["place"], "down-two").touch()
+            kill_the_agent()
+        if count == 1:
+            Path(config["place"], "down-two").unlink(missing_ok=True)
+            raise ValueError("the next one is as large as the first")
+        distrain.collective.barrier()
+        return count
+
+    assert hosts(train, workers=(2, 4), one=2, two=2).return_value == 2
+    assert hosts.placed() == [["one", "one", "two", "two"], ["one", "one"], ["one", "one", "two", "two"]]
+
+
+def test_a_lost_host_without_which_there_are_too_few_slots_is_named(hosts: Hosts, test_run_id: str) -> None:
+    with pytest.raises(ControllerError) as raised:
+        hosts(lose_the_last_host_for_ever, workers=4, one=2, two=2)
+    lines = str(raised.value).splitlines()
+    assert lines[0].startswith("two: its agent has ended")
+    text = "\n".join(lines)
+    assert "tried again: its agent has ended: exit code 255, which is ssh's when it cannot connect or log in" in text
+    assert "two is down" in text
+    assert "two did not come back at once (FailureConfig.host_wait_s), and the other hosts have 2 slots for 4" in text
+    assert "attempt 0 before: rank(s) 2, 3 on two were lost" in text
+    assert "started again as RunConfig(name='run'), it goes on at checkpoint_000000" in text
+    assert not run_members(test_run_id)
+
+
+def test_without_restarts_the_loss_of_a_host_ends_the_run(hosts: Hosts, test_run_id: str) -> None:
+    with pytest.raises(ControllerError) as raised:
+        hosts(lose_the_last_host_once, workers=4, one=2, two=2, failures=FailureConfig())
+    assert str(raised.value).startswith("two: its agent has ended")
+    assert "FailureConfig(max_failures=1) lets a run go on once" in str(raised.value)
+    assert not run_members(test_run_id)
+
+
+# -- silence ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_agent_is_lost_when_its_lease_is_over(hosts: Hosts, test_run_id: str) -> None:
+    def train(config: dict[str, Any]) -> None:
+        begin()
+        distrain.collective.barrier()
+        if is_last():
+            Path(config["place"], "struck").touch()
+            os.kill(psutil.Process().parents()[1].pid, signal.SIGSTOP)
+        time.sleep(1000)
+
+    with pytest.raises(ControllerError, match="two: its agent has been silent for 1 s: host or network down"):
+        hosts(train, workers=2, one=1, two=1, failures=FailureConfig(host_lease_s=1.0))
+    assert time.time() - (hosts.place / "struck").stat().st_mtime < 6.0
+
+
+def test_a_coordinator_that_was_stopped_for_longer_than_the_lease_starts_anew(hosts: Hosts) -> None:
+    """Ctrl-Z, a laptop that sleeps: by then, the hosts have ended their workers."""
+
+    def train(config: dict[str, Any]) -> int:
+        count = begin()
+        distrain.collective.barrier()
+        if count == 0:
+            Path(config["place"], "struck").touch()
+            time.sleep(1000)
+        return count
+
+    struck = hosts.place / "struck"
+    pid = os.getpid()
+    stopper = f"until [ -e '{struck}' ]; do sleep 0.01; done; kill -STOP {pid}; sleep 2.5; kill -CONT {pid}"
+    failures = FailureConfig(max_failures=1, host_lease_s=1.0, retry_same_failure=True)
+    with subprocess.Popen(["sh", "-c", stopper]):
+        assert hosts(train, workers=2, one=1, two=1, failures=failures).return_value == 1
+
+
+BLOCKED = """
+import sys, time
+from pathlib import Path
+from distrain import BackendConfig, FailureConfig, RunConfig, ScalingConfig
+from distrain.hostfile import HostSpec
+from distrain.job import FunctionWork
+from distrain.trainer import run_work
+from distrain.transport import PrefixTransport
+
+place = Path(sys.argv[1])
+
+def train():
+    print(("x" * 1000 + "\\n") * 300)
+    (place / "printed").touch()
+    time.sleep(3.0)
+    (place / "trained").touch()
+    print("the end")
+
+run_work(
+    FunctionWork(function=train, config={}, backend=BackendConfig()),
+    ScalingConfig(),
+    RunConfig(storage_path=place / "runs", failure_config=FailureConfig(host_lease_s=1.0)),
+    transports=[PrefixTransport(host=HostSpec(name="far", address="far"), prefix=(sys.argv[2],), lease_s=1.0)],
+)
+"""
+
+
+def test_a_console_that_nobody_reads_does_not_let_the_leases_of_hosts_run_out(tmp_path: Path) -> None:
+    """Ctrl-S, or a ``less`` that waits: all is shown when it goes on."""
+    (tmp_path / "script.py").write_text(BLOCKED)
+    argv = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), make_fake_ssh(tmp_path).prefix[0]]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as user:
+        wait_until(lambda: (tmp_path / "trained").exists() or user.poll() is not None, what="the end of the training")
+        output, _ = user.communicate(timeout=20.0)
+    assert user.returncode == 0, output[-2000:]
+    assert output.count("x" * 1000) == 300
+    assert "[rank 0] the end\n" in output
