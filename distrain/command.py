@@ -18,7 +18,7 @@ from distrain.gpus import find_gpus
 from distrain.hostfile import total_slots
 from distrain.output import warn
 from distrain.preflight import Preflight, show
-from distrain.storage import RunPaths
+from distrain.runpaths import RunPaths
 from distrain.stores import here_of
 from distrain.survey import usable_cpus
 from distrain.trainer import run_work

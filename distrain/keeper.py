@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.errors import StorageError
+from distrain.files import crc32_of
 from distrain.place import OPENING_PATIENCE_S, Place, decode_filesystem
 from distrain.runlock import RunLock
-from distrain.storage import PENDING_FILE, RunPaths, crc32_of
+from distrain.runpaths import PENDING_FILE, RunPaths
 from distrain.uploads import taker
 
 if TYPE_CHECKING:

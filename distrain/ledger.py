@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from distrain.callbacks import Callbacks
     from distrain.checkpoint import Checkpoint
     from distrain.config import CheckpointConfig
-    from distrain.storage import CommittedCheckpoint, RunStore
+    from distrain.records import CommittedCheckpoint
+    from distrain.storage import RunStore
     from distrain.validations import Validations
 
 __all__ = ["Ledger"]

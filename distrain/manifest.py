@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from distrain.failures import culprit_first
-from distrain.storage import read_manifest
+from distrain.runpaths import read_manifest
 from distrain.version import __version__
 
 if TYPE_CHECKING:

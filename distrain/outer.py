@@ -20,7 +20,8 @@ from distrain.session import Session
 
 if TYPE_CHECKING:
     from distrain.backend import BackendConfig
-    from distrain.storage import CommittedCheckpoint, RunStore
+    from distrain.records import CommittedCheckpoint
+    from distrain.storage import RunStore
 
 __all__ = ["OuterDesk", "OuterWork", "outer_rank"]
 

@@ -22,7 +22,7 @@ from distrain.inspection import package_versions
 from distrain.loop import Loop
 from distrain.neighbours import REACH_S
 from distrain.output import without_controls
-from distrain.storage import choose_run
+from distrain.runpaths import choose_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,14 +17,9 @@ from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.config import CheckpointConfig
 from distrain.errors import StorageError, TrainingFailedError
 from distrain.place import Place, locate
+from distrain.records import CommittedCheckpoint, committed_at, read_metrics
 from distrain.rounds import best_first, score
-from distrain.storage import (
-    CommittedCheckpoint,
-    RunPaths,
-    committed_at,
-    read_manifest,
-    read_metrics,
-)
+from distrain.runpaths import RunPaths, read_manifest
 
 if TYPE_CHECKING:
     import os

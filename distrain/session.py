@@ -23,10 +23,11 @@ from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.config import ValidationTaskConfig
 from distrain.errors import CheckpointError, CollectiveError
+from distrain.files import crc32_of, list_files
 from distrain.metrics import encode_metrics
 from distrain.place import Place
 from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
-from distrain.storage import PENDING_FILE, crc32_of, list_files
+from distrain.runpaths import PENDING_FILE
 from distrain.uploads import CheckpointUploadMode, Storing, taker
 
 if TYPE_CHECKING:
@@ -546,7 +547,7 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
 
 
 def _files_elsewhere(place: Place) -> list[tuple[str, int]]:
-    """What :func:`~distrain.storage.list_files` says of a local directory."""
+    """What :func:`~distrain.files.list_files` says of a local directory."""
     ours = (MANIFEST_FILE, PENDING_FILE)
     try:
         return sorted((name, size) for name, (size, _) in place.files().items() if name not in ours)

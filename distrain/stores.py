@@ -22,17 +22,10 @@ from distrain.errors import StorageError
 from distrain.keeper import Keeper
 from distrain.output import say, warn
 from distrain.place import Place, encode_filesystem, locate, own_temporary_directory
+from distrain.records import CommittedCheckpoint, committed_at
 from distrain.runlock import RunLock
-from distrain.storage import (
-    DAMAGED_FILE,
-    PENDING_FILE,
-    CommittedCheckpoint,
-    RunStore,
-    choose_run,
-    committed_at,
-    number_of,
-    read_manifest,
-)
+from distrain.runpaths import DAMAGED_FILE, PENDING_FILE, choose_run, number_of, read_manifest
+from distrain.storage import RunStore
 from distrain.uploader_link import UploaderLink
 
 if TYPE_CHECKING:

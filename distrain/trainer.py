@@ -36,13 +36,15 @@ from distrain.errors import (
     WorkerGroupError,
 )
 from distrain.events import Hung, RunEnd, RunRequest, Validator
+from distrain.files import write_atomically
 from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
 from distrain.plan import shares_of, workers_on
+from distrain.records import damage_of
 from distrain.result import Result, last_metrics, make_result, pickle_or_none
+from distrain.runpaths import read_manifest
 from distrain.states import RunState
-from distrain.storage import RunStore, damage_of, read_manifest, write_atomically
 from distrain.stores import damage_elsewhere, open_run
 from distrain.transport import LocalTransport, Transport, hosts_of, order_for, ssh_args_of, transports_for
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from distrain.hostfile import HostSpec
+    from distrain.storage import RunStore
 
 __all__ = ["DataParallelTrainer", "run_work"]
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.config import ValidationTaskConfig
-from distrain.storage import DAMAGED, copy_file, sync_file
+from distrain.files import copy_file, sync_file
+from distrain.runpaths import DAMAGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

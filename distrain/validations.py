@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from distrain.events import RunRequest
     from distrain.loop import Loop
-    from distrain.storage import CommittedCheckpoint, RunStore
+    from distrain.records import CommittedCheckpoint
+    from distrain.storage import RunStore
 
 __all__ = ["Validations"]
 

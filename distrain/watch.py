@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from distrain.config import FailureConfig
     from distrain.loop import Loop
-    from distrain.storage import RunPaths
+    from distrain.runpaths import RunPaths
 
 __all__ = ["Watch", "request_stacks"]
 

@@ -85,12 +85,12 @@ storage.sync_directory = lambda path: (time.sleep(0.02), sync(path))
 
 BROKEN = {
     "no manifest": """
-write = storage._write_and_sync
-storage._write_and_sync = lambda path, data: None if path.name == ".manifest.json" else write(path, data)
+write = storage.write_and_sync
+storage.write_and_sync = lambda path, data: None if path.name == ".manifest.json" else write(path, data)
 """,
     "renamed before the manifest is written": """
-write, commit, kept = storage._write_and_sync, storage.RunStore.join, []
-storage._write_and_sync = lambda path, data: (
+write, commit, kept = storage.write_and_sync, storage.RunStore.join, []
+storage.write_and_sync = lambda path, data: (
     kept.append(data) if path.name == ".manifest.json" else write(path, data)
 )
 def broken_commit(self, *arguments, **options):

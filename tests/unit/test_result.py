@@ -14,9 +14,11 @@ import pytest
 
 from distrain.config import CheckpointConfig
 from distrain.errors import StorageError, WorkerGroupError
+from distrain.records import CommittedCheckpoint
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.rounds import Commit
-from distrain.storage import CommittedCheckpoint, RunPaths, RunStore
+from distrain.runpaths import RunPaths
+from distrain.storage import RunStore
 
 Write = Callable[..., Path]
 

@@ -16,20 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain import storage
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError, StorageError
+from distrain.files import copy_file, crc32_of, list_files, write_atomically
+from distrain.records import CommittedCheckpoint, damage_of, read_metrics
 from distrain.rounds import Commit, CommittedFile
-from distrain.storage import (
-    CommittedCheckpoint,
-    RunPaths,
-    RunStore,
-    choose_run,
-    copy_file,
-    crc32_of,
-    damage_of,
-    list_files,
-)
+from distrain.runpaths import RunPaths, choose_run
+from distrain.storage import RunStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -164,7 +157,7 @@ def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path)
     first = RunStore(root)
     (first.staging_directory(0, 1, 0) / "model.pt").write_bytes(b"half")
     first._metrics.close()
-    storage.os.close(first._lock_fd)  # as a crash does it
+    os.close(first._lock_fd)  # as a crash does it
     second = RunStore(root)
     assert not second.paths.staging.exists()
     second.close()
@@ -347,7 +340,7 @@ def written(root: Path, *metrics: dict[str, Any]) -> list[dict[str, Any]]:
     for index, values in enumerate(metrics, start=1):
         store.append_metrics({"time": 1.0, "attempt": 0, "rank": 0, "index": index}, values)
     store.close()
-    return [record["metrics"] for record in storage.read_metrics(RunPaths(root).metrics)]
+    return [record["metrics"] for record in read_metrics(RunPaths(root).metrics)]
 
 
 def same(one: object, other: object) -> bool:
@@ -391,7 +384,7 @@ def test_a_torn_last_line_is_passed_over_by_readers(root: Path) -> None:
     written(root, {"loss": 1}, {"loss": 2})
     with RunPaths(root).metrics.open("a") as file:
         file.write('{"time":1.0,"attempt":0,"ra')
-    assert [record["metrics"] for record in storage.read_metrics(RunPaths(root).metrics)] == [{"loss": 1}, {"loss": 2}]
+    assert [record["metrics"] for record in read_metrics(RunPaths(root).metrics)] == [{"loss": 1}, {"loss": 2}]
 
 
 def test_a_torn_last_line_is_cut_off_before_new_ones_are_written(root: Path) -> None:
@@ -405,12 +398,12 @@ def test_readers_choose_one_rank_or_all(store: RunStore) -> None:
     for rank in (0, 1):
         store.append_metrics({"rank": rank}, {"rank": rank})
     store.flush()
-    assert [record["rank"] for record in storage.read_metrics(store.paths.metrics, rank=1)] == [1]
-    assert [record["rank"] for record in storage.read_metrics(store.paths.metrics, rank=None)] == [0, 1]
+    assert [record["rank"] for record in read_metrics(store.paths.metrics, rank=1)] == [1]
+    assert [record["rank"] for record in read_metrics(store.paths.metrics, rank=None)] == [0, 1]
 
 
 def test_a_run_without_metrics_has_none(root: Path) -> None:
-    assert list(storage.read_metrics(RunPaths(root).metrics)) == []
+    assert list(read_metrics(RunPaths(root).metrics)) == []
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -532,7 +525,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
 
 def test_an_atomic_write_replaces_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     for data in (b"old", b"new"):
-        storage.write_atomically(tmp_path / "file", data)
+        write_atomically(tmp_path / "file", data)
     assert contents(tmp_path) == {"file": b"new"}
 
 

@@ -1,0 +1,140 @@
+"""What is written of metrics and checkpoints, and read again. Runs in: anywhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
+from distrain.errors import StorageError
+from distrain.files import crc32_of
+from distrain.place import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["PENDING", "CommittedCheckpoint", "committed_at", "damage_of", "read_metrics", "without_nonfinite"]
+
+PENDING = "PENDING_VALIDATION"
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedCheckpoint:
+    """A checkpoint of the run and the metrics it was reported with."""
+
+    path: Path | Place
+    metrics: dict[str, Any]
+    validation: dict[str, Any] | None = None
+    """None if it is not validated; else ``status``, the name of a :class:`ReportedCheckpointStatus`, and what
+    :class:`~distrain.wire.Reported` said."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it waits for its validation."""
+        return self.validation is not None and self.validation["status"] == PENDING
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The handle that users get."""
+        if isinstance(self.path, Place):
+            return Checkpoint(self.path.url, self.path.given)
+        return Checkpoint(self.path)
+
+
+def committed_at(path: Path | Place, manifest: Mapping[str, Any] | None = None) -> CommittedCheckpoint:
+    """The checkpoint there, as its manifest, which is read from a local one, tells of it. Raises StorageError."""
+    try:
+        if manifest is None:
+            assert isinstance(path, Path)
+            manifest = json.loads((path / MANIFEST_FILE).read_text())
+        metrics = with_nonfinite(manifest["metrics"], manifest.get("nonfinite", {}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on"
+        ) from error
+    return CommittedCheckpoint(path, metrics, manifest.get("validation"))
+
+
+def damage_of(path: Path, *, thoroughly: bool = True) -> str | None:
+    """What is wrong with a committed checkpoint; None if its files are what its manifest says, metadata aside, which
+    may be changed at any time. ``thoroughly``: look at the files' bytes, too. Raises OSError if it cannot be read."""
+    try:
+        manifest = json.loads((path / MANIFEST_FILE).read_text())
+        files = {name: (fact["size"], fact["crc32"]) for name, fact in manifest["files"].items()}
+        manifest["metrics"].items()
+    except FileNotFoundError:
+        return f"{MANIFEST_FILE} is missing"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
+    files.pop(METADATA_FILE, None)
+    for name, (size, _) in files.items():
+        try:
+            found = (path / name).stat().st_size
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if found != size:
+            return f"{name} has {found} bytes instead of {size}"
+    return _changed_file(path, {name: crc32 for name, (_, crc32) in files.items()}) if thoroughly else None
+
+
+def _changed_file(path: Path, crc32s: Mapping[str, str]) -> str | None:
+    for name, expected in crc32s.items():
+        if f"{crc32_of(path / name)[1]:08x}" != expected:
+            return f"{name} has changed since it was committed"
+    return None
+
+
+# -- JSON has no NaN -------------------------------------------------------------------------------------------------
+
+
+def without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The metrics with null for each non-finite number, and where those were, by JSON pointer (RFC 6901)."""
+    nonfinite: dict[str, str] = {}
+
+    def clean(value: Any, pointer: str) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            nonfinite[pointer] = str(value)
+            return None
+        return _each(clean, value, pointer)
+
+    return clean(dict(metrics), ""), nonfinite
+
+
+def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dict[str, Any]:
+    """The metrics as they were reported, NaN and infinities included."""
+
+    def restore(value: Any, pointer: str) -> Any:
+        return float(nonfinite[pointer]) if pointer in nonfinite else _each(restore, value, pointer)
+
+    restored: dict[str, Any] = restore(metrics, "") if nonfinite else metrics
+    return restored
+
+
+def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
+    """A dict or list with the function applied to each item; anything else as it is."""
+    if isinstance(value, dict):
+        return {k: function(v, f"{pointer}/{k.replace('~', '~0').replace('/', '~1')}") for k, v in value.items()}
+    if isinstance(value, list):
+        return [function(item, f"{pointer}/{index}") for index, item in enumerate(value)]
+    return value
+
+
+def read_metrics(path: Path | Place, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics.jsonl (of one rank, or of all), with non-finite numbers restored. A torn last line, as a
+    power cut leaves it, is passed over. Raises OSError; no file is no line."""
+    try:
+        lines = io.BytesIO(path.read()) if isinstance(path, Place) else path.open("rb")
+    except FileNotFoundError:
+        return
+    with lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            record = json.loads(line)
+            if rank is None or record["rank"] == rank:
+                record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
+                yield record

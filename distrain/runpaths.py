@@ -1,0 +1,198 @@
+"""The run directory: every file name in it, and which one a run gets. Runs in: anywhere.
+
+
+::
+
+    {storage_path}/{name}/
+        run.json                    what ran, when, how it ended
+        metrics.jsonl               every report of every rank, one line each
+        checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
+        damaged-checkpoint_000001/  one whose files were not what its manifest said when the run went on
+        logs/attempt_0/rank_0.log   what each rank wrote
+        stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
+        error.json, error.pkl       why it failed
+        return_value.pkl            what rank 0's train_func returned
+        .staging/                   checkpoints being written; swept when the next run starts
+        .lock                       held by the coordinator
+        .requests                   a named pipe, while it runs: where are the ranks?
+
+A checkpoint is written aside, flushed to disk with its manifest, then renamed: a directory named ``checkpoint_…`` is
+complete, always.
+
+Elsewhere (S3, ...) the same files are there (see :mod:`distrain.stores`), but nothing can be renamed. There a
+checkpoint is complete when it has its .manifest.json, which is written last; until then it has a .pending.json. One
+that was damaged has a .damaged.json instead. ``.lock/`` holds the heartbeat of the coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from distrain.checkpoint import MANIFEST_FILE
+from distrain.errors import StorageError
+from distrain.place import OPENING_PATIENCE_S, Place, locate
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+__all__ = ["DAMAGED", "DAMAGED_FILE", "PENDING_FILE", "RunPaths", "choose_run", "number_of", "read_manifest"]
+
+_DEFAULT_STORAGE = "~/distrain_results"
+DAMAGED = "damaged-"
+PENDING_FILE = ".pending.json"
+DAMAGED_FILE = ".damaged.json"
+_NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
+_MANIFEST = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Every file name of a run."""
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / _MANIFEST
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def error_text(self) -> Path:
+        return self.root / "error.json"
+
+    @property
+    def error_pickle(self) -> Path:
+        return self.root / "error.pkl"
+
+    @property
+    def return_value(self) -> Path:
+        return self.root / "return_value.pkl"
+
+    def end(self) -> tuple[Path, ...]:
+        """What a run leaves at its end."""
+        return self.error_text, self.error_pickle, self.return_value
+
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
+
+    @property
+    def requests(self) -> Path:
+        return self.root / ".requests"
+
+    def answer(self, token: str) -> Path:
+        return self.root / "stacks" / f"answer_{token}.txt"
+
+    @property
+    def staging(self) -> Path:
+        return self.root / ".staging"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def checkpoint(self, index: int) -> Path:
+        return self.root / f"checkpoint_{index:06d}"
+
+    def log(self, attempt: int, rank: int, logs: Path | None = None) -> Path:
+        return (logs / self.root.name if logs else self.logs) / f"attempt_{attempt}" / f"rank_{rank}.log"
+
+    def validation_log(self, checkpoint: str, logs: Path | None = None) -> Path:
+        return (logs / self.root.name if logs else self.logs) / "validation" / f"{checkpoint}.log"
+
+    def stacks(self, attempt: int, rank: int) -> Path:
+        return self.root / "stacks" / f"attempt_{attempt}" / f"rank_{rank}.txt"
+
+    def checkpoints(self) -> list[Path]:
+        """Committed checkpoints, oldest first: those of our names, and others with a manifest."""
+        return [path for _, path in self._numbered() if not path.name.startswith(DAMAGED)]
+
+    def next_index(self) -> int:
+        """The number of the next checkpoint: none is used twice."""
+        return max((index + 1 for index, _ in self._numbered()), default=0)
+
+    def make_room(self, path: Path) -> None:
+        """Make the directory that this file of the run belongs in, but not the run directory itself, should that have
+        vanished. Raises OSError."""
+        self.root.stat()
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def mirrored(self) -> list[Path]:
+        """The files that are kept elsewhere, too; the manifest last, so that who sees its news finds everything."""
+        here = {self.lock, self.requests, self.manifest}
+        aside = {self.staging, self.fetched}
+        files = [path for path in sorted(self.root.rglob("*")) if path.is_file() and path.suffix != ".new"]
+        return [path for path in files if path not in here and not aside & set(path.parents)] + [self.manifest]
+
+    @property
+    def fetched(self) -> Path:
+        """Local copies of checkpoints elsewhere."""
+        return self.root / ".fetched"
+
+    def _numbered(self) -> list[tuple[int, Path]]:
+        with contextlib.suppress(FileNotFoundError):
+            folders = [path for path in self.root.iterdir() if path.is_dir()]
+            found = [path for path in folders if _NUMBERED.match(path.name) or (path / MANIFEST_FILE).exists()]
+            return sorted((_index_of(path), path) for path in found)
+        return []
+
+
+def _index_of(path: Path) -> int:
+    """What its manifest says, as users may give names; else what its name says, or -1."""
+    try:
+        return int(json.loads((path / MANIFEST_FILE).read_text())["index"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return number_of(path.name)
+
+
+def number_of(name: str) -> int:
+    """Of a checkpoint of ours; -1 for other names."""
+    match = _NUMBERED.match(name)
+    return int(match[1]) if match else -1
+
+
+# -- which directory -------------------------------------------------------------------------------------------------
+
+
+def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None) -> Path | Place:
+    """The run directory; it has a manifest if an unfinished run goes on there.
+
+    Without a name: a new directory. With one: an unfinished run of that name goes on; a finished one is left alone, and
+    the new run gets the next free name (``name-2``, ``name-3``, ...). Raises StorageError.
+    """
+    try:
+        storage = locate(_DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
+    except OSError as error:
+        raise StorageError(f"cannot use the storage: {error}") from error
+    if isinstance(storage, Place):
+        storage = replace(storage, patience_s=OPENING_PATIENCE_S)
+    if name is None:
+        return storage / f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
+    root, number = storage / name, 1
+    while read_manifest(root).get("status") == "finished":
+        number += 1
+        root = storage / f"{name}-{number}"
+    return root
+
+
+def read_manifest(root: Path | Place) -> dict[str, Any]:
+    """The run manifest; ``{}`` if there is none."""
+    try:
+        text = (root / _MANIFEST).read() if isinstance(root, Place) else (root / _MANIFEST).read_bytes()
+        manifest: dict[str, Any] = json.loads(text)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        named = isinstance(root, Place) and isinstance(error, OSError)
+        raise StorageError(str(error) if named else f"cannot read {root / _MANIFEST}: {error}") from error
+    return manifest
