@@ -128,10 +128,15 @@ class Coordinator:
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         try:
-            with self._watch, self._signals(), patient_consoles(self._loop) as watch_consoles:
+            with self._watch, self._signals(), patient_consoles(self._loop, self._hurry_s()) as watch_consoles:
                 self._run(watch_consoles)
         finally:
             self._loop.close()
+
+    def _hurry_s(self) -> float | None:
+        """For so long at most may a console keep us from telling other hosts that we live."""
+        leases = [transport.lease_s for transport in self._transports.values() if not transport.host.is_local]
+        return min(leases) / 3 if leases else None
 
     def _run(self, watch_consoles: Callable[[], None]) -> None:
         try:
