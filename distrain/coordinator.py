@@ -155,7 +155,7 @@ class Coordinator:
 
     def _connect(self, name: str) -> None:
         """Start an agent; in place of another, it ends what that one may have left there before it says HELLO."""
-        former, transport = self._hosts.pop(name, None), self._transports[name]
+        former, transport = self._hosts.get(name), self._transports[name]
         if former is not None:
             former.drop()
             former.dispose()
@@ -515,7 +515,9 @@ class _HostLink:
         return clean
 
     def dispose(self) -> None:
-        """Release all that this machine has of it."""
+        """Release all that this machine has of it; harmless when done twice."""
+        if self._stderr.closed:
+            return
         self.dropped = True
         self._channel.close()
         self._loop.forget(self._stderr.fileno())
