@@ -35,7 +35,7 @@ IGNORED = {
     "checkpoint_at_end": "report a checkpoint at the end of train_func",
     "checkpoint_frequency": "report a checkpoint whenever you want one",
     "controller_failure_limit": "the coordinator lives in this process",
-    "elastic_resize_monitor_interval_s": "the number of workers does not change",
+    "elastic_resize_monitor_interval_s": "the number of workers changes at restarts only",
     "fail_fast": "say max_failures=0",
     "log_to_file": "output is always kept, in logs/ of the run directory",
     "max_preemption_failures": "a run that was stopped goes on when it is started again under its name",

@@ -145,11 +145,16 @@ class Coordinator:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         self._store.failed = self._storage_failed
         try:
-            with self._watch, self._signals(), patient_consoles(self._loop) as watch_consoles:
+            with self._watch, self._signals(), patient_consoles(self._loop, self._hurry_s()) as watch_consoles:
                 self._run(watch_consoles)
         finally:
             self._store.detach()
             self._loop.close()
+
+    def _hurry_s(self) -> float | None:
+        """For so long at most may a console keep us from telling other hosts that we live."""
+        leases = [transport.lease_s for transport in self._transports.values() if not transport.host.is_local]
+        return min(leases) / 3 if leases else None
 
     def _run(self, watch_consoles: Callable[[], None]) -> None:
         try:
@@ -170,7 +175,7 @@ class Coordinator:
 
     def _connect(self, name: str) -> None:
         """Start an agent; in place of another, it ends what that one may have left there before it says HELLO."""
-        former, transport = self._hosts.pop(name, None), self._transports[name]
+        former, transport = self._hosts.get(name), self._transports[name]
         if former is not None:
             former.drop()
             former.dispose()
@@ -622,7 +627,9 @@ class HostLink:
         return clean
 
     def dispose(self) -> None:
-        """Release all that this machine has of it."""
+        """Release all that this machine has of it; harmless when done twice."""
+        if self._stderr.closed:
+            return
         self.dropped = True
         self._channel.close()
         self._loop.forget(self._stderr.fileno())

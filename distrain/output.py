@@ -77,8 +77,7 @@ def _print(console: IO[str] | None, text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         if _backlogs is not None and _may_block(console):
             console.flush()
-            fd, at_once = console.fileno(), _TERMINAL_BYTES if console.isatty() else select.PIPE_BUF
-            _backlogs.setdefault(fd, _Backlog(fd, at_once)).add(data)
+            _backlogs.of(console).add(data)
         else:
             console.write(data.decode(encoding))
             console.flush()
@@ -89,17 +88,16 @@ def _print(console: IO[str] | None, text: str) -> None:
 _MOST_UNSHOWN = 1 << 20
 _TERMINAL_BYTES = 512
 """What a terminal that takes anything takes at once; a pipe takes PIPE_BUF."""
-_STUCK_AFTER_S = 0.3
-"""A console that has a backlog and takes nothing for so long is not waited for any more; a slow one is."""
-_backlogs: dict[int, _Backlog] | None = None
-"""By descriptor; None: we wait for consoles."""
+_backlogs: _Backlogs | None = None
+"""None: we wait for consoles."""
 
 
 class _Backlog:
     """What a console has yet to show: a terminal after Ctrl-S, or a pipe into a paused ``less``."""
 
-    def __init__(self, fd: int, at_once: int) -> None:
+    def __init__(self, fd: int, at_once: int, stuck_after_s: float | None) -> None:
         self.fd = fd
+        self._stuck_after_ms = None if stuck_after_s is None else 1000 * stuck_after_s
         self.unshown = bytearray()
         self._at_once = at_once
         self._dropped = 0
@@ -111,7 +109,7 @@ class _Backlog:
         """Show it now if the console takes it, else later, or never if there is too much of it."""
         self.show()
         while len(self.unshown) > _MOST_UNSHOWN and not self._stuck:
-            self._stuck = not self._poll.poll(1000 * _STUCK_AFTER_S)
+            self._stuck = not self._poll.poll(self._stuck_after_ms)
             self.show()
         if len(self.unshown) > _MOST_UNSHOWN:
             self._dropped += data.count(b"\n")
@@ -135,6 +133,21 @@ class _Backlog:
             self.show(wait=wait)
 
 
+class _Backlogs(dict[int, _Backlog]):
+    """By descriptor."""
+
+    def __init__(self, stuck_after_s: float | None) -> None:
+        super().__init__()
+        self._stuck_after_s = stuck_after_s
+
+    def of(self, console: IO[str]) -> _Backlog:
+        fd = console.fileno()
+        if fd not in self:
+            at_once = _TERMINAL_BYTES if console.isatty() else select.PIPE_BUF
+            self[fd] = _Backlog(fd, at_once, self._stuck_after_s)
+        return self[fd]
+
+
 def _may_block(console: IO[str]) -> bool:
     """Whether this is a stream of the interpreter's, to something that may not be read for long."""
     if type(console) is not io.TextIOWrapper:
@@ -144,12 +157,14 @@ def _may_block(console: IO[str]) -> bool:
 
 
 @contextlib.contextmanager
-def patient_consoles(loop: Loop) -> Iterator[Callable[[], None]]:
-    """Wait for no console that is stuck: what it does not take is shown when it does, of what is beyond a MiB only the
-    number of lines. Yields what is to be called before each turn of ``loop``. At the end, waits until all is shown."""
+def patient_consoles(loop: Loop, stuck_after_s: float | None) -> Iterator[Callable[[], None]]:
+    """Show what a console does not take when it does, without waiting for it: up to a MiB, beyond which a slow console
+    is waited for. One that takes nothing for ``stuck_after_s`` (None: there is no hurry) is not any more, and in the
+    end shows how many lines it has missed. Yields what is to be called before each turn of ``loop``. After the last
+    one, waits until all is shown."""
     global _backlogs
-    before, _backlogs = _backlogs, {}
-    mine = _backlogs
+    before = _backlogs
+    mine = _backlogs = _Backlogs(stuck_after_s)
 
     def watch() -> None:
         for backlog in mine.values():

@@ -109,9 +109,9 @@ class Roster:
         return chosen
 
     def standing(self, now: float) -> Standing:
+        """Who was asked is waited for, so that the order of placement is not that of the answers."""
         room = self._room(self._facts)
-        is_patient = self._asked and now < self._patient_until
-        if room >= self._most or (room >= self._least and not is_patient):
+        if room >= self._least and (not self._asked or now >= self._patient_until):
             return Standing.READY
         hopeful = [*self._asked, *filter(self._may_be_asked, self._slots)]
         return Standing.WAITING if room + self._room(hopeful) >= self._least else Standing.HOPELESS

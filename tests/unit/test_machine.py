@@ -616,6 +616,14 @@ def test_only_hosts_that_are_needed_are_asked() -> None:
     assert Play(workers=4, orders=SPARE).asked == ["one", "two"]
 
 
+def test_placement_does_not_depend_on_who_answers_first() -> None:
+    play = Play(hosts=3, workers=3, orders={"one": order(1), "two": order(1), "three": order(2)})
+    for host in ("three", "one"):
+        assert play.says(host, hello()) == []
+    play.says("two", hello())
+    assert places(play) == ["one", "two", "three"]
+
+
 def test_spare_slots_take_the_place_of_a_lost_host() -> None:
     play, actions = after_a_loss(orders=SPARE)
     assert (play.state, asked(actions)) == (RunState.CONNECTING, ["three"])

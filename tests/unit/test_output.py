@@ -215,10 +215,12 @@ class Blocked:
             termios.tcflow(write_fd, termios.TCOOFF)  # Ctrl-S
 
     @contextlib.contextmanager
-    def as_stderr(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    def as_stderr(
+        self, monkeypatch: pytest.MonkeyPatch, stuck_after_s: float | None = 0.1
+    ) -> Iterator[Callable[[], None]]:
         with io.TextIOWrapper(open(self.write_fd, "wb", closefd=False)) as stream, monkeypatch.context() as patch:
             patch.setattr(sys, "stderr", stream)
-            with patient_consoles(self.loop) as watch:
+            with patient_consoles(self.loop, stuck_after_s) as watch:
                 yield watch
 
     def read_until(self, last: str) -> None:
@@ -285,7 +287,7 @@ def test_of_what_is_too_much_for_a_blocked_console_the_number_of_lines_is_told(
 
 def test_a_slow_console_shows_all(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who writes is made to wait, as ever."""
-    with blocked.as_stderr(monkeypatch):
+    with blocked.as_stderr(monkeypatch, stuck_after_s=None):
         blocked.read_until("line 4999")
         for number in range(5000):
             say(f"line {number} {'x' * 1000}")

@@ -70,6 +70,13 @@ def test_ssh_asks_nobody_and_waits_for_nobody_for_ever(tmp_path: Path) -> None:
     assert (options["hostname"], options["user"], options["proxyjump"]) == ("far.lan", "alice", "gate")
 
 
+@pytest.mark.parametrize(("lease_s", "interval_s"), [(15.0, "5"), (2.0, "1"), (100.0, "34")])
+def test_ssh_itself_is_as_patient_as_the_lease(tmp_path: Path, lease_s: float, interval_s: str) -> None:
+    [transport] = transports_for([FAR], lease_s=lease_s)
+    options = effective(transport.argv(["true"]), tmp_path)
+    assert (options["serveraliveinterval"], options["serveralivecountmax"]) == (interval_s, "3")
+
+
 def test_arguments_of_the_user_come_before_ours(tmp_path: Path) -> None:
     options = effective(ssh("-o", "ConnectTimeout=77", "-p", "23"), tmp_path)
     assert (options["connecttimeout"], options["port"]) == ("77", "23")
