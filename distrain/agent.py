@@ -287,11 +287,17 @@ class Agent:
                     self._up.queue(wire.Notice(text=f"these processes cannot be killed: {packet['stuck']}"))
                 self._say_gone()
 
+    def _kill_descendants(self) -> None:
+        """Of an attempt: the forkserver is for the next one, too, and the uploader may be bringing a checkpoint."""
+        programs = (self._forkserver, self._uploader)
+        pids = [program.pid for program in programs if program is not None]
+        process.kill_descendants([pid for pid in pids if pid is not None])
+
     def _on_forkserver_death(self, status: int) -> None:
         """Its children died with it, or are ours now."""
         self._forkserver = None
         unexpected = not self._started and not self._stopping
-        process.kill_descendants()
+        self._kill_descendants()
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         for worker in self._workers.values():
             if not worker.exited:
@@ -437,8 +443,7 @@ class Agent:
     def _say_gone(self) -> None:
         if not all(worker.exited for worker in self._workers.values()):
             return
-        spared = [self._forkserver.pid] if self._forkserver is not None else []
-        process.kill_descendants(spared)
+        self._kill_descendants()
         self._loop.cancel("kill")
         self._close_ports()
         self._started = False

@@ -51,6 +51,11 @@ class UploaderLink:
         self._open: deque[wire.Message] = deque()
         self._deaths = 0
 
+    @property
+    def pid(self) -> int | None:
+        """None if it does not run."""
+        return None if self._process is None else self._process.pid
+
     def order(self, order: wire.Message) -> None:
         if isinstance(order, wire.OpenStorage):
             self._opening = replace(order, again=True)

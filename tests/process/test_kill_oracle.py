@@ -255,7 +255,8 @@ class Killer:
 
     @staticmethod
     def _kill(user: subprocess.Popen[str], victims: str) -> bool:
-        """Whether it ends the user's process; what is not there yet, or any more, takes that with it."""
+        """Whether it ends the user's process; what is not there yet, or any more, takes that with it. Without its agent
+        or forkserver alone, a run goes on."""
         agents = children(user.pid, "agent")
         if victims == "forkserver":
             forkservers = [forkserver for agent in agents for forkserver in children(agent.pid, "forkserver")]
@@ -266,8 +267,9 @@ class Killer:
         for agent in agents:
             if victims != "user":
                 agent.kill()
-        if victims != "agent" or not agents:
-            user.kill()
+        if victims == "agent" and agents:
+            return False
+        user.kill()
         return True
 
 
