@@ -92,7 +92,10 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
             name=options.name,
             storage_path=options.storage_path,
             log_dir=options.log_dir,
-            failure_config=FailureConfig(max_failures=options.max_failures),
+            failure_config=FailureConfig(
+                max_failures=options.max_failures,
+                **({} if options.hosts_wait is None else {"host_wait_s": options.hosts_wait}),
+            ),
             logging_config=LoggingConfig(ranks=_ranks(options.ranks_shown)),
             worker_runtime_env={"env_vars": _variables(options.env)},
         )
@@ -115,7 +118,8 @@ def _parser() -> argparse.ArgumentParser:
         "--num-workers",
         type=_amount,
         metavar="N",
-        help="workers to start, on all hosts together (all slots of the hosts, else 1); or: gpu, cpu, auto",
+        help="workers to start, on all hosts together (all slots of the hosts, else 1); or: gpu, cpu, auto; or 2:8, as "
+        "the slots allow",
     )
     add("--nproc-per-node", "--nproc_per_node", type=_amount, metavar="N", help="the same, for a single host")
     add(
@@ -143,6 +147,12 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="restart the workers up to N times after a failure, -1 always (0)",
+    )
+    add(
+        "--hosts-wait",
+        type=float,
+        metavar="SECONDS",
+        help="wait so long for a lost host to come back, if no others can take its workers (60)",
     )
     shown = ("--ranks-shown", "--console-ranks")
     add(*shown, metavar="0,2-5", help="whose output is shown here (everybody's); the logs have it all")
@@ -191,10 +201,13 @@ def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
     return hosts
 
 
-def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int:
+def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int | tuple[int, int]:
     amount: str | None = options.num_workers or options.nproc_per_node
     if amount is None:
         return total_slots(hosts)
+    least, colon, most = amount.partition(":")
+    if colon:
+        return int(least), int(most)
     if not amount.isdigit() and not all(host.is_local for host in hosts):
         raise ValueError(f"--num-workers {amount} would count this machine's; give a number, or leave it out")
     return _count(amount)
@@ -202,7 +215,8 @@ def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int:
 
 def _amount(text: str) -> str:
     if text not in ("gpu", "cpu", "auto"):
-        int(text)
+        for number in text.split(":", 1):
+            int(number)
     return text
 
 

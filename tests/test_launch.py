@@ -113,6 +113,16 @@ def test_a_script_sees_itself_as_under_plain_python(launch: Launch, tmp_path: Pa
     assert lines(launch(script, cwd=elsewhere)) == [f"[rank 0] {plain.stdout.rstrip()}"]
 
 
+def test_the_number_of_workers_may_be_a_range(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nprint(os.environ['WORLD_SIZE'])")
+    wide = launch("--num-workers", "1:2", "--hosts-wait", "5", "train.py")
+    assert lines(wide) == ["[rank 0] 2", "[rank 1] 2"]
+    for wrong in ("2:1", "2:"):
+        refused = launch("--num-workers", wrong, "train.py")
+        assert refused.returncode == 2
+        assert "--num-workers" in refused.stderr or "num_workers" in refused.stderr
+
+
 def test_a_module_runs_as_a_script(launch: Launch, tmp_path: Path) -> None:
     package = tmp_path / "pack"
     package.mkdir()
@@ -346,9 +356,9 @@ def test_a_script_or_module_that_calls_fit_itself_runs_once(launch: Launch, tmp_
 # -- help ------------------------------------------------------------------------------------------------------------
 
 OPTIONS = [
-    "--check", "--config", "--console-ranks", "--env", "--help", "--hostfile", "--hosts", "--log-dir", "--max-failures",
-    "--max-restarts", "--name", "--nproc-per-node", "--num-workers", "--ranks-shown", "--set", "--ssh-args", "--stacks",
-    "--start-method", "--storage-path", "--use-gpu", "--version",
+    "--check", "--config", "--console-ranks", "--env", "--help", "--hostfile", "--hosts", "--hosts-wait", "--log-dir",
+    "--max-failures", "--max-restarts", "--name", "--nproc-per-node", "--num-workers", "--ranks-shown", "--set",
+    "--ssh-args", "--stacks", "--start-method", "--storage-path", "--use-gpu", "--version",
 ]  # fmt: skip
 """Those that the help tells of; who changes them, changes scripts of users."""
 
