@@ -157,9 +157,9 @@ def test_the_best_are_kept_and_the_latest(one_fit: Fit, bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-def test_an_attempt_goes_on_at_the_checkpoint_of_the_last_one(s3_fit: Fit, mode: CheckpointUploadMode) -> None:
+def test_an_attempt_goes_on_at_the_checkpoint_of_the_last_one(one_fit: Fit, mode: CheckpointUploadMode) -> None:
     config = {"fail_at": 1, "mode": mode.value}
-    result = s3_fit(train, config, name="run", failure_config=FailureConfig(max_failures=1))
+    result = one_fit(train, config, name="run", failure_config=FailureConfig(max_failures=1))
     assert result.return_value == 2
 
 
@@ -191,14 +191,14 @@ def test_a_new_run_starts_from_a_checkpoint_elsewhere(one_fit: Fit, bucket: Buck
 
 
 @pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
-def test_a_filesystem_may_be_given_instead_of_a_url(s3_fit: Fit, bucket: Bucket, kind: str) -> None:
+def test_a_filesystem_may_be_given_instead_of_a_url(one_fit: Fit, bucket: Bucket, kind: str) -> None:
     storage: Any = bucket.filesystem
     if kind == "pyarrow":
         from pyarrow.fs import S3FileSystem
 
         address = f"127.0.0.1:{bucket.server}"
         storage = S3FileSystem(access_key="test", secret_key="test", endpoint_override=address, scheme="http")
-    fit = replace(s3_fit, storage=bucket.prefix)  # type: ignore[arg-type]
+    fit = replace(one_fit, storage=bucket.prefix)  # type: ignore[arg-type]
     options: dict[str, Any] = {"name": "run", "storage_filesystem": storage}
     result = fit(train, {"fail_at": 1}, failure_config=FailureConfig(max_failures=1), **options)
     assert result.return_value == 2
