@@ -30,7 +30,7 @@ import pytest
 
 from distrain import Result
 from distrain.gpus import find_gpus
-from tests.process.bucket import BUCKET, Bucket, Door, moto_server
+from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEEDS = Path(os.environ.get("DISTRAIN_SEEDS") or REPOSITORY.parent / "shared" / "seeds")
@@ -481,6 +481,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             monkeypatch.setenv(name, value)
         found.filesystem.mkdir(BUCKET)
         yield
+        forget_connections()
         found.door.close()
 
 

@@ -42,6 +42,15 @@ def moto_server() -> Iterator[int]:
         server.wait()
 
 
+def forget_connections() -> None:
+    """Of this process to any S3 server: they are kept for the next request, which may be another test's."""
+    kind = fsspec.get_filesystem_class("s3")
+    for filesystem in list(kind._cache.values()):
+        if filesystem._s3 is not None:
+            kind.close_session(filesystem.loop, filesystem._s3)
+    kind.clear_instance_cache()
+
+
 def can_connect(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True

@@ -34,7 +34,7 @@ from distrain import (
 from distrain.errors import CheckpointError, ControllerError, WorkerGroupError
 from distrain.place import OPENING_PATIENCE_S, Place
 from tests.conftest import wait_until
-from tests.process.bucket import BUCKET, Bucket, Door, moto_server
+from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,8 +62,8 @@ def bucket(server: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
     yield found
+    forget_connections()
     door.close()
 
 
