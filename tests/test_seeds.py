@@ -475,6 +475,7 @@ def test_the_pieces_of_the_guide(finish: Run, document: str) -> None:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """``s3://bucket``, and the environment that leads there."""
+    forget_connections()
     with moto_server() as port:
         found = Bucket(port, Door(port), BUCKET)
         for name, value in found.environment.items():

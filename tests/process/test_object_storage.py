@@ -55,6 +55,7 @@ def server() -> Iterator[int]:
 @pytest.fixture
 def bucket(server: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
     """A directory of its own in the bucket, and the environment that leads there."""
+    forget_connections()
     door = Door(server)
     found = Bucket(server, door, f"{BUCKET}/{uuid.uuid4().hex[:8]}")
     for name, value in found.environment.items():
