@@ -87,7 +87,7 @@ class Coordinator:
         self._stale_run_id = stale_run_id
         self._manifest = manifest
         self._attempt = -1
-        self._patience_ends: float | None = None
+        self._waiting_since: float | None = None
         self._impatient = False
         """Whether a stop was asked for once more when the training was over."""
         self._loop = Loop()
@@ -422,20 +422,20 @@ class Coordinator:
     def _machine_deadline(self) -> float | None:
         """None while we ourselves make it wait."""
         waits = self.machine.state is RunState.RESERVING and not self._store.settled
-        return None if waits or self._patience_ends is not None else self.machine.deadline()
+        return None if waits or self._waiting_since is not None else self.machine.deadline()
 
     def _waits_for_uploads(self) -> bool:
         """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
         a checkpoint: less is lost by that than the time it takes. Not for ever, and only as long as the grace lasts if
         the user wants the run to stop."""
-        now, stopped = time.monotonic(), self.machine.stop_reason is not None
         if self._ledger.awaits_uploads(self.machine.lost_ranks):
-            if self._patience_ends is None:
-                self._patience_ends = now + (self._request.stop_grace_s if stopped else _UPLOAD_PATIENCE_S)
+            now, stopped = time.monotonic(), self.machine.was_asked_to_stop
+            if self._waiting_since is None:
+                self._waiting_since = now
                 say("waiting for the checkpoint that is being stored")
-            if now < self._patience_ends:
+            if now < self._waiting_since + (self._request.stop_grace_s if stopped else _UPLOAD_PATIENCE_S):
                 return True
-        self._patience_ends = None
+        self._waiting_since = None
         return False
 
     def _flush(self) -> None:

@@ -140,6 +140,11 @@ class RunMachine:
         return [n for n in self._ranks if n not in failed and n not in self.outcomes]
 
     @property
+    def was_asked_to_stop(self) -> bool:
+        """Also if that is not why it ends, since it had failed before."""
+        return self.stop_reason is not None or self._retry_forbidden
+
+    @property
     def lost_ranks(self) -> list[int]:
         """Ranks of the latest attempt whose hosts are lost."""
         return [number for number, rank in self._ranks.items() if self._roster.is_gone(rank.plan.host)]
