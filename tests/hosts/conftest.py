@@ -91,9 +91,9 @@ def end_lab(holder: subprocess.Popen[bytes], folder: Path) -> None:
     wait_until(lambda: not members(folder), what="the end of all hosts")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One for all tests: what a test changes in it, it changes back."""
+    """One for the tests of a module: what a test changes in it, it changes back."""
     folder = tmp_path_factory.mktemp("lab") / "with space"
     holder = start_lab(folder, *(f"{name}:{slots}" for name, slots in HOSTS.items()))
     try:
