@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pickle
+import random
 import shutil
 import tempfile
 import time
@@ -30,6 +31,7 @@ METADATA_FILE = ".metadata.json"
 MANIFEST_FILE = ".manifest.json"
 DICT_FILE = "dict_checkpoint.pkl"
 _COMPLETE = ".complete"
+_AGAIN_S = 0.02
 
 
 class Checkpoint:
@@ -103,9 +105,13 @@ class Checkpoint:
         lock_path, complete = _lock_of(folder), folder / _COMPLETE
         while True:
             with _open_lock(lock_path) as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH)
+                fcntl.flock(lock, fcntl.LOCK_SH)  # waits for who downloads
                 if not complete.exists():
-                    fcntl.flock(lock, fcntl.LOCK_EX)  # nobody keeps the shared lock without a complete directory
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:  # not to be waited for: it may be somebody who reads by now
+                        time.sleep(random.uniform(0.0, _AGAIN_S))  # noqa: S311
+                        continue
                     if _is_at(lock, lock_path) and not complete.exists():
                         self._fill(folder, place)
                 elif _is_at(lock, lock_path):

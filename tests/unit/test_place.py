@@ -259,7 +259,10 @@ def test_a_temporary_directory_that_somebody_else_made_is_not_used(
         place.own_temporary_directory("x")
 
 
-def test_readers_of_one_checkpoint_share_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("again", range(8))  # that one waits for the other for ever is a matter of moments
+def test_readers_of_one_checkpoint_share_a_download(
+    again: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from distrain import Checkpoint
 
     monkeypatch.setattr(place.tempfile, "tempdir", str(tmp_path))
