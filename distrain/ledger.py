@@ -279,7 +279,7 @@ class Ledger:
 
     def _delete_surplus(self) -> None:
         kept = [committed.metrics for committed in self._store.committed]
-        pending = {n for n, saved in enumerate(self._store.committed) if saved.is_pending}
+        pending = {n for n, saved in enumerate(self._store.committed) if self._validations.awaits(saved)}
         try:
             self._store.delete([n for n in rounds.surplus(kept, self._config) if n not in pending])
         except OSError as error:
@@ -291,7 +291,7 @@ class Ledger:
         asks, self._asks = self._asks, []
         for ask in asks:
             waits = any(rank == ask.rank for rank, _ in self._open) or (
-                ask.validated and any(saved.is_pending for saved in self._store.committed)
+                ask.validated and any(map(self._validations.awaits, self._store.committed))
             )
             if waits and not ask.at_once:
                 self._asks.append(ask)

@@ -65,6 +65,11 @@ class Validations:
         self._queue.append(saved)
         self._next()
 
+    def awaits(self, saved: CommittedCheckpoint) -> bool:
+        """Whether something is still to come of its validation: not if an earlier part of the run asked for it, and
+        this one has no function."""
+        return saved in self._queue or (self._task is not None and self._task.saved == saved)
+
     @property
     def busy(self) -> bool:
         return self._task is not None or bool(self._queue)

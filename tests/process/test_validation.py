@@ -253,6 +253,21 @@ def test_what_was_not_validated_is_when_the_run_goes_on(fit: Callable[..., Resul
     assert metrics_of(result.path, 0)["score"] == 0.0
 
 
+def test_a_run_that_goes_on_without_a_function_waits_for_no_validation(
+    fit: Callable[..., Result], tmp_path: Path
+) -> None:
+    def fails(config: dict[str, Any]) -> None:
+        report(0, True)
+        distrain.get_all_reported_checkpoints(MODES.COMMITTED)
+        distrain.collective.barrier()
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(TrainingFailedError):
+        fit(fails, {}, ValidationConfig(wait_for_file, ValidationTaskConfig({"go": str(tmp_path / "never")})))
+    result = fit(train, {"tasks": [False]}, None, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    assert result.return_value == [(0, "COMMITTED")]
+
+
 def careless(config: dict[str, Any]) -> None:
     distrain.report({}, **config)
 
