@@ -6,7 +6,6 @@ import gc
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -166,17 +165,18 @@ def test_fit_works_in_a_forked_child(fit: Fit) -> None:
     assert child.exitcode == 7
 
 
-def test_a_low_limit_of_open_files_is_no_limit_to_workers(fit: Fit) -> None:
-    def train() -> None:
-        distrain.report({"limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (48, hard))
-    try:
-        result = fit(train, workers=8)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert reported(result.path) == [{"limit": 48}] * 8
+def test_a_low_limit_of_open_files_is_no_limit_to_workers(storage: Path) -> None:
+    script = """
+import resource, sys
+import distrain
+def train():
+    distrain.report({"limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+run = distrain.RunConfig(storage_path=sys.argv[1], name="run")
+distrain.DataParallelTrainer(train, scaling_config=distrain.ScalingConfig(num_workers=8), run_config=run).fit()
+"""
+    subprocess.run([sys.executable, "-c", script, str(storage)], check=True, timeout=60)
+    assert reported(str(storage / "run")) == [{"limit": 48}] * 8
 
 
 def test_large_configs_and_return_values_arrive(any_fit: Fit) -> None:
