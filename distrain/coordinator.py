@@ -28,7 +28,7 @@ from distrain.machine import RunMachine
 from distrain.output import RankOutput, patient_consoles, say, warn
 from distrain.stacks import last_words
 from distrain.states import RunState
-from distrain.validations import Validations
+from distrain.validations import WAITING, Validations
 from distrain.watch import Watch
 
 if TYPE_CHECKING:
@@ -467,7 +467,8 @@ class Coordinator:
     def _stop(self, why: str) -> None:
         if self.machine.state.is_terminal:
             self._impatient = True
-            self._validations.abort()
+            if self.machine.state is RunState.FINISHED:
+                self._validations.give_up(f"{why} has ended the wait for it")
         self._happened(events.StopAsked(why))
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -498,7 +499,7 @@ class Coordinator:
     def _await_validations(self) -> None:
         """Of a run that has finished; otherwise they are done when it goes on. Ctrl-C ends the waiting."""
         if self._validations.busy and self.machine.state is RunState.FINISHED:
-            say("waiting for the validation of the last checkpoints")
+            say(WAITING)
             while self._validations.busy:
                 self._loop.cancel("ping")
                 self._arm_timers()

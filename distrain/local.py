@@ -25,7 +25,7 @@ from distrain.execution import Executed, Terminated, execute, terminate
 from distrain.failures import failure_of
 from distrain.ledger import Ledger
 from distrain.outer import OuterDesk, OuterWork, outer_rank
-from distrain.output import warn
+from distrain.output import say, warn
 from distrain.plan import (
     endpoints_of,
     make_plan,
@@ -40,7 +40,7 @@ from distrain.retries import Retries
 from distrain.session import Session
 from distrain.states import RunState
 from distrain.survey import survey
-from distrain.validations import Validations
+from distrain.validations import WAITING, Validations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -140,11 +140,15 @@ class LocalRun:
             self._close()
 
     def _close(self) -> None:
-        try:
-            while self._validations.busy and self.end.state is RunState.FINISHED:
-                self._validations.pump(1.0)
-        finally:
-            self._validations.abort()
+        if self.end.state is RunState.FINISHED:
+            if self._validations.busy:
+                say(WAITING)
+            try:
+                while self._validations.busy:
+                    self._validations.pump(1.0)
+            finally:
+                self._validations.give_up("an interrupt has ended the wait for it")
+        self._validations.abort()
         self._store.settle()
         try:
             self._ledger.close()

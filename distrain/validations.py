@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from distrain.records import CommittedCheckpoint
     from distrain.storage import RunStore
 
-__all__ = ["Validations"]
+__all__ = ["WAITING", "Validations"]
+
+WAITING = "waiting for the validation of the last checkpoints"
 
 
 @dataclass(slots=True)
@@ -100,6 +102,13 @@ class Validations:
         self._queue.clear()
         if self._task is not None:
             self._close(self._task)
+
+    def give_up(self, why: str) -> None:
+        """The same in a run that will not go on: they have failed, for that reason."""
+        unfinished = [*([self._task.saved] if self._task else []), *self._queue]
+        self.abort()
+        for saved in unfinished:
+            self._note(saved, Status.VALIDATION_FAILED, {}, why)
 
     # -- one of them ----------------------------------------------------------------------------------------------
 

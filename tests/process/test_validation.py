@@ -303,3 +303,38 @@ def test_checkpoints_elsewhere_are_validated_too(storage: Path) -> None:
     result = fit(train, {"tasks": [True, True]}, ValidationConfig(score))
     assert result.return_value == [(0, "VALIDATED"), (1, "VALIDATED")]
     assert [metrics["score"] for _, metrics in Result.from_path(result.path).best_checkpoints] == [0.0, 1.0]
+
+
+INTERRUPTED = """
+import sys, tempfile, time
+import distrain
+
+def train():
+    for step in range(2):
+        with tempfile.TemporaryDirectory() as folder:
+            distrain.report({"step": step}, checkpoint=distrain.Checkpoint(folder), validation=True)
+
+distrain.DataParallelTrainer(
+    train,
+    scaling_config=distrain.ScalingConfig(num_workers=int(sys.argv[1])),
+    run_config=distrain.RunConfig(name="run", storage_path=sys.argv[2]),
+    validation_config=distrain.ValidationConfig(lambda checkpoint: time.sleep(3600)),
+).fit()
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 0])
+def test_ctrl_c_ends_the_wait_for_validations_and_they_have_failed(storage: Path, workers: int) -> None:
+    argv = [sys.executable, "-c", INTERRUPTED, str(workers), str(storage)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as user:
+        assert user.stderr is not None
+        try:
+            shown = next(line for line in user.stderr if "waiting for the validation" in line)
+            user.send_signal(signal.SIGINT)
+            shown += user.communicate(timeout=20)[1]
+        finally:
+            user.kill()
+    assert shown.count("has ended the wait for it") == 2
+    for number in range(2):
+        manifest = manifest_of(storage / "run" / f"checkpoint_{number:06d}")
+        assert manifest["validation"]["status"] == "VALIDATION_FAILED"
