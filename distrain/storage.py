@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 import time
 import uuid
 import zlib
@@ -47,6 +48,7 @@ class RunStore:
         self.failed: Callable[[str], None] = warn
         """Hears what has failed after a call had returned."""
         self._unflushed = False
+        self._wiping: threading.Thread | None = None
         self._generation = uuid.uuid4().hex[:8]
         with contextlib.ExitStack() as undo:
             try:
@@ -154,6 +156,8 @@ class RunStore:
     def close(self) -> None:
         """Flush everything and give the directory free."""
         try:
+            if self._wiping is not None:
+                self._wiping.join()
             with contextlib.suppress(OSError):  # a full disk; whoever wrote heard of it
                 self._metrics.close()
             shutil.rmtree(self.paths.staging, ignore_errors=True)
@@ -334,6 +338,7 @@ class RunStore:
         """Delete checkpoints, given by their positions in ``committed``, but not those that somebody reads; each
         vanishes at once, by a rename. Raises OSError."""
         self.paths.staging.mkdir(exist_ok=True)
+        vanished = []
         for position in sorted(positions, reverse=True):
             path = self.committed[position].path
             assert isinstance(path, Path)
@@ -342,7 +347,17 @@ class RunStore:
             del self.committed[position]
             aside = self.paths.staging / f"deleted-{path.name}-{self._generation}"
             path.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
+            vanished.append(aside)
+        if vanished:
+            self._wipe(vanished)
+
+    def _wipe(self, folders: Sequence[Path]) -> None:
+        """Free their space in a thread, as that may take longer than the agents wait for a word (on ext4, 0.2 s per
+        GB). One at a time: the disk must not fill with what is to be deleted."""
+        if self._wiping is not None:
+            self._wiping.join()
+        self._wiping = threading.Thread(target=_delete_all, args=[folders], name="distrain-delete")
+        self._wiping.start()
 
     def for_workers(self, saved: CommittedCheckpoint) -> str:
         """The path or URL by which other processes can read it. Raises OSError, CheckpointError."""
@@ -377,6 +392,11 @@ class RunStore:
 
     def detach(self) -> None:
         """The loop ends."""
+
+
+def _delete_all(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync_directories(root: Path, commit: Commit) -> None:

@@ -440,7 +440,7 @@ def test_a_storage_without_permission(user: User) -> None:
 # -- killed at each step ---------------------------------------------------------------------------------------------
 
 KILLED_AT_A_STEP = """
-import psutil
+import psutil, threading
 from distrain.storage import RunStore
 
 method, step, victims = sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -464,8 +464,12 @@ def stepwise(self, *arguments, **options):
     if len(calls) < 2:
         return original(self, *arguments, **options)
     sys.setprofile(before_each_call)
+    threading.setprofile(before_each_call)
     value = original(self, *arguments, **options)
     sys.setprofile(None)
+    for thread in threading.enumerate():
+        if thread.name == "distrain-delete":
+            thread.join()
     Path(sys.argv[1], "steps").write_text(" ".join(steps))
     die()
 

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,24 @@ def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: RunS
     assert [path.name for path in store.paths.checkpoints()] == ["checkpoint_000002"]
     assert [saved.path.name for saved in store.committed] == ["checkpoint_000002"]
     assert commit(store, 4).path.name == "checkpoint_000003"
+
+
+def test_large_checkpoints_are_deleted_while_the_loop_goes_on(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2, 3)]
+    may_go_on, unlink = threading.Event(), os.unlink
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        assert may_go_on.wait(20)
+        unlink(*arguments, **options)
+
+    monkeypatch.setattr(os, "unlink", slow)
+    store.delete([0])
+    assert not folders[0].exists()
+    aside = next(store.paths.staging.glob("deleted-*"))
+    assert (aside / "model.pt").exists()
+    may_go_on.set()
+    store.delete([0])
+    assert not aside.exists()
 
 
 def test_checkpoints_are_listed_oldest_first_however_many_digits_they_have(root: Path) -> None:
