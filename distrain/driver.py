@@ -17,18 +17,29 @@ if TYPE_CHECKING:
 
 __all__ = ["become", "calls_fit", "file_of_module"]
 
-_TRAINERS = frozenset({"DataParallelTrainer", "TorchTrainer"})
+_TRAINERS = frozenset({"DataParallelTrainer", "TensorflowTrainer", "TorchTrainer"})
 
 
 def calls_fit(path: str) -> bool:
-    """Whether the script names a trainer of distrain, and calls a ``fit()``. It is read, not run; what it imports is
-    not looked at."""
+    """Whether the script imports distrain, names a trainer, and calls a ``fit()``. It is read, not run; what it imports
+    is not looked at."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):  # running it tells
         return False
     nodes = list(ast.walk(tree))
-    return any(_is_fit(node) for node in nodes) and any(_names_a_trainer(node) for node in nodes)
+    return all(any(map(seen, nodes)) for seen in (_imports_distrain, _names_a_trainer, _is_fit))
+
+
+def _imports_distrain(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names=names):
+            modules = [alias.name for alias in names]
+        case ast.ImportFrom(module=str(module), level=0):
+            modules = [module]
+        case _:
+            return False
+    return any(module.partition(".")[0] == "distrain" for module in modules)
 
 
 def _is_fit(node: ast.AST) -> bool:
@@ -37,10 +48,10 @@ def _is_fit(node: ast.AST) -> bool:
 
 def _names_a_trainer(node: ast.AST) -> bool:
     match node:
-        case ast.ImportFrom(module=str(module), names=names):
-            return module.partition(".")[0] == "distrain" and any(alias.name in _TRAINERS for alias in names)
-        case ast.Attribute(value=value, attr=attribute):  # distrain.torch.TorchTrainer
-            return attribute in _TRAINERS and "distrain" in ast.unparse(value)
+        case ast.ImportFrom(names=names):
+            return _imports_distrain(node) and any(alias.name in _TRAINERS for alias in names)
+        case ast.Attribute(attr=attribute):  # distrain.torch.TorchTrainer
+            return attribute in _TRAINERS
     return False
 
 

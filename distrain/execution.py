@@ -14,6 +14,7 @@ import cloudpickle
 
 from distrain import wire
 from distrain.errors import DistrainError, Portable
+from distrain.job import ScriptWork
 from distrain.stacks import LIBRARY_FILE
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted
     try:
         work = load()
         session.portable, session.at_report = work.backend.portable, work.backend.at_report
+        session.runs_script = isinstance(work, ScriptWork)
         if work.initialises_backend:
             stage = "setup"
             work.backend.setup(context)

@@ -71,13 +71,21 @@ def check_launcher(num_workers: int, backend: BackendConfig) -> None:
         raise LaunchError(
             "under torchrun, num_workers=0 needs a trainer whose ranks can talk to each other, such as TorchTrainer"
         )
-    if num_workers and "TORCHELASTIC_RUN_ID" in os.environ and outer_rank() is not None:
+    if not num_workers:
+        return
+    ours = Session.current is not None and Session.current.runs_script
+    if ours or ("TORCHELASTIC_RUN_ID" in os.environ and outer_rank() is not None):
         size = os.environ["WORLD_SIZE"]
         if size != "1":
+            launcher = "python -m distrain.launch" if ours else "torchrun"
+            instead = (
+                "the hosts, if any, named by DISTRAIN_HOSTFILE"
+                if ours
+                else "or let torchrun's processes be the workers: ScalingConfig(num_workers=0)"
+            )
             raise LaunchError(
-                f"fit() was called under torchrun, in each of its {size} processes, and would start {num_workers} "
-                "worker(s) in each. Start the script with `python`, or let torchrun's processes be the workers: "
-                "ScalingConfig(num_workers=0)"
+                f"fit() was called under {launcher}, in each of its {size} processes, and would start {num_workers} "
+                f"worker(s) in each. Start the script with `python`, {instead}"
             )
 
 

@@ -105,6 +105,8 @@ class Session:
         self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
         """What a dict checkpoint becomes when it is reported; the backend may have a say."""
         self.at_report: Callable[[], None] = lambda: None
+        self.runs_script = False
+        """Whether this rank runs a script, as under torchrun, and no function."""
         self._grants: dict[int, wire.Grant] = {}
         self.released = False
         self._lock = threading.Lock()

@@ -353,6 +353,17 @@ def test_a_script_or_module_that_calls_fit_itself_runs_once(launch: Launch, tmp_
     assert "--storage-path: without effect, as" in run.stderr
 
 
+def test_a_fit_that_cannot_be_seen_in_the_script_does_not_start_a_run_in_each_worker(
+    launch: Launch, tmp_path: Path
+) -> None:
+    (tmp_path / "hidden.py").write_text(DRIVER.replace('if __name__ == "__main__":', "def main():"))
+    (tmp_path / "script.py").write_text("import hidden\nhidden.main()\n")
+    run = launch("--num-workers", "2", "--env", "MINE=x", "script.py")
+    assert run.returncode == 1
+    assert "LaunchError: fit() was called under python -m distrain.launch, in each of its 2 processes" in run.stderr
+    assert launch("--env", "MINE=x", "script.py").returncode == 0
+
+
 # -- help ------------------------------------------------------------------------------------------------------------
 
 OPTIONS = [

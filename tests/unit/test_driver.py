@@ -16,6 +16,9 @@ DRIVERS = [
     "from distrain.torch import TorchTrainer as T\ndef main():\n    trainer = T(f)\n    trainer.fit()",
     "from distrain import DataParallelTrainer\nDataParallelTrainer(f).fit()",
     "import distrain.torch\ndistrain.torch.TorchTrainer(f).fit()",
+    "import distrain.torch as dt\ndt.TorchTrainer(f).fit()",
+    "from distrain import tensorflow\ntensorflow.TensorflowTrainer(f).fit()",
+    "from distrain.tensorflow import TensorflowTrainer\nTensorflowTrainer(f).fit()",
 ]
 SCRIPTS = [
     "",
@@ -24,6 +27,8 @@ SCRIPTS = [
     "import distrain\ndistrain.report({})\nSVC().fit(x, y)",
     "from distrain.torch import TorchTrainer\nhelp(TorchTrainer)",
     "from other import TorchTrainer\nTorchTrainer().fit()",
+    "import distrain, other\nfrom other import TorchTrainer\nTorchTrainer().fit()",
+    "import other\nother.TorchTrainer().fit()",
     "# TorchTrainer(f).fit() of distrain",
     "TorchTrainer(f).fit(",
     "\0",
