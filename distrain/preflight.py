@@ -205,6 +205,8 @@ class Preflight:
         match message:
             case wire.Hello():
                 host.hello = message
+                if host.link is not None:
+                    host.link.greeted = True
                 self._inspect(host)
             case wire.Inspected():
                 self._on_inspected(host, message)
