@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -17,9 +16,8 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain import events, process, wire
-from distrain.channel import Channel
-from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, LaunchChecks, refusal
-from distrain.errors import WireError
+from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, LaunchChecks
+from distrain.host_link import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink, agent_argv, close_all, sweeper_argv
 from distrain.inspection import package_versions
 from distrain.job import original
 from distrain.ledger import Ledger
@@ -42,25 +40,14 @@ if TYPE_CHECKING:
     from distrain.storage import RunStore
     from distrain.transport import Transport
 
-__all__ = ["Coordinator", "HostLink"]
+__all__ = ["Coordinator"]
 
-PING_INTERVAL_S = 5.0
-AGENT_SILENCE_S = 30.0
-"""An agent of this machine pings every few seconds; one that is silent this long is taken for dead."""
 _LEASE_MARGIN_S = 0.01
-CLOSE_TIMEOUT_S = 5.0
 _SILENT_WAIT_S = 5.0
 """For the storage, at the end; who waits longer is told."""
 _SETTLE_S = 0.05
 """How long the next attempt waits, again and again, for checkpoints of the last one that are being committed."""
 _UPLOAD_PATIENCE_S = 300.0
-_HINTS = {
-    127: ", there is no such program: python= in the hostfile names the interpreter of a host",
-    255: ", which is ssh's when it cannot connect or log in",
-}
-"""What an exit code means before a HELLO."""
-_ENDS = {255: ", which is ssh's when the connection breaks or the agent is killed"}
-"""The same after it."""
 
 
 class Coordinator:
@@ -187,39 +174,19 @@ class Coordinator:
             return
         self._contacted.add(name)
         self._hosts[name] = link
-        link.listen(self._on_frames, self._on_end)
+        link.listen(
+            self._on_message,
+            on_refused=lambda link, about, why: self._happened(events.HostLost(name, why)),
+            on_end=lambda link: self._happened(events.HostLost(name, link.why_it_ended())),
+        )
 
     def _agent_argv(self, transport: Transport, *, again: bool) -> list[str]:
-        """``env`` puts the run's id, and the host's within it, where a sweep can find them: two of our hosts may be one
-        machine. A fit() in a worker is for its own host."""
-        run_id = self._request.run_id
+        """With the run's id, and the host's within it: two of our hosts may be one machine."""
+        run_id, flags = self._request.run_id, self._request.python_flags
         on_host = f"{run_id}.{list(self._transports).index(transport.host.name)}"
-        ids = f"{process.RUN_IDS}={process.extended_run_ids(run_id)}:{on_host}"
-        gpus = transport.host.gpus
-        shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
-        hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
-        arguments = [run_id, "gpus" if self._request.scaling.use_gpu else "no-gpus", *([on_host] if again else [])]
-        return transport.argv(["env", *hidden, ids, *shown, *self._program(transport, *arguments)])
-
-    def _program(self, transport: Transport, *arguments: str) -> list[str]:
-        python, flags = transport.host.python or "", self._request.python_flags
-        return process.bootstrap_argv("agent", *arguments, python=python, flags=flags)
-
-    def _on_frames(self, host: HostLink, frames: list[wire.Frame]) -> None:
-        for frame in frames:
-            if host.dropped:
-                return
-            try:
-                if frame.kind == wire.Hello.__name__ and not self._is_welcome(host, frame):
-                    return
-                self._on_message(host, frame.message())
-            except WireError as error:
-                host.drop()
-                self._happened(events.HostLost(host.name, f"it does not speak our protocol: {error}"))
-                return
-
-    def _on_end(self, host: HostLink) -> None:
-        self._happened(events.HostLost(host.name, host.why_it_ended()))
+        ids = f"{process.extended_run_ids(run_id)}:{on_host}"
+        gpus = "gpus" if self._request.scaling.use_gpu else "no-gpus"
+        return agent_argv(transport, ids, run_id, gpus, *([on_host] if again else []), flags=flags)
 
     def _ping(self) -> None:
         """Tell all agents that we live, and find those that do not; again when it is time, or when a lease ends."""
@@ -250,7 +217,6 @@ class Coordinator:
                 if failed is not None:
                     self._storage_failed(f"{host.name} cannot use the storage: {failed}")
             case wire.Hello():
-                host.greeted = True
                 self._ping()  # by its lease, from now on
                 self._happened(events.HostSaid(host.name, message))
             case wire.HostFailed() if message.leaves:
@@ -311,15 +277,6 @@ class Coordinator:
                 self._happened(events.HostSaid(finding.host, wire.HostFailed(text=finding.text)))
             else:
                 warn(f"{finding.host}: {finding.text}")
-
-    def _is_welcome(self, host: HostLink, hello: wire.Frame) -> bool:
-        """Refuse an agent whose messages or pickles we may not understand; its HELLO may have other fields, too."""
-        refused = refusal(hello.header, platform.python_version())
-        if refused is None:
-            return True
-        host.drop()
-        self._happened(events.HostLost(host.name, refused[1]))
-        return False
 
     def _on_outcome(self, host: HostLink, outcome: wire.Outcome) -> None:
         if outcome.traceback:
@@ -474,10 +431,7 @@ class Coordinator:
 
     def _close(self) -> None:
         """Have every agent empty its host and go; whoever does not is killed, and its host swept."""
-        for host in self._hosts.values():
-            host.send(wire.Close())
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        clean = {host.name for host in self._hosts.values() if host.wait_for_end(deadline)}
+        clean = close_all(list(self._hosts.values()))
         self._sweep(self._contacted - clean, self._request.run_id)
         self._close_outputs()
         self._ledger.close()
@@ -511,7 +465,7 @@ class Coordinator:
         sweepers = []
         for transport in map(self._transports.__getitem__, hosts):
             with contextlib.suppress(OSError):
-                argv = transport.argv(self._program(transport, run_id, "sweep"))
+                argv = sweeper_argv(transport, run_id, flags=self._request.python_flags)
                 sweepers.append(process.spawn(argv, stderr=subprocess.DEVNULL))
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         for sweeper in sweepers:
@@ -525,135 +479,3 @@ class Coordinator:
         """The run that we continue ended without a word: not even its agents may have lived to clean up."""
         if self._stale_run_id is not None:
             self._sweep(self._transports, self._stale_run_id)
-
-
-class HostLink:
-    """The coordinator's end of one host: the process that carries the wire, and what came over it."""
-
-    _CHATTER_KEPT = 4 << 10
-
-    def __init__(self, loop: Loop, transport: Transport, argv: list[str]) -> None:
-        self.name = transport.host.name
-        self.silence_s = AGENT_SILENCE_S if transport.host.is_local else transport.lease_s
-        """So long it may be silent."""
-        self._ours = "" if transport.host.is_local else f"{os.path.basename(argv[0])} on this machine was "
-        self.greeted = False
-        self.dropped = False
-        self._argv = argv
-        self._loop = loop
-        self._chatter = b""
-        self._process = process.spawn(argv, stderr=subprocess.PIPE)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._channel = Channel(
-            os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()), greeting=True
-        )
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._stderr = self._process.stderr
-        os.set_blocking(self._stderr.fileno(), False)
-
-    def listen(
-        self, on_frames: Callable[[HostLink, list[wire.Frame]], None], on_end: Callable[[HostLink], None]
-    ) -> None:
-        def receive(frames: list[wire.Frame]) -> None:
-            if frames:
-                on_frames(self, frames)
-            elif not self.dropped:
-                self.dropped = True
-                on_end(self)
-
-        self._channel.attach(self._loop, receive)
-        self._loop.on_readable(self._stderr.fileno(), self._read_stderr)
-
-    def _read_stderr(self) -> None:
-        """What the agent or ssh has to say; shown only when it is the explanation of an end."""
-        try:
-            data = os.read(self._stderr.fileno(), 64 << 10)
-        except BlockingIOError:
-            return
-        if not data:
-            self._loop.forget(self._stderr.fileno())
-        self._chatter = (self._chatter + data)[-self._CHATTER_KEPT :]
-
-    @property
-    def last_heard(self) -> float:
-        return self._channel.heard_at
-
-    def send(self, message: wire.Message) -> None:
-        if not self.dropped:
-            self._channel.queue(message)
-
-    def drop(self) -> None:
-        """Stop talking to this host; its agent then empties it by itself, or when its lease runs out."""
-        if not self.dropped:
-            self.dropped = True
-            self._channel.close()
-            self._process.kill()
-
-    def why_it_was_dropped(self, silence_s: float) -> str:
-        """After a silence for too long; ssh may have something to say about it."""
-        said = self._last_words()
-        text = f"its agent has been silent for {silence_s:.0f} s: host or network down, or the host is frozen?"
-        return text + (f"; last words:\n{said}" if said else "")
-
-    def _last_words(self) -> str:
-        self._read_stderr()
-        return (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
-
-    def why_it_ended(self) -> str:
-        """The connection is at its end: how, and what was said before."""
-        if self._channel.broken is not None:
-            return f"it does not speak our protocol: {self._channel.broken}"
-        try:
-            code = self._process.wait(timeout=1.0)
-            how = f"{self._ours}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            if self.greeted:
-                how += _ENDS.get(code, "")
-        except subprocess.TimeoutExpired:
-            how = "its connection was closed"
-        said = self._last_words()
-        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
-        hint = "" if self.greeted else _HINTS.get(self._process.returncode, "")
-        return f"its agent has ended: {how}{hint}{command}" + (f"; last words:\n{said}" if said else "")
-
-    def wait_for_end(self, deadline: float) -> bool:
-        """Let the agent finish. False if it was lost before, or had to be killed: the host may need a sweep."""
-        clean = not self.dropped
-        if clean:
-            clean = self._drain(deadline)
-        self.dispose()
-        return clean
-
-    def dispose(self) -> None:
-        """Release all that this machine has of it; harmless when done twice."""
-        if self._stderr.closed:
-            return
-        self.dropped = True
-        self._channel.close()
-        self._loop.forget(self._stderr.fileno())
-        self._stderr.close()
-        self._process.kill()
-        self._process.wait()
-
-    def _drain(self, deadline: float) -> bool:
-        self._loop.forget(self._channel.read_fd)
-        self._channel.flush()
-        while not self._channel.at_end:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._channel.flush()
-            self._channel.wait(min(left, 0.1))
-        return True
-
-    @property
-    def exit_code(self) -> int | None:
-        """After :meth:`why_it_ended`; None if the process goes on."""
-        return self._process.returncode
-
-    @property
-    def said(self) -> str:
-        """All that came beside the wire."""
-        return (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()

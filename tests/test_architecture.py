@@ -26,7 +26,7 @@ FLOORS = [
     "version", "absent", "errors", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "roster", "events", "checks", "machine",
-    "loop", "channel", "process", "ports", "network", "transport", "cgroup", "gpus", "survey",
+    "loop", "channel", "process", "ports", "network", "transport", "host_link", "cgroup", "gpus", "survey",
     "inspection", "neighbours", "output", "place",
     "checkpoint", "runpaths", "files", "records", "storage", "runlock", "uploads", "keeper", "result", "reported",
     "metrics", "context", "session", "collective", "execution", "validations", "ledger", "watch",
