@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from distrain import events, process, wire
+from distrain import events, wire
 from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, LaunchChecks
-from distrain.host_link import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink, agent_argv, close_all, sweeper_argv
+from distrain.connections import Connections
 from distrain.inspection import package_versions
 from distrain.job import original
 from distrain.ledger import Ledger
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator"]
 
-_LEASE_MARGIN_S = 0.01
 _SILENT_WAIT_S = 5.0
 """For the storage, at the end; who waits longer is told."""
 _SETTLE_S = 0.05
@@ -69,7 +67,6 @@ class Coordinator:
         self.machine = RunMachine(request)
         self._request = request
         self._store = store
-        self._transports = {transport.host.name: transport for transport in transports}
         self._log_dir = log_dir
         self._stale_run_id = stale_run_id
         self._manifest = manifest
@@ -78,8 +75,13 @@ class Coordinator:
         self._impatient = False
         """Whether a stop was asked for once more when the training was over."""
         self._loop = Loop()
-        self._hosts: dict[str, HostLink] = {}
-        self._contacted: set[str] = set()
+        self._hosts = Connections(
+            self._loop,
+            transports,
+            request,
+            heard=self._on_message,
+            lost=lambda name, why: self._happened(events.HostLost(name, why)),
+        )
         self._validations = Validations(request, store, log_dir=log_dir)
         self._ledger = Ledger(
             store,
@@ -132,24 +134,20 @@ class Coordinator:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         self._store.failed = self._storage_failed
         try:
-            with self._watch, self._signals(), patient_consoles(self._loop, self._hurry_s()) as watch_consoles:
+            with self._watch, self._signals(), patient_consoles(self._loop, self._hosts.hurry_s()) as watch_consoles:
                 self._run(watch_consoles)
         finally:
             self._store.detach()
             self._loop.close()
 
-    def _hurry_s(self) -> float | None:
-        """For so long at most may a console keep us from telling other hosts that we live."""
-        leases = [transport.lease_s for transport in self._transports.values() if not transport.host.is_local]
-        return min(leases) / 3 if leases else None
-
     def _run(self, watch_consoles: Callable[[], None]) -> None:
         try:
-            self._sweep_stale_run()
+            if self._stale_run_id is not None:  # it ended without a word: not even its agents may have cleaned up
+                self._hosts.sweep(self._stale_run_id)
             self._store.start(self._loop, self._request.run_id, self._request.python_flags)
             self._validations.start(self._loop)
             self._do(self.machine.start(time.monotonic()))
-            self._ping()
+            self._hosts.ping()
             while not self.machine.state.is_terminal:
                 self._arm_timers()
                 watch_consoles()
@@ -158,95 +156,44 @@ class Coordinator:
         finally:
             self._close()
 
-    # -- hosts ----------------------------------------------------------------------------------------------------
-
-    def _connect(self, name: str) -> None:
-        """Start an agent; in place of another, it ends what that one may have left there before it says HELLO."""
-        former, transport = self._hosts.get(name), self._transports[name]
-        if former is not None:
-            former.drop()
-            former.dispose()
-        try:
-            link = HostLink(self._loop, transport, self._agent_argv(transport, again=name in self._contacted))
-        except OSError as error:
-            lost = events.HostLost(name, f"cannot start its agent: {error}")
-            self._loop.call_in(f"connect {name}", 0.0, lambda: self._happened(lost))
-            return
-        self._contacted.add(name)
-        self._hosts[name] = link
-        link.listen(
-            self._on_message,
-            on_refused=lambda link, about, why: self._happened(events.HostLost(name, why)),
-            on_end=lambda link: self._happened(events.HostLost(name, link.why_it_ended())),
-        )
-
-    def _agent_argv(self, transport: Transport, *, again: bool) -> list[str]:
-        """With the run's id, and the host's within it: two of our hosts may be one machine."""
-        run_id, flags = self._request.run_id, self._request.python_flags
-        on_host = f"{run_id}.{list(self._transports).index(transport.host.name)}"
-        ids = f"{process.extended_run_ids(run_id)}:{on_host}"
-        gpus = "gpus" if self._request.scaling.use_gpu else "no-gpus"
-        return agent_argv(transport, ids, run_id, gpus, *([on_host] if again else []), flags=flags)
-
-    def _ping(self) -> None:
-        """Tell all agents that we live, and find those that do not; again when it is time, or when a lease ends."""
-        now, next_in_s = self._loop.now, PING_INTERVAL_S
-        for host in list(self._hosts.values()):
-            silence_s = now - host.last_heard
-            if host.dropped or not host.greeted:
-                continue
-            if silence_s > host.silence_s:
-                host.drop()
-                self._happened(events.HostLost(host.name, host.why_it_was_dropped(silence_s)))
-                continue
-            host.send(wire.Ping())
-            next_in_s = min(next_in_s, host.silence_s / 3, host.silence_s - silence_s + _LEASE_MARGIN_S)
-        self._loop.call_in("ping", next_in_s, self._ping)
-
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _on_message(self, host: HostLink, message: wire.Message) -> None:
+    def _on_message(self, host: str, message: wire.Message) -> None:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
             case wire.Reserved() if not self._store.settled:
                 self._loop.call_in("reserved", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.Gone() if self._waits_for_uploads():
-                self._loop.call_in(f"gone {host.name}", _SETTLE_S, lambda: self._on_message(host, message))
+                self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
                 if failed is not None:
-                    self._storage_failed(f"{host.name} cannot use the storage: {failed}")
-            case wire.Hello():
-                self._ping()  # by its lease, from now on
-                self._happened(events.HostSaid(host.name, message))
-            case wire.HostFailed() if message.leaves:
-                host.drop()
-                self._happened(events.HostLost(host.name, message.text))
+                    self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Output():
                 self._watch.progress()
                 self._outputs[message.rank].feed(message.stream, message.body)
             case wire.Stacks():
                 self._keep_stacks(message)
             case wire.StacksTaken():
-                self._watch.taken(host.name, message.silent, sorted(self.machine.outcomes))
+                self._watch.taken(host, message.silent, sorted(self.machine.outcomes))
             case wire.Reported() | wire.Delivered() | wire.Joined() | wire.AskCheckpoints():
                 self._watch.progress()
                 self._ledger.handle(message)
             case wire.Running():
                 self._watch.progress()
                 self._ledger.handle(message)
-                self._happened(events.HostSaid(host.name, message))
+                self._happened(events.HostSaid(host, message))
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
-                self._happened(events.HostSaid(host.name, message, self._ledger.reports.get(message.rank, 0)))
+                self._happened(events.HostSaid(host, message, self._ledger.reports.get(message.rank, 0)))
             case wire.Reserved():
-                self._happened(events.HostSaid(host.name, message))
+                self._happened(events.HostSaid(host, message))
                 self._begin_checks()
             case wire.Inspected() | wire.Listening() | wire.Reached():
                 self._checked(host, message)
             case _:
-                self._happened(events.HostSaid(host.name, message))
+                self._happened(events.HostSaid(host, message))
 
     def _begin_checks(self) -> None:
         """Once, when the workers are on their way: what is asked of other machines is found out while they import."""
@@ -261,14 +208,14 @@ class Coordinator:
             witness=str(self._store.paths.manifest),
         )
         for name, message in checks.begin():
-            self._hosts[name].send(message)
+            self._hosts.send(name, message)
         self._loop.call_in("checks", INSPECT_TIMEOUT_S, lambda: self._heed(checks.late(INSPECT_TIMEOUT_S)))
 
-    def _checked(self, host: HostLink, message: wire.Message) -> None:
+    def _checked(self, host: str, message: wire.Message) -> None:
         assert self._checks is not None
-        said, found = self._checks.heard(host.name, message)
+        said, found = self._checks.heard(host, message)
         for name, answer in said:
-            self._hosts[name].send(answer)
+            self._hosts.send(name, answer)
         self._heed(found)
 
     def _heed(self, findings: list[Finding]) -> None:
@@ -278,11 +225,11 @@ class Coordinator:
             else:
                 warn(f"{finding.host}: {finding.text}")
 
-    def _on_outcome(self, host: HostLink, outcome: wire.Outcome) -> None:
+    def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:
             self._outputs[outcome.rank].note(outcome.traceback)
         self._ledger.handle(outcome)
-        self._happened(events.HostSaid(host.name, outcome, self._ledger.reports.get(outcome.rank, 0)))
+        self._happened(events.HostSaid(host, outcome, self._ledger.reports.get(outcome.rank, 0)))
 
     def _keep_stacks(self, message: wire.Stacks) -> None:
         try:
@@ -295,7 +242,7 @@ class Coordinator:
         if plan is None or not self._is_training:
             return []
         for name in plan.hosts:
-            self._hosts[name].send(wire.TakeStacks(attempt=self._attempt))
+            self._hosts.send(name, wire.TakeStacks(attempt=self._attempt))
         return list(plan.hosts)
 
     @property
@@ -318,7 +265,7 @@ class Coordinator:
 
     def _tell_rank(self, message: wire.ToWorker | wire.Upload) -> None:
         assert self.machine.plan is not None
-        self._hosts[self.machine.plan.ranks[message.rank].host].send(message)
+        self._hosts.send(self.machine.plan.ranks[message.rank].host, message)
 
     # -- the machine ----------------------------------------------------------------------------------------------
 
@@ -329,11 +276,11 @@ class Coordinator:
         for action in actions:
             match action:
                 case events.Tell(host, message):
-                    self._hosts[host].send(message)
+                    self._hosts.send(host, message)
                     if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
-                        self._hosts[host].send(opening)
+                        self._hosts.send(host, opening)
                 case events.Connect(host):
-                    self._connect(host)
+                    self._hosts.connect(host)
                 case events.Say(text):
                     warn(text)
                 case events.AttemptStarts(attempt, plan):
@@ -430,9 +377,7 @@ class Coordinator:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        """Have every agent empty its host and go; whoever does not is killed, and its host swept."""
-        clean = close_all(list(self._hosts.values()))
-        self._sweep(self._contacted - clean, self._request.run_id)
+        self._hosts.close()
         self._close_outputs()
         self._ledger.close()
         self._await_storage()
@@ -442,7 +387,6 @@ class Coordinator:
         """Ctrl-C ends the waiting."""
         self._loop.call_in("storage", _SILENT_WAIT_S, self._store.tell_wait)
         while not (self._store.settled or self._impatient):
-            self._loop.cancel("ping")
             self._arm_timers()
             self._loop.step()
         self._loop.cancel("storage")
@@ -454,28 +398,7 @@ class Coordinator:
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             say("waiting for the validation of the last checkpoints")
             while self._validations.busy:
-                self._loop.cancel("ping")
                 self._arm_timers()
                 self._loop.step()
         self._validations.abort()
         self._await_storage()
-
-    def _sweep(self, hosts: Collection[str], run_id: str) -> None:
-        """Remove what a run whose agents were lost may have left on these hosts, on all of them at the same time."""
-        sweepers = []
-        for transport in map(self._transports.__getitem__, hosts):
-            with contextlib.suppress(OSError):
-                argv = sweeper_argv(transport, run_id, flags=self._request.python_flags)
-                sweepers.append(process.spawn(argv, stderr=subprocess.DEVNULL))
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        for sweeper in sweepers:
-            try:
-                sweeper.communicate(timeout=max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                sweeper.kill()
-                sweeper.communicate()
-
-    def _sweep_stale_run(self) -> None:
-        """The run that we continue ended without a word: not even its agents may have lived to clean up."""
-        if self._stale_run_id is not None:
-            self._sweep(self._transports, self._stale_run_id)
