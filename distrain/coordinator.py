@@ -7,18 +7,15 @@ event-driven: it sleeps until a descriptor is ready or a deadline comes.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from distrain import events, wire
-from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, LaunchChecks
 from distrain.connections import Connections
-from distrain.inspection import package_versions
 from distrain.job import original
+from distrain.launch_checks import CheckedLaunch
 from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
@@ -96,7 +93,13 @@ class Coordinator:
         self._callbacks = callbacks
         self._console_ranks = console_ranks
         self._outputs: dict[int, RankOutput] = {}
-        self._checks: LaunchChecks | None = None
+        self._checks = CheckedLaunch(
+            self._loop,
+            request,
+            store,
+            send=self._hosts.send,
+            refuse=lambda host, why: self._happened(events.HostSaid(host, wire.HostFailed(text=why))),
+        )
         self._watch = Watch(
             self._loop,
             store.paths,
@@ -189,41 +192,12 @@ class Coordinator:
                 self._happened(events.HostSaid(host, message, self._ledger.reports.get(message.rank, 0)))
             case wire.Reserved():
                 self._happened(events.HostSaid(host, message))
-                self._begin_checks()
+                if self.machine.plan is not None and self._is_training:
+                    self._checks.begin(self.machine.plan)
             case wire.Inspected() | wire.Listening() | wire.Reached():
-                self._checked(host, message)
+                self._checks.heard(host, message)
             case _:
                 self._happened(events.HostSaid(host, message))
-
-    def _begin_checks(self) -> None:
-        """Once, when the workers are on their way: what is asked of other machines is found out while they import."""
-        plan = self.machine.plan
-        if self._checks is not None or plan is None or plan.shares_network or not self._is_training:
-            return
-        checks = self._checks = LaunchChecks(
-            self._request,
-            plan,
-            own=package_versions(PACKAGES, [os.fspath(entry) for entry in sys.path]),
-            storage="" if self._store.is_elsewhere else str(self._store.paths.root),
-            witness=str(self._store.paths.manifest),
-        )
-        for name, message in checks.begin():
-            self._hosts.send(name, message)
-        self._loop.call_in("checks", INSPECT_TIMEOUT_S, lambda: self._heed(checks.late(INSPECT_TIMEOUT_S)))
-
-    def _checked(self, host: str, message: wire.Message) -> None:
-        assert self._checks is not None
-        said, found = self._checks.heard(host, message)
-        for name, answer in said:
-            self._hosts.send(name, answer)
-        self._heed(found)
-
-    def _heed(self, findings: list[Finding]) -> None:
-        for finding in findings:
-            if finding.is_fatal:
-                self._happened(events.HostSaid(finding.host, wire.HostFailed(text=finding.text)))
-            else:
-                warn(f"{finding.host}: {finding.text}")
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:

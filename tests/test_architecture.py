@@ -27,7 +27,7 @@ FLOORS = [
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "roster", "events", "checks", "machine",
     "loop", "channel", "process", "ports", "network", "transport", "host_link", "connections",
-    "cgroup", "gpus", "survey", "inspection", "neighbours", "output", "place",
+    "cgroup", "gpus", "survey", "inspection", "neighbours", "output", "launch_checks", "place",
     "checkpoint", "runpaths", "files", "records", "storage", "runlock", "uploads", "keeper", "result", "reported",
     "metrics", "context", "session", "collective", "execution", "validations", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",
