@@ -19,7 +19,7 @@ from distrain.launch_checks import CheckedLaunch
 from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
-from distrain.output import RankOutput, patient_consoles, say, warn
+from distrain.output import RankOutputs, patient_consoles, say, warn
 from distrain.stacks import last_words
 from distrain.states import RunState
 from distrain.validations import Validations
@@ -91,8 +91,7 @@ class Coordinator:
             validations=self._validations,
         )
         self._callbacks = callbacks
-        self._console_ranks = console_ranks
-        self._outputs: dict[int, RankOutput] = {}
+        self._outputs = RankOutputs(self._log, console_ranks)
         self._checks = CheckedLaunch(
             self._loop,
             request,
@@ -119,7 +118,7 @@ class Coordinator:
             value=outcomes[0].body if machine.state is RunState.FINISHED else None,
             failures=machine.failures,
             stopped_ranks=machine.stopped_ranks,
-            last_lines={rank: last_words(list(output.last_lines)) for rank, output in self._outputs.items()},
+            last_lines={rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()},
             stop_reason=machine.stop_reason,
             problem=machine.problem,
             hung=machine.hung,
@@ -174,7 +173,7 @@ class Coordinator:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Output():
                 self._watch.progress()
-                self._outputs[message.rank].feed(message.stream, message.body)
+                self._outputs.of(message.rank).feed(message.stream, message.body)
             case wire.Stacks():
                 self._keep_stacks(message)
             case wire.StacksTaken():
@@ -201,7 +200,7 @@ class Coordinator:
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:
-            self._outputs[outcome.rank].note(outcome.traceback)
+            self._outputs.of(outcome.rank).note(outcome.traceback)
         self._ledger.handle(outcome)
         self._happened(events.HostSaid(host, outcome, self._ledger.reports.get(outcome.rank, 0)))
 
@@ -261,25 +260,15 @@ class Coordinator:
                     self._attempt = attempt
                     try:
                         self._manifest.attempt_begins(attempt, plan)
-                        self._store.paths.make_room(self._store.paths.log(attempt, 0, self._log_dir))
+                        self._store.paths.make_room(self._log(attempt, 0))
                     except OSError as error:
                         self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
                     self._ledger.begin(attempt, plan.world_size)
                     self._watch.begin(attempt)
-                    width = len(str(plan.world_size - 1))
-                    self._outputs = {
-                        rank.rank: RankOutput(
-                            rank.rank,
-                            self._store.paths.log(attempt, rank.rank, self._log_dir),
-                            width=width,
-                            shown=self._console_ranks is None or rank.rank in self._console_ranks,
-                            host=rank.host if len(plan.hosts) > 1 else "",
-                        )
-                        for rank in plan.ranks
-                    }
+                    self._outputs.begin(attempt, plan)
                 case events.AttemptEnded(failures=failures, why=why):
                     self._ledger.end()
-                    self._close_outputs()
+                    self._outputs.close()
                     self._manifest.attempt_ended(failures, why)
                     if self._callbacks and failures and self.machine.stop_reason is None:
                         self._callbacks.after_exception({f.rank: original(f) for f in failures})
@@ -316,14 +305,12 @@ class Coordinator:
         self._waiting_since = None
         return False
 
+    def _log(self, attempt: int, rank: int) -> Path:
+        return self._store.paths.log(attempt, rank, self._log_dir)
+
     def _flush(self) -> None:
         self._ledger.flush()
-        for output in self._outputs.values():
-            output.flush()
-
-    def _close_outputs(self) -> None:
-        for output in self._outputs.values():
-            output.close()
+        self._outputs.flush()
 
     # -- signals --------------------------------------------------------------------------------------------------
 
@@ -352,7 +339,7 @@ class Coordinator:
 
     def _close(self) -> None:
         self._hosts.close()
-        self._close_outputs()
+        self._outputs.close()
         self._ledger.close()
         self._await_storage()
         self._await_validations()
