@@ -6,9 +6,7 @@ event-driven: it sleeps until a descriptor is ready or a deadline comes.
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -26,7 +24,7 @@ from distrain.validations import Validations
 from distrain.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from distrain.callbacks import Callbacks
@@ -136,7 +134,11 @@ class Coordinator:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         self._store.failed = self._storage_failed
         try:
-            with self._watch, self._signals(), patient_consoles(self._loop, self._hosts.hurry_s()) as watch_consoles:
+            with (
+                self._watch,
+                self._loop.signals((signal.SIGINT, signal.SIGTERM), self._on_signal),
+                patient_consoles(self._loop, self._hosts.hurry_s()) as watch_consoles,
+            ):
                 self._run(watch_consoles)
         finally:
             self._store.detach()
@@ -312,30 +314,13 @@ class Coordinator:
         self._ledger.flush()
         self._outputs.flush()
 
-    # -- signals --------------------------------------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into requests to stop, as long as the run lasts, in the main thread only. Signals
-        that the user's process ignores stay ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-        previous = self._loop.on_signals(wanted, lambda number: self._stop(signal.Signals(number).name))
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _stop(self, why: str) -> None:
+    def _on_signal(self, number: int) -> None:
         if self.machine.state.is_terminal:
             self._impatient = True
             self._validations.abort()
-        self._happened(events.StopAsked(why))
-
-    # -- the end --------------------------------------------------------------------------------------------------
+        self._happened(events.StopAsked(signal.Signals(number).name))
 
     def _close(self) -> None:
         self._hosts.close()
