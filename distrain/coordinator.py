@@ -1,5 +1,7 @@
-"""The loop in the user's process: starts agents, feeds the machine, does what it asks for. Runs in: coordinator.
+"""The loop in the user's process: hears the hosts, feeds the machine, does what it asks for. Runs in: coordinator.
 
+What hosts say goes to the machine, which decides, to the ledger, which keeps what ranks report, or to the watch over
+their progress; the connections, the outputs and the checks of a launch have modules of their own, too.
 Everything happens in the thread that called fit(): no thread of ours, no asyncio, so it works in notebooks. It is
 event-driven: it sleeps until a descriptor is ready or a deadline comes.
 """
@@ -130,6 +132,8 @@ class Coordinator:
             resources_missing=machine.resources_missing,
         )
 
+    # -- the loop -------------------------------------------------------------------------------------------------
+
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         self._store.failed = self._storage_failed
@@ -160,7 +164,29 @@ class Coordinator:
         finally:
             self._close()
 
-    # -- messages -------------------------------------------------------------------------------------------------
+    def _arm_timers(self) -> None:
+        """One timer for each who has a deadline."""
+        for name, moment, callback in (
+            ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
+            ("ledger", self._ledger.deadline(), self._ledger.tick),
+            ("validations", self._validations.deadline(), self._validations.tick),
+            ("watch", self._watch.deadline() if self._is_training else None, self._watch.tick),
+        ):
+            if moment is None:
+                self._loop.cancel(name)
+            else:
+                self._loop.call_at(name, moment, callback)
+
+    def _machine_deadline(self) -> float | None:
+        """None while we ourselves make it wait."""
+        waits = self.machine.state is RunState.RESERVING and not self._store.settled
+        return None if waits or self._waiting_since is not None else self.machine.deadline()
+
+    def _flush(self) -> None:
+        self._ledger.flush()
+        self._outputs.flush()
+
+    # -- what hosts say -------------------------------------------------------------------------------------------
 
     def _on_message(self, host: str, message: wire.Message) -> None:
         if getattr(message, "attempt", self._attempt) != self._attempt:
@@ -212,6 +238,65 @@ class Coordinator:
         except OSError as error:
             warn(f"the stacks of rank {message.rank} could not be kept: {error}")
 
+    def _waits_for_uploads(self) -> bool:
+        """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
+        a checkpoint: less is lost by that than the time it takes. Not for ever, and only as long as the grace lasts if
+        the user wants the run to stop."""
+        if self._ledger.awaits_uploads(self.machine.lost_ranks):
+            now, stopped = time.monotonic(), self.machine.was_asked_to_stop
+            if self._waiting_since is None:
+                self._waiting_since = now
+                say("waiting for the checkpoint that is being stored")
+            if now < self._waiting_since + (self._request.stop_grace_s if stopped else _UPLOAD_PATIENCE_S):
+                return True
+        self._waiting_since = None
+        return False
+
+    # -- what the machine wants -----------------------------------------------------------------------------------
+
+    def _happened(self, event: events.Event) -> None:
+        self._do(self.machine.handle(event, time.monotonic()))
+
+    def _do(self, actions: list[events.Action]) -> None:
+        for action in actions:
+            match action:
+                case events.Tell(host, message):
+                    self._hosts.send(host, message)
+                    if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
+                        self._hosts.send(host, opening)
+                case events.Connect(host):
+                    self._hosts.connect(host)
+                case events.Say(text):
+                    warn(text)
+                case events.AttemptStarts():
+                    self._begin_attempt(action)
+                case events.AttemptEnded():
+                    self._end_attempt(action)
+
+    def _begin_attempt(self, starts: events.AttemptStarts) -> None:
+        attempt, plan = starts.attempt, starts.plan
+        self._attempt = attempt
+        try:
+            self._manifest.attempt_begins(attempt, plan)
+            self._store.paths.make_room(self._log(attempt, 0))
+        except OSError as error:
+            self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
+        self._ledger.begin(attempt, plan.world_size)
+        self._watch.begin(attempt)
+        self._outputs.begin(attempt, plan)
+
+    def _end_attempt(self, ended: events.AttemptEnded) -> None:
+        self._ledger.end()
+        self._outputs.close()
+        self._manifest.attempt_ended(ended.failures, ended.why)
+        if self._callbacks and ended.failures and self.machine.stop_reason is None:
+            self._callbacks.after_exception({failure.rank: original(failure) for failure in ended.failures})
+
+    def _log(self, attempt: int, rank: int) -> Path:
+        return self._store.paths.log(attempt, rank, self._log_dir)
+
+    # -- what others want -----------------------------------------------------------------------------------------
+
     def _ask_for_stacks(self) -> list[str]:
         plan = self.machine.plan
         if plan is None or not self._is_training:
@@ -241,78 +326,6 @@ class Coordinator:
     def _tell_rank(self, message: wire.ToWorker | wire.Upload) -> None:
         assert self.machine.plan is not None
         self._hosts.send(self.machine.plan.ranks[message.rank].host, message)
-
-    # -- the machine ----------------------------------------------------------------------------------------------
-
-    def _happened(self, event: events.Event) -> None:
-        self._do(self.machine.handle(event, time.monotonic()))
-
-    def _do(self, actions: list[events.Action]) -> None:
-        for action in actions:
-            match action:
-                case events.Tell(host, message):
-                    self._hosts.send(host, message)
-                    if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
-                        self._hosts.send(host, opening)
-                case events.Connect(host):
-                    self._hosts.connect(host)
-                case events.Say(text):
-                    warn(text)
-                case events.AttemptStarts(attempt, plan):
-                    self._attempt = attempt
-                    try:
-                        self._manifest.attempt_begins(attempt, plan)
-                        self._store.paths.make_room(self._log(attempt, 0))
-                    except OSError as error:
-                        self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
-                    self._ledger.begin(attempt, plan.world_size)
-                    self._watch.begin(attempt)
-                    self._outputs.begin(attempt, plan)
-                case events.AttemptEnded(failures=failures, why=why):
-                    self._ledger.end()
-                    self._outputs.close()
-                    self._manifest.attempt_ended(failures, why)
-                    if self._callbacks and failures and self.machine.stop_reason is None:
-                        self._callbacks.after_exception({f.rank: original(f) for f in failures})
-
-    def _arm_timers(self) -> None:
-        """One timer for each who has a deadline."""
-        for name, moment, callback in (
-            ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
-            ("ledger", self._ledger.deadline(), self._ledger.tick),
-            ("validations", self._validations.deadline(), self._validations.tick),
-            ("watch", self._watch.deadline() if self._is_training else None, self._watch.tick),
-        ):
-            if moment is None:
-                self._loop.cancel(name)
-            else:
-                self._loop.call_at(name, moment, callback)
-
-    def _machine_deadline(self) -> float | None:
-        """None while we ourselves make it wait."""
-        waits = self.machine.state is RunState.RESERVING and not self._store.settled
-        return None if waits or self._waiting_since is not None else self.machine.deadline()
-
-    def _waits_for_uploads(self) -> bool:
-        """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
-        a checkpoint: less is lost by that than the time it takes. Not for ever, and only as long as the grace lasts if
-        the user wants the run to stop."""
-        if self._ledger.awaits_uploads(self.machine.lost_ranks):
-            now, stopped = time.monotonic(), self.machine.was_asked_to_stop
-            if self._waiting_since is None:
-                self._waiting_since = now
-                say("waiting for the checkpoint that is being stored")
-            if now < self._waiting_since + (self._request.stop_grace_s if stopped else _UPLOAD_PATIENCE_S):
-                return True
-        self._waiting_since = None
-        return False
-
-    def _log(self, attempt: int, rank: int) -> Path:
-        return self._store.paths.log(attempt, rank, self._log_dir)
-
-    def _flush(self) -> None:
-        self._ledger.flush()
-        self._outputs.flush()
 
     # -- the end --------------------------------------------------------------------------------------------------
 
