@@ -5,9 +5,10 @@ A framework is a leaf package with a subclass of :class:`BackendConfig`; nothing
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from distrain.context import TrainContext
     from distrain.plan import RankPlan, WorldPlan
 
-__all__ = ["BackendConfig"]
+__all__ = ["BackendConfig", "chosen"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +70,20 @@ class BackendConfig:
         """In the worker, after :meth:`setup`: every rank's ``value``, by rank; a collective. Only needed where another
         launcher started the ranks, so that there is no coordinator."""
         return [value]
+
+
+_Config = TypeVar("_Config", bound=BackendConfig)
+
+
+def chosen(kind: type[_Config], name: str, given: _Config | None, by_old_name: _Config | None) -> _Config:
+    """What a trainer was given as ``{name}_config``, or by its old name, ``{name}_backend``; else the default. Raises
+    TypeError. To be called by a constructor that :func:`~distrain.absent.without` decorates."""
+    new, old = f"{name}_config", f"{name}_backend"
+    if by_old_name is not None:
+        if given is not None:
+            raise TypeError(f"{old} is another name of {new}; give one of them")
+        warnings.warn(f"{old} is an old name; use {new}", DeprecationWarning, stacklevel=4)
+        given = by_old_name
+    if given is not None and not isinstance(given, kind):
+        raise TypeError(f"{new} must be a {kind.__name__}, got {given!r:.80} ({type(given).__name__})")
+    return kind() if given is None else given

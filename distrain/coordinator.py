@@ -1,38 +1,32 @@
-"""The loop in the user's process: starts agents, feeds the machine, does what it asks for. Runs in: coordinator.
+"""The loop in the user's process: hears the hosts, feeds the machine, does what it asks for. Runs in: coordinator.
 
+What hosts say goes to the machine, which decides, to the ledger, which keeps what ranks report, or to the watch over
+their progress; the connections, the outputs and the checks of a launch have modules of their own, too.
 Everything happens in the thread that called fit(): no thread of ours, no asyncio, so it works in notebooks. It is
 event-driven: it sleeps until a descriptor is ready or a deadline comes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import platform
 import signal
-import subprocess
-import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
-from distrain import events, process, wire
-from distrain.channel import Channel
-from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, LaunchChecks, refusal
-from distrain.errors import WireError
-from distrain.inspection import package_versions
+from distrain import events, wire
+from distrain.connections import Connections
 from distrain.job import original
+from distrain.launch_checks import CheckedLaunch
 from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
-from distrain.output import RankOutput, patient_consoles, say, warn
+from distrain.output import RankOutputs, patient_consoles, say, warn
 from distrain.stacks import last_words
 from distrain.states import RunState
 from distrain.validations import WAITING, Validations
 from distrain.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from distrain.callbacks import Callbacks
@@ -42,25 +36,13 @@ if TYPE_CHECKING:
     from distrain.storage import RunStore
     from distrain.transport import Transport
 
-__all__ = ["Coordinator", "HostLink"]
+__all__ = ["Coordinator"]
 
-PING_INTERVAL_S = 5.0
-AGENT_SILENCE_S = 30.0
-"""An agent of this machine pings every few seconds; one that is silent this long is taken for dead."""
-_LEASE_MARGIN_S = 0.01
-CLOSE_TIMEOUT_S = 5.0
 _SILENT_WAIT_S = 5.0
 """For the storage, at the end; who waits longer is told."""
 _SETTLE_S = 0.05
 """How long the next attempt waits, again and again, for checkpoints of the last one that are being committed."""
 _UPLOAD_PATIENCE_S = 300.0
-_HINTS = {
-    127: ", there is no such program: python= in the hostfile names the interpreter of a host",
-    255: ", which is ssh's when it cannot connect or log in",
-}
-"""What an exit code means before a HELLO."""
-_ENDS = {255: ", which is ssh's when the connection breaks or the agent is killed"}
-"""The same after it."""
 
 
 class Coordinator:
@@ -82,7 +64,6 @@ class Coordinator:
         self.machine = RunMachine(request)
         self._request = request
         self._store = store
-        self._transports = {transport.host.name: transport for transport in transports}
         self._log_dir = log_dir
         self._stale_run_id = stale_run_id
         self._manifest = manifest
@@ -91,8 +72,13 @@ class Coordinator:
         self._impatient = False
         """Whether a stop was asked for once more when the training was over."""
         self._loop = Loop()
-        self._hosts: dict[str, HostLink] = {}
-        self._contacted: set[str] = set()
+        self._hosts = Connections(
+            self._loop,
+            transports,
+            request,
+            heard=self._on_message,
+            lost=lambda name, why: self._happened(events.HostLost(name, why)),
+        )
         self._validations = Validations(request, store, log_dir=log_dir)
         self._ledger = Ledger(
             store,
@@ -105,9 +91,14 @@ class Coordinator:
             validations=self._validations,
         )
         self._callbacks = callbacks
-        self._console_ranks = console_ranks
-        self._outputs: dict[int, RankOutput] = {}
-        self._checks: LaunchChecks | None = None
+        self._outputs = RankOutputs(self._log, console_ranks)
+        self._checks = CheckedLaunch(
+            self._loop,
+            request,
+            store,
+            send=self._hosts.send,
+            refuse=lambda host, why: self._happened(events.HostSaid(host, wire.HostFailed(text=why))),
+        )
         self._watch = Watch(
             self._loop,
             store.paths,
@@ -127,7 +118,7 @@ class Coordinator:
             value=outcomes[0].body if machine.state is RunState.FINISHED else None,
             failures=machine.failures,
             stopped_ranks=machine.stopped_ranks,
-            last_lines={rank: last_words(list(output.last_lines)) for rank, output in self._outputs.items()},
+            last_lines={rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()},
             stop_reason=machine.stop_reason,
             problem=machine.problem,
             hung=machine.hung,
@@ -141,28 +132,30 @@ class Coordinator:
             resources_missing=machine.resources_missing,
         )
 
+    # -- the loop -------------------------------------------------------------------------------------------------
+
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         self._store.failed = self._storage_failed
         try:
-            with self._watch, self._signals(), patient_consoles(self._loop, self._hurry_s()) as watch_consoles:
+            with (
+                self._watch,
+                self._loop.signals((signal.SIGINT, signal.SIGTERM), self._on_signal),
+                patient_consoles(self._loop, self._hosts.hurry_s()) as watch_consoles,
+            ):
                 self._run(watch_consoles)
         finally:
             self._store.detach()
             self._loop.close()
 
-    def _hurry_s(self) -> float | None:
-        """For so long at most may a console keep us from telling other hosts that we live."""
-        leases = [transport.lease_s for transport in self._transports.values() if not transport.host.is_local]
-        return min(leases) / 3 if leases else None
-
     def _run(self, watch_consoles: Callable[[], None]) -> None:
         try:
-            self._sweep_stale_run()
+            if self._stale_run_id is not None:  # it ended without a word: not even its agents may have cleaned up
+                self._hosts.sweep(self._stale_run_id)
             self._store.start(self._loop, self._request.run_id, self._request.python_flags)
             self._validations.start(self._loop)
             self._do(self.machine.start(time.monotonic()))
-            self._ping()
+            self._hosts.ping()
             while not self.machine.state.is_terminal:
                 self._arm_timers()
                 watch_consoles()
@@ -171,161 +164,73 @@ class Coordinator:
         finally:
             self._close()
 
-    # -- hosts ----------------------------------------------------------------------------------------------------
+    def _arm_timers(self) -> None:
+        """One timer for each who has a deadline."""
+        for name, moment, callback in (
+            ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
+            ("ledger", self._ledger.deadline(), self._ledger.tick),
+            ("validations", self._validations.deadline(), self._validations.tick),
+            ("watch", self._watch.deadline() if self._is_training else None, self._watch.tick),
+        ):
+            if moment is None:
+                self._loop.cancel(name)
+            else:
+                self._loop.call_at(name, moment, callback)
 
-    def _connect(self, name: str) -> None:
-        """Start an agent; in place of another, it ends what that one may have left there before it says HELLO."""
-        former, transport = self._hosts.get(name), self._transports[name]
-        if former is not None:
-            former.drop()
-            former.dispose()
-        try:
-            link = HostLink(self._loop, transport, self._agent_argv(transport, again=name in self._contacted))
-        except OSError as error:
-            lost = events.HostLost(name, f"cannot start its agent: {error}")
-            self._loop.call_in(f"connect {name}", 0.0, lambda: self._happened(lost))
-            return
-        self._contacted.add(name)
-        self._hosts[name] = link
-        link.listen(self._on_frames, self._on_end)
+    def _machine_deadline(self) -> float | None:
+        """None while we ourselves make it wait."""
+        waits = self.machine.state is RunState.RESERVING and not self._store.settled
+        return None if waits or self._waiting_since is not None else self.machine.deadline()
 
-    def _agent_argv(self, transport: Transport, *, again: bool) -> list[str]:
-        """``env`` puts the run's id, and the host's within it, where a sweep can find them: two of our hosts may be one
-        machine. A fit() in a worker is for its own host."""
-        run_id = self._request.run_id
-        on_host = f"{run_id}.{list(self._transports).index(transport.host.name)}"
-        ids = f"{process.RUN_IDS}={process.extended_run_ids(run_id)}:{on_host}"
-        gpus = transport.host.gpus
-        shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
-        hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
-        arguments = [run_id, "gpus" if self._request.scaling.use_gpu else "no-gpus", *([on_host] if again else [])]
-        return transport.argv(["env", *hidden, ids, *shown, *self._program(transport, *arguments)])
+    def _flush(self) -> None:
+        self._ledger.flush()
+        self._outputs.flush()
 
-    def _program(self, transport: Transport, *arguments: str) -> list[str]:
-        python, flags = transport.host.python or "", self._request.python_flags
-        return process.bootstrap_argv("agent", *arguments, python=python, flags=flags)
+    # -- what hosts say -------------------------------------------------------------------------------------------
 
-    def _on_frames(self, host: HostLink, frames: list[wire.Frame]) -> None:
-        for frame in frames:
-            if host.dropped:
-                return
-            try:
-                if frame.kind == wire.Hello.__name__ and not self._is_welcome(host, frame):
-                    return
-                self._on_message(host, frame.message())
-            except WireError as error:
-                host.drop()
-                self._happened(events.HostLost(host.name, f"it does not speak our protocol: {error}"))
-                return
-
-    def _on_end(self, host: HostLink) -> None:
-        self._happened(events.HostLost(host.name, host.why_it_ended()))
-
-    def _ping(self) -> None:
-        """Tell all agents that we live, and find those that do not; again when it is time, or when a lease ends."""
-        now, next_in_s = self._loop.now, PING_INTERVAL_S
-        for host in list(self._hosts.values()):
-            silence_s = now - host.last_heard
-            if host.dropped or not host.greeted:
-                continue
-            if silence_s > host.silence_s:
-                host.drop()
-                self._happened(events.HostLost(host.name, host.why_it_was_dropped(silence_s)))
-                continue
-            host.send(wire.Ping())
-            next_in_s = min(next_in_s, host.silence_s / 3, host.silence_s - silence_s + _LEASE_MARGIN_S)
-        self._loop.call_in("ping", next_in_s, self._ping)
-
-    # -- messages -------------------------------------------------------------------------------------------------
-
-    def _on_message(self, host: HostLink, message: wire.Message) -> None:
+    def _on_message(self, host: str, message: wire.Message) -> None:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
             case wire.Reserved() if not self._store.settled:
                 self._loop.call_in("reserved", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.Gone() if self._waits_for_uploads():
-                self._loop.call_in(f"gone {host.name}", _SETTLE_S, lambda: self._on_message(host, message))
+                self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
                 if failed is not None:
-                    self._storage_failed(f"{host.name} cannot use the storage: {failed}")
-            case wire.Hello():
-                host.greeted = True
-                self._ping()  # by its lease, from now on
-                self._happened(events.HostSaid(host.name, message))
-            case wire.HostFailed() if message.leaves:
-                host.drop()
-                self._happened(events.HostLost(host.name, message.text))
+                    self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Output():
                 self._watch.progress()
-                self._outputs[message.rank].feed(message.stream, message.body)
+                self._outputs.of(message.rank).feed(message.stream, message.body)
             case wire.Stacks():
                 self._keep_stacks(message)
             case wire.StacksTaken():
-                self._watch.taken(host.name, message.silent, sorted(self.machine.outcomes))
+                self._watch.taken(host, message.silent, sorted(self.machine.outcomes))
             case wire.Reported() | wire.Delivered() | wire.Joined() | wire.AskCheckpoints():
                 self._watch.progress()
                 self._ledger.handle(message)
             case wire.Running():
                 self._watch.progress()
                 self._ledger.handle(message)
-                self._happened(events.HostSaid(host.name, message))
+                self._happened(events.HostSaid(host, message))
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
-                self._happened(events.HostSaid(host.name, message, self._ledger.reports.get(message.rank, 0)))
+                self._happened(events.HostSaid(host, message, self._ledger.reports.get(message.rank, 0)))
             case wire.Reserved():
-                self._happened(events.HostSaid(host.name, message))
-                self._begin_checks()
+                self._happened(events.HostSaid(host, message))
+                if self.machine.plan is not None and self._is_training:
+                    self._checks.begin(self.machine.plan)
             case wire.Inspected() | wire.Listening() | wire.Reached():
-                self._checked(host, message)
+                self._checks.heard(host, message)
             case _:
-                self._happened(events.HostSaid(host.name, message))
+                self._happened(events.HostSaid(host, message))
 
-    def _begin_checks(self) -> None:
-        """Once, when the workers are on their way: what is asked of other machines is found out while they import."""
-        plan = self.machine.plan
-        if self._checks is not None or plan is None or plan.shares_network or not self._is_training:
-            return
-        checks = self._checks = LaunchChecks(
-            self._request,
-            plan,
-            own=package_versions(PACKAGES, [os.fspath(entry) for entry in sys.path]),
-            storage="" if self._store.is_elsewhere else str(self._store.paths.root),
-            witness=str(self._store.paths.manifest),
-        )
-        for name, message in checks.begin():
-            self._hosts[name].send(message)
-        self._loop.call_in("checks", INSPECT_TIMEOUT_S, lambda: self._heed(checks.late(INSPECT_TIMEOUT_S)))
-
-    def _checked(self, host: HostLink, message: wire.Message) -> None:
-        assert self._checks is not None
-        said, found = self._checks.heard(host.name, message)
-        for name, answer in said:
-            self._hosts[name].send(answer)
-        self._heed(found)
-
-    def _heed(self, findings: list[Finding]) -> None:
-        for finding in findings:
-            if finding.is_fatal:
-                self._happened(events.HostSaid(finding.host, wire.HostFailed(text=finding.text)))
-            else:
-                warn(f"{finding.host}: {finding.text}")
-
-    def _is_welcome(self, host: HostLink, hello: wire.Frame) -> bool:
-        """Refuse an agent whose messages or pickles we may not understand; its HELLO may have other fields, too."""
-        refused = refusal(hello.header, platform.python_version())
-        if refused is None:
-            return True
-        host.drop()
-        self._happened(events.HostLost(host.name, refused[1]))
-        return False
-
-    def _on_outcome(self, host: HostLink, outcome: wire.Outcome) -> None:
+    def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:
-            self._outputs[outcome.rank].note(outcome.traceback)
+            self._outputs.of(outcome.rank).note(outcome.traceback)
         self._ledger.handle(outcome)
-        self._happened(events.HostSaid(host.name, outcome, self._ledger.reports.get(outcome.rank, 0)))
+        self._happened(events.HostSaid(host, outcome, self._ledger.reports.get(outcome.rank, 0)))
 
     def _keep_stacks(self, message: wire.Stacks) -> None:
         try:
@@ -333,12 +238,71 @@ class Coordinator:
         except OSError as error:
             warn(f"the stacks of rank {message.rank} could not be kept: {error}")
 
+    def _waits_for_uploads(self) -> bool:
+        """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
+        a checkpoint: less is lost by that than the time it takes. Not for ever, and only as long as the grace lasts if
+        the user wants the run to stop."""
+        if self._ledger.awaits_uploads(self.machine.lost_ranks):
+            now, stopped = time.monotonic(), self.machine.was_asked_to_stop
+            if self._waiting_since is None:
+                self._waiting_since = now
+                say("waiting for the checkpoint that is being stored")
+            if now < self._waiting_since + (self._request.stop_grace_s if stopped else _UPLOAD_PATIENCE_S):
+                return True
+        self._waiting_since = None
+        return False
+
+    # -- what the machine wants -----------------------------------------------------------------------------------
+
+    def _happened(self, event: events.Event) -> None:
+        self._do(self.machine.handle(event, time.monotonic()))
+
+    def _do(self, actions: list[events.Action]) -> None:
+        for action in actions:
+            match action:
+                case events.Tell(host, message):
+                    self._hosts.send(host, message)
+                    if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
+                        self._hosts.send(host, opening)
+                case events.Connect(host):
+                    self._hosts.connect(host)
+                case events.Say(text):
+                    warn(text)
+                case events.AttemptStarts():
+                    self._begin_attempt(action)
+                case events.AttemptEnded():
+                    self._end_attempt(action)
+
+    def _begin_attempt(self, starts: events.AttemptStarts) -> None:
+        attempt, plan = starts.attempt, starts.plan
+        self._attempt = attempt
+        try:
+            self._manifest.attempt_begins(attempt, plan)
+            self._store.paths.make_room(self._log(attempt, 0))
+        except OSError as error:
+            self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
+        self._ledger.begin(attempt, plan.world_size)
+        self._watch.begin(attempt)
+        self._outputs.begin(attempt, plan)
+
+    def _end_attempt(self, ended: events.AttemptEnded) -> None:
+        self._ledger.end()
+        self._outputs.close()
+        self._manifest.attempt_ended(ended.failures, ended.why)
+        if self._callbacks and ended.failures and self.machine.stop_reason is None:
+            self._callbacks.after_exception({failure.rank: original(failure) for failure in ended.failures})
+
+    def _log(self, attempt: int, rank: int) -> Path:
+        return self._store.paths.log(attempt, rank, self._log_dir)
+
+    # -- what others want -----------------------------------------------------------------------------------------
+
     def _ask_for_stacks(self) -> list[str]:
         plan = self.machine.plan
         if plan is None or not self._is_training:
             return []
         for name in plan.hosts:
-            self._hosts[name].send(wire.TakeStacks(attempt=self._attempt))
+            self._hosts.send(name, wire.TakeStacks(attempt=self._attempt))
         return list(plan.hosts)
 
     @property
@@ -361,126 +325,21 @@ class Coordinator:
 
     def _tell_rank(self, message: wire.ToWorker | wire.Upload) -> None:
         assert self.machine.plan is not None
-        self._hosts[self.machine.plan.ranks[message.rank].host].send(message)
+        self._hosts.send(self.machine.plan.ranks[message.rank].host, message)
 
-    # -- the machine ----------------------------------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------------------------------
 
-    def _happened(self, event: events.Event) -> None:
-        self._do(self.machine.handle(event, time.monotonic()))
-
-    def _do(self, actions: list[events.Action]) -> None:
-        for action in actions:
-            match action:
-                case events.Tell(host, message):
-                    self._hosts[host].send(message)
-                    if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
-                        self._hosts[host].send(opening)
-                case events.Connect(host):
-                    self._connect(host)
-                case events.Say(text):
-                    warn(text)
-                case events.AttemptStarts(attempt, plan):
-                    self._attempt = attempt
-                    try:
-                        self._manifest.attempt_begins(attempt, plan)
-                        self._store.paths.make_room(self._store.paths.log(attempt, 0, self._log_dir))
-                    except OSError as error:
-                        self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
-                    self._ledger.begin(attempt, plan.world_size)
-                    self._watch.begin(attempt)
-                    width = len(str(plan.world_size - 1))
-                    self._outputs = {
-                        rank.rank: RankOutput(
-                            rank.rank,
-                            self._store.paths.log(attempt, rank.rank, self._log_dir),
-                            width=width,
-                            shown=self._console_ranks is None or rank.rank in self._console_ranks,
-                            host=rank.host if len(plan.hosts) > 1 else "",
-                        )
-                        for rank in plan.ranks
-                    }
-                case events.AttemptEnded(failures=failures, why=why):
-                    self._ledger.end()
-                    self._close_outputs()
-                    self._manifest.attempt_ended(failures, why)
-                    if self._callbacks and failures and self.machine.stop_reason is None:
-                        self._callbacks.after_exception({f.rank: original(f) for f in failures})
-
-    def _arm_timers(self) -> None:
-        """One timer for each who has a deadline."""
-        for name, moment, callback in (
-            ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
-            ("ledger", self._ledger.deadline(), self._ledger.tick),
-            ("validations", self._validations.deadline(), self._validations.tick),
-            ("watch", self._watch.deadline() if self._is_training else None, self._watch.tick),
-        ):
-            if moment is None:
-                self._loop.cancel(name)
-            else:
-                self._loop.call_at(name, moment, callback)
-
-    def _machine_deadline(self) -> float | None:
-        """None while we ourselves make it wait."""
-        waits = self.machine.state is RunState.RESERVING and not self._store.settled
-        return None if waits or self._waiting_since is not None else self.machine.deadline()
-
-    def _waits_for_uploads(self) -> bool:
-        """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
-        a checkpoint: less is lost by that than the time it takes. Not for ever, and only as long as the grace lasts if
-        the user wants the run to stop."""
-        if self._ledger.awaits_uploads(self.machine.lost_ranks):
-            now, stopped = time.monotonic(), self.machine.was_asked_to_stop
-            if self._waiting_since is None:
-                self._waiting_since = now
-                say("waiting for the checkpoint that is being stored")
-            if now < self._waiting_since + (self._request.stop_grace_s if stopped else _UPLOAD_PATIENCE_S):
-                return True
-        self._waiting_since = None
-        return False
-
-    def _flush(self) -> None:
-        self._ledger.flush()
-        for output in self._outputs.values():
-            output.flush()
-
-    def _close_outputs(self) -> None:
-        for output in self._outputs.values():
-            output.close()
-
-    # -- signals --------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into requests to stop, as long as the run lasts, in the main thread only. Signals
-        that the user's process ignores stay ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        wanted = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-        previous = self._loop.on_signals(wanted, lambda number: self._stop(signal.Signals(number).name))
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _stop(self, why: str) -> None:
+    def _on_signal(self, number: int) -> None:
+        why = signal.Signals(number).name
         if self.machine.state.is_terminal:
             self._impatient = True
             if self.machine.state is RunState.FINISHED:
                 self._validations.give_up(f"{why} has ended the wait for it")
         self._happened(events.StopAsked(why))
 
-    # -- the end --------------------------------------------------------------------------------------------------
-
     def _close(self) -> None:
-        """Have every agent empty its host and go; whoever does not is killed, and its host swept."""
-        for host in self._hosts.values():
-            host.send(wire.Close())
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        clean = {host.name for host in self._hosts.values() if host.wait_for_end(deadline)}
-        self._sweep(self._contacted - clean, self._request.run_id)
-        self._close_outputs()
+        self._hosts.close()
+        self._outputs.close()
         self._ledger.close()
         self._await_storage()
         self._await_validations()
@@ -489,7 +348,6 @@ class Coordinator:
         """Ctrl-C ends the waiting."""
         self._loop.call_in("storage", _SILENT_WAIT_S, self._store.tell_wait)
         while not (self._store.settled or self._impatient):
-            self._loop.cancel("ping")
             self._arm_timers()
             self._loop.step()
         self._loop.cancel("storage")
@@ -501,160 +359,7 @@ class Coordinator:
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             say(WAITING)
             while self._validations.busy:
-                self._loop.cancel("ping")
                 self._arm_timers()
                 self._loop.step()
         self._validations.abort()
         self._await_storage()
-
-    def _sweep(self, hosts: Collection[str], run_id: str) -> None:
-        """Remove what a run whose agents were lost may have left on these hosts, on all of them at the same time."""
-        sweepers = []
-        for transport in map(self._transports.__getitem__, hosts):
-            with contextlib.suppress(OSError):
-                argv = transport.argv(self._program(transport, run_id, "sweep"))
-                sweepers.append(process.spawn(argv, stderr=subprocess.DEVNULL))
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        for sweeper in sweepers:
-            try:
-                sweeper.communicate(timeout=max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                sweeper.kill()
-                sweeper.communicate()
-
-    def _sweep_stale_run(self) -> None:
-        """The run that we continue ended without a word: not even its agents may have lived to clean up."""
-        if self._stale_run_id is not None:
-            self._sweep(self._transports, self._stale_run_id)
-
-
-class HostLink:
-    """The coordinator's end of one host: the process that carries the wire, and what came over it."""
-
-    _CHATTER_KEPT = 4 << 10
-
-    def __init__(self, loop: Loop, transport: Transport, argv: list[str]) -> None:
-        self.name = transport.host.name
-        self.silence_s = AGENT_SILENCE_S if transport.host.is_local else transport.lease_s
-        """So long it may be silent."""
-        self._ours = "" if transport.host.is_local else f"{os.path.basename(argv[0])} on this machine was "
-        self.greeted = False
-        self.dropped = False
-        self._argv = argv
-        self._loop = loop
-        self._chatter = b""
-        self._process = process.spawn(argv, stderr=subprocess.PIPE)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._channel = Channel(
-            os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()), greeting=True
-        )
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._stderr = self._process.stderr
-        os.set_blocking(self._stderr.fileno(), False)
-
-    def listen(
-        self, on_frames: Callable[[HostLink, list[wire.Frame]], None], on_end: Callable[[HostLink], None]
-    ) -> None:
-        def receive(frames: list[wire.Frame]) -> None:
-            if frames:
-                on_frames(self, frames)
-            elif not self.dropped:
-                self.dropped = True
-                on_end(self)
-
-        self._channel.attach(self._loop, receive)
-        self._loop.on_readable(self._stderr.fileno(), self._read_stderr)
-
-    def _read_stderr(self) -> None:
-        """What the agent or ssh has to say; shown only when it is the explanation of an end."""
-        try:
-            data = os.read(self._stderr.fileno(), 64 << 10)
-        except BlockingIOError:
-            return
-        if not data:
-            self._loop.forget(self._stderr.fileno())
-        self._chatter = (self._chatter + data)[-self._CHATTER_KEPT :]
-
-    @property
-    def last_heard(self) -> float:
-        return self._channel.heard_at
-
-    def send(self, message: wire.Message) -> None:
-        if not self.dropped:
-            self._channel.queue(message)
-
-    def drop(self) -> None:
-        """Stop talking to this host; its agent then empties it by itself, or when its lease runs out."""
-        if not self.dropped:
-            self.dropped = True
-            self._channel.close()
-            self._process.kill()
-
-    def why_it_was_dropped(self, silence_s: float) -> str:
-        """After a silence for too long; ssh may have something to say about it."""
-        said = self._last_words()
-        text = f"its agent has been silent for {silence_s:.0f} s: host or network down, or the host is frozen?"
-        return text + (f"; last words:\n{said}" if said else "")
-
-    def _last_words(self) -> str:
-        self._read_stderr()
-        return (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()
-
-    def why_it_ended(self) -> str:
-        """The connection is at its end: how, and what was said before."""
-        if self._channel.broken is not None:
-            return f"it does not speak our protocol: {self._channel.broken}"
-        try:
-            code = self._process.wait(timeout=1.0)
-            how = f"{self._ours}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            if self.greeted:
-                how += _ENDS.get(code, "")
-        except subprocess.TimeoutExpired:
-            how = "its connection was closed"
-        said = self._last_words()
-        command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
-        hint = "" if self.greeted else _HINTS.get(self._process.returncode, "")
-        return f"its agent has ended: {how}{hint}{command}" + (f"; last words:\n{said}" if said else "")
-
-    def wait_for_end(self, deadline: float) -> bool:
-        """Let the agent finish. False if it was lost before, or had to be killed: the host may need a sweep."""
-        clean = not self.dropped
-        if clean:
-            clean = self._drain(deadline)
-        self.dispose()
-        return clean
-
-    def dispose(self) -> None:
-        """Release all that this machine has of it; harmless when done twice."""
-        if self._stderr.closed:
-            return
-        self.dropped = True
-        self._channel.close()
-        self._loop.forget(self._stderr.fileno())
-        self._stderr.close()
-        self._process.kill()
-        self._process.wait()
-
-    def _drain(self, deadline: float) -> bool:
-        self._loop.forget(self._channel.read_fd)
-        self._channel.flush()
-        while not self._channel.at_end:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._channel.flush()
-            self._channel.wait(min(left, 0.1))
-        return True
-
-    @property
-    def exit_code(self) -> int | None:
-        """After :meth:`why_it_ended`; None if the process goes on."""
-        return self._process.returncode
-
-    @property
-    def said(self) -> str:
-        """All that came beside the wire."""
-        return (self._channel.decoder.chatter + self._chatter).decode(errors="replace").strip()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
 __all__ = ["Loop"]
@@ -72,6 +74,20 @@ class Loop:
 
         self.on_readable(read_fd, tell)
         return {number: signal.signal(number, note) for number in wanted}
+
+    @contextlib.contextmanager
+    def signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> Iterator[None]:
+        """:meth:`on_signals` within a block, and only in the main thread; signals that this process ignores stay
+        ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = self.on_signals((n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN), callback)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def _update(self, fd: int, event: int, callback: Callback | None) -> None:
         known = self._selector.get_map().get(fd)

@@ -15,15 +15,25 @@ import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.loop import Loop
+    from distrain.plan import WorldPlan
 
-__all__ = ["RankOutput", "ReportLines", "log_level", "patient_consoles", "say", "warn", "without_controls"]
+__all__ = [
+    "RankOutput",
+    "RankOutputs",
+    "ReportLines",
+    "log_level",
+    "patient_consoles",
+    "say",
+    "warn",
+    "without_controls",
+]
 
 _LONGEST_LINE = 64 << 10
 _LINES_KEPT = 100
@@ -285,6 +295,45 @@ class RankOutput:
             except OSError as error:
                 self._give_up(error)
             self._file = None
+
+
+class RankOutputs:
+    """Output of all ranks, of one attempt after the other. ``file_of``: where that of an attempt and a rank is kept.
+    ``shown``: whose is seen on the console, too; None for everybody's."""
+
+    def __init__(self, file_of: Callable[[int, int], Path], shown: Collection[int] | None = None) -> None:
+        self._file_of = file_of
+        self._shown = shown
+        self._ranks: dict[int, RankOutput] = {}
+
+    def begin(self, attempt: int, plan: WorldPlan) -> None:
+        """A new attempt; what the last one has left open is to be closed before."""
+        width = len(str(plan.world_size - 1))
+        self._ranks = {
+            rank.rank: RankOutput(
+                rank.rank,
+                self._file_of(attempt, rank.rank),
+                width=width,
+                shown=self._shown is None or rank.rank in self._shown,
+                host=rank.host if len(plan.hosts) > 1 else "",
+            )
+            for rank in plan.ranks
+        }
+
+    def of(self, rank: int) -> RankOutput:
+        return self._ranks[rank]
+
+    def last_lines(self) -> dict[int, list[str]]:
+        """What a failure screen may quote, by rank."""
+        return {rank: list(output.last_lines) for rank, output in self._ranks.items()}
+
+    def flush(self) -> None:
+        for output in self._ranks.values():
+            output.flush()
+
+    def close(self) -> None:
+        for output in self._ranks.values():
+            output.close()
 
 
 class ReportLines:

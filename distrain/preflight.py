@@ -10,14 +10,13 @@ import platform
 import sys
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import checks, process, wire
 from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
-from distrain.coordinator import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink
-from distrain.errors import WireError
+from distrain.host_link import PING_INTERVAL_S, HostLink, agent_argv, close_all
 from distrain.inspection import package_versions
 from distrain.loop import Loop
 from distrain.neighbours import REACH_S
@@ -55,9 +54,6 @@ class _Host:
     transport: Transport
     order: HostOrder
     link: HostLink | None = None
-    began: float = 0.0
-    greeted_in_s: float | None = None
-    versions: dict[str, str | None] = field(default_factory=dict)
     hello: wire.Hello | None = None
     asked: float = 0.0
     inspected: wire.Inspected | None = None
@@ -68,6 +64,17 @@ class _Host:
     @property
     def name(self) -> str:
         return self.transport.host.name
+
+    @property
+    def greeted_in_s(self) -> float | None:
+        return self.link.greeted_in_s if self.link is not None else None
+
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """As far as it has said."""
+        hello = self.link.hello if self.link is not None else {}
+        said = {name: str(hello.get(name)) for name in ("python", "distrain") if hello}
+        return {**said, **(self.inspected.versions if self.inspected is not None else {})}
 
     @property
     def is_settled(self) -> bool:
@@ -142,36 +149,30 @@ class Preflight:
         with contextlib.suppress(OSError):
             self._witness.unlink() if isinstance(self._witness, Path) else self._witness.remove()
         links = [host.link for host in self._hosts.values() if host.link is not None]
-        for host in self._hosts.values():
-            if host.link is not None and host.hello is None:
-                host.link.drop()
         for link in links:
-            link.send(wire.Close())
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        for link in links:
-            link.wait_for_end(deadline)
+            if not link.greeted:
+                link.drop()
+        close_all(links)
         self._loop.close()
 
     # -- one host -------------------------------------------------------------------------------------------------
 
     def _connect(self, host: _Host) -> None:
-        host.began = time.monotonic()
+        ids = process.extended_run_ids(self._id)
         try:
-            host.link = HostLink(self._loop, host.transport, self._agent_argv(host.transport))
+            host.link = HostLink(self._loop, host.transport, agent_argv(host.transport, ids, self._id, "gpus"))
         except OSError as error:
             self._fail(host, "ssh", f"its agent cannot be started: {error}")
             return
-        host.link.listen(lambda link, frames: self._on_frames(host, frames), lambda link: self._on_end(host, link))
-
-    def _agent_argv(self, transport: Transport) -> list[str]:
-        """``env`` puts the id where a sweep of the host could find it, as in a run."""
-        shown = [f"CUDA_VISIBLE_DEVICES={','.join(transport.host.gpus)}"] if transport.host.gpus else []
-        agent = process.bootstrap_argv("agent", self._id, "gpus", python=transport.host.python or "")
-        return transport.argv(["env", f"{process.RUN_IDS}={process.extended_run_ids(self._id)}", *shown, *agent])
+        host.link.listen(
+            lambda link, message: self._on_message(host, message),
+            on_refused=lambda link, about, why: self._fail(host, about, why),
+            on_end=lambda link: self._on_end(host, link),
+        )
 
     def _on_end(self, host: _Host, link: HostLink) -> None:
-        why, code, words = link.why_it_ended(), link.exit_code, _last_words(link.said)
-        if host.hello is not None or not code or code < 0:
+        why, code, words = link.why_it_ended(), link.exit_code, _last_words(link.chatter())
+        if link.greeted or not code or code < 0:
             self._fail(host, "ssh", why)
         elif code == _SSH_FAILED:
             command = process.describe(host.transport.argv(["true"]))
@@ -181,25 +182,6 @@ class Preflight:
             text = f"{python} does not start distrain there, exit code {code}{words}; install "
             text += f"distrain=={wire.DISTRAIN_VERSION} for it, or name another interpreter: python= in the hostfile"
             self._fail(host, "python", text)
-
-    def _on_frames(self, host: _Host, frames: list[wire.Frame]) -> None:
-        for frame in frames:
-            if host.failed:
-                return
-            try:
-                if frame.kind == wire.Hello.__name__ and not self._is_welcome(host, frame):
-                    return
-                self._on_message(host, frame.message())
-            except WireError as error:
-                self._fail(host, "ssh", f"it does not speak our protocol: {error}")
-
-    def _is_welcome(self, host: _Host, hello: wire.Frame) -> bool:
-        host.greeted_in_s = time.monotonic() - host.began
-        host.versions = {name: str(hello.header.get(name)) for name in ("python", "distrain")}
-        refused = checks.refusal(hello.header, platform.python_version())
-        if refused is not None:
-            self._fail(host, *refused)
-        return refused is None
 
     def _on_message(self, host: _Host, message: wire.Message) -> None:
         match message:
@@ -236,7 +218,6 @@ class Preflight:
         assert host.hello is not None
         now = time.time()
         host.inspected = message
-        host.versions |= message.versions
         host.ahead_s = ((message.received - host.asked) + (message.sent - now)) / 2
         uncertain_s = max(0.0, (now - host.asked) - (message.sent - message.received)) / 2
         name, storage = host.name, str(self._storage)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from distrain.absent import without
+from distrain.backend import chosen
 from distrain.tensorflow.config import TensorflowConfig
 from distrain.trainer import DataParallelTrainer
 
@@ -40,20 +40,10 @@ class TensorflowTrainer(DataParallelTrainer):
         validation_config: ValidationConfig | None = None,
         tensorflow_backend: TensorflowConfig | None = None,
     ) -> None:
-        if tensorflow_backend is not None:
-            if tensorflow_config is not None:
-                raise TypeError("tensorflow_backend is another name of tensorflow_config; give one of them")
-            warnings.warn("tensorflow_backend is an old name; use tensorflow_config", DeprecationWarning, stacklevel=3)
-            tensorflow_config = tensorflow_backend
-        if tensorflow_config is not None and not isinstance(tensorflow_config, TensorflowConfig):
-            raise TypeError(
-                f"tensorflow_config must be a TensorflowConfig, got {tensorflow_config!r:.80} "
-                f"({type(tensorflow_config).__name__})"
-            )
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=tensorflow_config or TensorflowConfig(),
+            backend_config=chosen(TensorflowConfig, "tensorflow", tensorflow_config, tensorflow_backend),
             scaling_config=scaling_config,
             run_config=run_config,
             resume_from_checkpoint=resume_from_checkpoint,

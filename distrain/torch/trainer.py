@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from distrain.absent import without
+from distrain.backend import chosen
 from distrain.torch.config import TorchConfig
 from distrain.trainer import DataParallelTrainer
 
@@ -40,19 +40,10 @@ class TorchTrainer(DataParallelTrainer):
         validation_config: ValidationConfig | None = None,
         torch_backend: TorchConfig | None = None,
     ) -> None:
-        if torch_backend is not None:
-            if torch_config is not None:
-                raise TypeError("torch_backend is another name of torch_config; give one of them")
-            warnings.warn("torch_backend is an old name; use torch_config", DeprecationWarning, stacklevel=3)
-            torch_config = torch_backend
-        if torch_config is not None and not isinstance(torch_config, TorchConfig):
-            raise TypeError(
-                f"torch_config must be a TorchConfig, got {torch_config!r:.80} ({type(torch_config).__name__})"
-            )
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=torch_config or TorchConfig(),
+            backend_config=chosen(TorchConfig, "torch", torch_config, torch_backend),
             scaling_config=scaling_config,
             run_config=run_config,
             resume_from_checkpoint=resume_from_checkpoint,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Check = Callable[..., subprocess.CompletedProcess[str]]
 
 SILENT_HOST = "exec sleep 60"
+ENDS_AFTER_ITS_HELLO = 'for command; do :; done; : | sh -c "$command"; exit 255'
 BROKEN_AGENT = r"printf '\000distrain\000'; yes nonsense | head -c 100000; exec sleep 60"
 
 
@@ -90,6 +91,13 @@ def test_a_host_that_talks_nonsense_is_refused_and_left(check: Check) -> None:
     assert done.returncode == 1
     assert "one: " in done.stdout
     assert "protocol" in done.stdout
+
+
+def test_a_connection_that_breaks_was_one(check: Check) -> None:
+    """Then it is not that ssh could not connect."""
+    done = check("--hosts", "one:1", ssh=ENDS_AFTER_ITS_HELLO)
+    assert done.returncode == 1
+    assert "one: its agent has ended: exit code 255, which is ssh's when the connection breaks" in done.stdout
 
 
 def test_a_missing_ssh_is_told(check: Check, tmp_path: Path) -> None:

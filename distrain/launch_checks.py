@@ -1,0 +1,76 @@
+"""The checks of a launch, carried out while its workers start, and what comes of them. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, LaunchChecks
+from distrain.inspection import package_versions
+from distrain.output import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from distrain import wire
+    from distrain.checks import Finding
+    from distrain.events import RunRequest
+    from distrain.loop import Loop
+    from distrain.plan import WorldPlan
+    from distrain.storage import RunStore
+
+__all__ = ["CheckedLaunch"]
+
+
+class CheckedLaunch:
+    """What is asked of other machines is found out once, while the first workers import. ``send``: tells a host
+    something. ``refuse``: hears of a host that cannot train, and why."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        request: RunRequest,
+        store: RunStore,
+        *,
+        send: Callable[[str, wire.Message], None],
+        refuse: Callable[[str, str], None],
+    ) -> None:
+        self._loop = loop
+        self._request = request
+        self._store = store
+        self._send = send
+        self._refuse = refuse
+        self._checks: LaunchChecks | None = None
+
+    def begin(self, plan: WorldPlan) -> None:
+        """To be called when workers are on their way. One machine needs no checks."""
+        if self._checks is not None or plan.shares_network:
+            return
+        checks = self._checks = LaunchChecks(
+            self._request,
+            plan,
+            own=package_versions(PACKAGES, [os.fspath(entry) for entry in sys.path]),
+            storage="" if self._store.is_elsewhere else str(self._store.paths.root),
+            witness=str(self._store.paths.manifest),
+        )
+        self._tell(checks.begin())
+        self._loop.call_in("checks", INSPECT_TIMEOUT_S, lambda: self._heed(checks.late(INSPECT_TIMEOUT_S)))
+
+    def heard(self, host: str, answer: wire.Inspected | wire.Listening | wire.Reached) -> None:
+        """What a host has found."""
+        assert self._checks is not None
+        said, found = self._checks.heard(host, answer)
+        self._tell(said)
+        self._heed(found)
+
+    def _tell(self, said: Iterable[tuple[str, wire.Message]]) -> None:
+        for host, message in said:
+            self._send(host, message)
+
+    def _heed(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            if finding.is_fatal:
+                self._refuse(finding.host, finding.text)
+            else:
+                warn(f"{finding.host}: {finding.text}")
