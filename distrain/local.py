@@ -149,9 +149,9 @@ class LocalRun:
 
     def _close(self) -> None:
         if self.end.state is RunState.FINISHED:
-            if self._validations.busy:
-                say(WAITING)
             try:
+                if self._validations.busy:
+                    say(WAITING)
                 while self._validations.busy:
                     self._validations.pump(1.0)
             finally:
