@@ -253,6 +253,11 @@ class LaunchChecks:
             nonce=self._request.run_id,
         )
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all hosts have said all."""
+        return self._pairs.is_done and self._inspected.issuperset(self._hosts)
+
     def heard(self, host: str, message: wire.Message) -> tuple[Iterable[tuple[str, wire.Message]], list[Finding]]:
         """What to say to whom now, and what is wrong."""
         match message:

@@ -26,7 +26,7 @@ from distrain.validations import WAITING, Validations
 from distrain.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from distrain.callbacks import Callbacks
@@ -104,6 +104,8 @@ class Coordinator:
             store.paths,
             request.failure_config,
             ask=self._ask_for_stacks,
+            addresses=self._addresses,
+            send=self._hosts.send,
             hung=self._happened,
         )
 
@@ -221,8 +223,11 @@ class Coordinator:
                 self._happened(events.HostSaid(host, message))
                 if self.machine.plan is not None and self._is_training:
                     self._checks.begin(self.machine.plan)
+            case wire.Listening() | wire.Reached() if self._watch.tries_pairs:
+                self._watch.met(host, message)
             case wire.Inspected() | wire.Listening() | wire.Reached():
-                self._checks.heard(host, message)
+                if self._checks.is_under_way:
+                    self._checks.heard(host, message)
             case _:
                 self._happened(events.HostSaid(host, message))
 
@@ -304,6 +309,12 @@ class Coordinator:
         for name in plan.hosts:
             self._hosts.send(name, wire.TakeStacks(attempt=self._attempt))
         return list(plan.hosts)
+
+    def _addresses(self) -> Mapping[str, str]:
+        plan = self.machine.plan
+        if plan is None or plan.shares_network or self._checks.is_under_way:
+            return {}
+        return dict(zip(plan.hosts, plan.addresses, strict=True))
 
     @property
     def _is_training(self) -> bool:

@@ -42,6 +42,7 @@ class CheckedLaunch:
         self._send = send
         self._refuse = refuse
         self._checks: LaunchChecks | None = None
+        self._is_late = False
 
     def begin(self, plan: WorldPlan) -> None:
         """To be called when workers are on their way. One machine needs no checks."""
@@ -55,7 +56,12 @@ class CheckedLaunch:
             witness=str(self._store.paths.manifest),
         )
         self._tell(checks.begin())
-        self._loop.call_in("checks", INSPECT_TIMEOUT_S, lambda: self._heed(checks.late(INSPECT_TIMEOUT_S)))
+        self._loop.call_in("checks", INSPECT_TIMEOUT_S, self._end)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something is still to come from hosts."""
+        return self._checks is not None and not self._checks.is_done and not self._is_late
 
     def heard(self, host: str, answer: wire.Inspected | wire.Listening | wire.Reached) -> None:
         """What a host has found."""
@@ -63,6 +69,11 @@ class CheckedLaunch:
         said, found = self._checks.heard(host, answer)
         self._tell(said)
         self._heed(found)
+
+    def _end(self) -> None:
+        assert self._checks is not None
+        self._is_late = True
+        self._heed(self._checks.late(INSPECT_TIMEOUT_S))
 
     def _tell(self, said: Iterable[tuple[str, wire.Message]]) -> None:
         for host, message in said:

@@ -12,15 +12,18 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
+from distrain.checks import Pairs
 from distrain.errors import StorageError
 from distrain.events import Hung
+from distrain.neighbours import REACH_S
 from distrain.output import warn
 from distrain.stacks import grouped, suspects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from distrain import wire
     from distrain.config import FailureConfig
     from distrain.loop import Loop
     from distrain.runpaths import RunPaths
@@ -29,14 +32,17 @@ __all__ = ["Watch", "request_stacks"]
 
 ANSWER_S = 3.0
 """For all hosts to send the stacks of their workers; after this, whatever came is shown."""
+_PAIRS_ANSWER_S = REACH_S + ANSWER_S
+"""The same where hosts also try to connect to each other."""
 REQUEST_TIMEOUT_S = 10.0
 _REQUEST_BYTES = 4096
 
 
 class Watch:
-    """Stacks of one attempt after the other.
+    """Stacks of one attempt after the other, and which of its hosts cannot connect to each other.
 
-    ask: makes every host take stacks, and returns the hosts' names. hung: hears when there was no progress for
+    ask: makes every host take stacks, and returns the hosts' names. addresses: those of hosts that can be asked now to
+    connect to each other. send: tells a host something. hung: hears when there was no progress for
     ``FailureConfig.hang_timeout_s``. Open it in a ``with`` statement.
     """
 
@@ -47,12 +53,16 @@ class Watch:
         config: FailureConfig,
         *,
         ask: Callable[[], list[str]],
+        addresses: Callable[[], Mapping[str, str]],
+        send: Callable[[str, wire.Message], None],
         hung: Callable[[Hung], None],
     ) -> None:
         self._loop = loop
         self._paths = paths
         self._limits = {"report": config.hang_report_s, "timeout": config.hang_timeout_s}
         self._ask = ask
+        self._addresses = addresses
+        self._send = send
         self._hung = hung
         self._pipe = -1
         self.begin(-1)
@@ -64,6 +74,7 @@ class Watch:
         self._silent: list[int] = []
         self._finished: list[int] = []
         self._waiting_for: set[str] = set()
+        self._pairs: Pairs | None = None
         self._then: list[Callable[[tuple[str, ...]], None]] = []
         self.progress()
 
@@ -111,10 +122,16 @@ class Watch:
 
     def _take(self, then: Callable[[tuple[str, ...]], None]) -> None:
         self._then.append(then)
-        if not self._waiting_for:
-            self._texts, self._silent = {}, []
-            self._waiting_for = set(self._ask())
-            self._loop.call_in("stacks", ANSWER_S if self._waiting_for else 0.0, self._complete)
+        if len(self._then) > 1:
+            return
+        self._texts, self._silent = {}, []
+        self._waiting_for = set(self._ask())
+        addresses = self._addresses() if self._waiting_for else {}
+        self._pairs = Pairs(addresses, uuid.uuid4().hex) if len(addresses) > 1 else None
+        if self._pairs is not None:
+            self._tell(self._pairs.begin())
+        answer_s = _PAIRS_ANSWER_S if self._pairs is not None else ANSWER_S
+        self._loop.call_in("stacks", answer_s if self._waiting_for else 0.0, self._complete)
 
     def came(self, rank: int, body: bytes) -> None:
         """The stacks of a rank, whether asked for or taken before it was killed. Raises OSError if they cannot be
@@ -129,7 +146,25 @@ class Watch:
         self._silent += silent
         self._finished = list(finished)
         self._waiting_for.discard(host)
-        if not self._waiting_for:
+        self._complete_if_all_is_known()
+
+    @property
+    def tries_pairs(self) -> bool:
+        """Whether hosts are asked to connect to each other: then :meth:`met` wants what they say."""
+        return self._pairs is not None
+
+    def met(self, host: str, answer: wire.Listening | wire.Reached) -> None:
+        """Where a host can be connected to, or which others it cannot connect to."""
+        assert self._pairs is not None
+        self._tell(self._pairs.heard(host, answer))
+        self._complete_if_all_is_known()
+
+    def _tell(self, said: Mapping[str, wire.Message]) -> None:
+        for host, message in said.items():
+            self._send(host, message)
+
+    def _complete_if_all_is_known(self) -> None:
+        if not self._waiting_for and (self._pairs is None or self._pairs.is_done):
             self._complete()
 
     def _complete(self) -> None:
@@ -137,8 +172,10 @@ class Watch:
         self._waiting_for = set()
         waiting, self._then = self._then, []
         everybody = grouped(self._texts, silent=self._silent, finished=self._finished) if self._texts else ()
+        pairs, self._pairs = self._pairs, None
+        blocked = [f"{finding.host}: {finding.text}" for finding in pairs.findings()] if pairs is not None else ()
         for then in waiting:
-            then(tuple(everybody))
+            then((*everybody, *blocked))
 
     # -- on demand ------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from distrain.neighbours import REACH_S
 from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
 from tests.hosts.conftest import ROOT, Lab, end_lab, start_lab
 
@@ -353,7 +355,7 @@ def train():
 
 
 def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(start: Callable[..., Running]) -> None:
-    """Both live, and both can be reached: nobody is lost, and nobody is to blame."""
+    """Both live, and both can be reached: nobody is lost, and no rank is to blame."""
     script = SCRIPT.replace("\nrun = ", TORCH + "\nrun = ")
     running = start(script=script, hang_timeout_s=HANG_TIMEOUT_S)
     struck = time.monotonic()
@@ -362,8 +364,10 @@ def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(star
         output, ended = running.end()
     finally:
         isolate(running.lab, "off")
-    assert ended - struck < HANG_TIMEOUT_S + ENDS_WITHIN_S
+    assert ended - struck < HANG_TIMEOUT_S + REACH_S + ENDS_WITHIN_S
     assert "ENDED HangError no rank has reported or printed anything for 6 s; they were:" in output
+    for one, other in (("alpha", "beta"), ("beta", "alpha")):
+        assert re.search(rf"{one}: {other} cannot connect to it at [0-9.]+ \(\w+\): no answer within 4 s", output)
     assert "2 ranks (0, 1) in all_reduce at script.py:" in output
 
 
