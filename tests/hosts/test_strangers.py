@@ -15,22 +15,19 @@ from distrain.neighbours import MOST_ECHOED
 from tests.conftest import wait_until
 from tests.hosts.conftest import HOSTS, ROOT, Lab
 from tests.hosts.test_preflight import check, python_with
-from tests.hosts.test_training import OVER_TORCH, PLACES, Ran, User
+from tests.hosts.test_training import OVER_TORCH, PLACES
 from tests.strangers import ANY_ADDRESS, Listener, Visit, messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from tests.hosts.user import Ran, User
+
 SSH_PORTS = {22, 2222}
 Answers = dict[tuple[str, int], list[str]]
 """By address and port, to each message; empty if nobody could be reached there."""
 ADDRESSES = {name: (f"10.77.0.{number}", f"fd77::{number}") for number, name in enumerate(HOSTS, start=11)}
-
-
-@pytest.fixture
-def user(lab: Lab, tmp_path: Path) -> User:
-    return User(lab, tmp_path)
 
 
 def listeners_on(lab: Lab, host: str) -> list[Listener]:

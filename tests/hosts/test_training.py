@@ -8,32 +8,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.conftest import run_members, wait_until
-from tests.hosts.conftest import ROOT, Lab
+from tests.hosts.conftest import ROOT
+from tests.hosts.user import HEADER, MAIN, User
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-HEADER = """
-import json, os, socket, sys
-from pathlib import Path
-import distrain
-from distrain import DataParallelTrainer, RunConfig, ScalingConfig
-
-def place():
-    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
-    return [socket.gethostname(), *(int(os.environ[name]) for name in names)]
-"""
-MAIN = """
-def main(trainer=DataParallelTrainer, run={}, **scaling):
-    config = ScalingConfig(**scaling)
-    trainer(train, scaling_config=config, run_config=RunConfig(name="run", storage_path="runs", **run)).fit()
-"""
 OVER_TORCH = """
 from distrain.torch import TorchTrainer
 
@@ -54,59 +35,6 @@ PLACES = [
 ]
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What came of a script that a user has run in ``head``."""
-
-    folder: Path
-    code: int
-    out: str
-    err: str
-
-    def reports(self) -> list[dict[str, Any]]:
-        """The one report of each rank, by rank."""
-        assert self.code == 0, self.err
-        [reports] = self.reports_in_turn()
-        return reports
-
-    def reports_in_turn(self) -> list[list[dict[str, Any]]]:
-        """The first report of each rank, by rank, then the second ones, and so on."""
-        [run] = (self.folder / "runs").iterdir()
-        ranks: dict[int, list[dict[str, Any]]] = {}
-        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
-            ranks.setdefault(line["rank"], []).append(line["metrics"])
-        return [list(reports) for reports in zip(*(ranks[rank] for rank in sorted(ranks)), strict=True)]
-
-
-class User:
-    """Who sits in ``head``, in a directory of his own, which all hosts share."""
-
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        self.lab = lab
-        self.folder = folder
-
-    def runs(self, source: str, *arguments: str, **environment: str) -> Ran:
-        (self.folder / "script.py").write_text(HEADER + source)
-        return self._ran(sys.executable, "script.py", *arguments, **environment)
-
-    def trains(self, train: str, call: str, **environment: str) -> Ran:
-        """``call`` are the arguments of ``main()``; ``hostfile`` is the lab's."""
-        main = f"if __name__ == '__main__':\n    hostfile = {str(self.lab.hostfile)!r}\n    main({call})\n"
-        return self.runs(train + MAIN + main, **environment)
-
-    def launches(self, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Ran:
-        return self._ran(sys.executable, "-m", "distrain.launch", *arguments, timeout_s=timeout_s, **environment)
-
-    def _ran(self, *argv: str, timeout_s: float = 90.0, **environment: str) -> Ran:
-        done = self.lab.run("head", *argv, cwd=self.folder, timeout_s=timeout_s, **environment)
-        return Ran(self.folder, done.returncode, done.stdout, done.stderr)
-
-
-@pytest.fixture
-def user(lab: Lab, tmp_path: Path) -> User:
-    return User(lab, tmp_path)
-
-
 # -- placement and rendezvous ----------------------------------------------------------------------------------------
 
 
@@ -115,7 +43,7 @@ def test_torch_trains_over_three_hosts_with_different_slots(user: User) -> None:
     assert [report["place"] for report in reports] == PLACES
     assert [report["sum"] for report in reports] == [21.0] * 6
     network = {(report["address"], report["interface"], report["nccl"]) for report in reports}
-    assert network == {("10.77.0.11", "eth0", "=eth0")}
+    assert network == {user.lab.network}
 
 
 def test_the_host_of_the_user_may_take_part_without_ssh(user: User) -> None:
@@ -212,33 +140,37 @@ def test_any_directory_will_do(user: User) -> None:
 
 SPY = """
 def train():
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
-    distrain.report({"found": any(b"pass" + b"word-7" in line for line in lines), "it": os.environ["TOKEN"]})
-    Path(f"seen-{socket.gethostname()}").touch()
+    distrain.report({"found": found(), "it": os.environ["TOKEN"]})
+    Path(f"seen-{place()[0]}").touch()
     while not Path("looked").exists():
         time.sleep(0.01)
 """
 
 LOOK = """
-import threading, time
+import contextlib, threading, time
+
+def found():
+    seen = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # processes end
+            seen += [str(path)] if b"pass" + b"word-7" in path.read_bytes() else []
+    return seen
 
 def look():
     while len(list(Path(".").glob("seen-*"))) < 2:
         time.sleep(0.01)
-    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"pass" + b"word-7" in path.read_bytes()]
-    Path("looked").write_text(str(found))
+    Path("looked").write_text(str(found()))
 """
 
 
 def test_no_value_is_in_the_arguments_of_any_process(user: User) -> None:
     """Which every user of a host can read. Processes of all hosts are looked at from here, too."""
-    SPY.replace("while not Path", "import time\n    while not Path").replace("        pass", "        time.sleep(0.01)")
     (user.folder / "hosts").write_text("alpha\nbeta env.TOKEN=password-7\n")
     variables = '{"worker_runtime_env": {"env_vars": {"TOKEN": os.environ["NCCL_TOKEN"]}}}'
     main = f"    threading.Thread(target=look).start()\n    main(num_workers=2, hostfile='hosts', run={variables})\n"
     source = LOOK + SPY + MAIN + "if __name__ == '__main__':\n" + main
     reports = user.runs(source, NCCL_TOKEN="password-7").reports()
-    assert reports == [{"found": False, "it": "password-7"}] * 2
+    assert reports == [{"found": [], "it": "password-7"}] * 2
     assert (user.folder / "looked").read_text() == "[]"
 
 
