@@ -170,9 +170,16 @@ class Agent:
             self._forkserver.kill()
         process.kill_descendants()
         if any(worker.spawned and not worker.exited for worker in self._workers.values()):
-            process.sweep(self._run_id)  # not a tidy end: look for what may have slipped away
+            process.sweep(self._swept_id)  # not a tidy end: look for what may have slipped away
         self._close_ports()
         self._up.flush()
+
+    @property
+    def _swept_id(self) -> str:
+        """Beside the coordinator, of the run: what it had has to end, too. Elsewhere of this host alone: others may be
+        the same machine, and go on."""
+        is_local = self._prepared is not None and self._prepared.is_local
+        return self._run_id if is_local else process.own_run_id()
 
     # -- the coordinator's messages -------------------------------------------------------------------------------
 

@@ -279,6 +279,7 @@ class RunMachine:
             python_flags=request.python_flags,
             directory=order.directory,
             lease_s=order.lease_s,
+            is_local=order.is_local,
             workers=len(plan.on(host)),
             body=request.job.blob,
         )

@@ -42,6 +42,7 @@ __all__ = [
     "kill_group",
     "live_without_parent",
     "open_pidfd",
+    "own_run_id",
     "private_stdio",
     "spawn",
     "spawn_quiet",
@@ -91,6 +92,11 @@ def bootstrap_argv(program: str, *arguments: str, python: str = "", flags: Seque
 def extended_run_ids(run_id: str) -> str:
     """Value of :data:`RUN_IDS` for the processes of ``run_id``, which may be started from within another run."""
     return ":".join(filter(None, (os.environ.get(RUN_IDS), run_id)))
+
+
+def own_run_id() -> str:
+    """The innermost of :data:`RUN_IDS` of this process."""
+    return os.environ[RUN_IDS].rpartition(":")[2]
 
 
 def spawn(

@@ -133,7 +133,8 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare(Message):
-    """Coordinator: what all workers of this host have in common. The body is the pickled job."""
+    """Coordinator: what all workers of this host have in common. The body is the pickled job. is_local: the host is the
+    coordinator's own, without ssh."""
 
     start_method: str
     preload: list[str]
@@ -141,6 +142,7 @@ class Prepare(Message):
     python_flags: list[str]
     directory: str
     lease_s: float
+    is_local: bool
     workers: int
     body: bytes
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch.distributed as dist
 
 from distrain import RunConfig, ScalingConfig
 from distrain.torch import TorchTrainer
 from tests.conftest import run_members, wait_until
+from tests.strangers import Listener, Visit, listeners, messages, visit
 
 
 def train(config: dict[str, Any]) -> float:
@@ -32,34 +30,6 @@ def train(config: dict[str, Any]) -> float:
     return float(total)
 
 
-class Bomb:
-    """Leaves a file behind wherever it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = str(file)
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self._file,)
-
-
-def listeners(processes: list[psutil.Process]) -> dict[int, psutil.Process]:
-    """Port -> who listens there."""
-    found = {}
-    for process in processes:
-        for connection in process.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                found[connection.laddr.port] = process
-    return found
-
-
-def call(port: int, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
-        stranger.sendall(data)
-        stranger.settimeout(0.2)
-        with contextlib.suppress(OSError):
-            stranger.recv(1 << 16)
-
-
 def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled(
     test_run_id: str, tmp_path: Path, storage: Path
 ) -> None:
@@ -69,18 +39,20 @@ def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled(
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=storage),
     )
-    opened: dict[int, psutil.Process] = {}
+    opened: list[Listener] = []
+    answered: list[Visit] = []
     bomb = tmp_path / "bomb"
 
-    def visit() -> None:
+    def come_by() -> None:
         wait_until(lambda: len(list(tmp_path.glob("before-*"))) == 2, timeout_s=60, what="the first all_reduce")
-        opened.update(listeners(run_members(test_run_id)))
-        for port in opened:
-            for data in (pickle.dumps(Bomb(bomb)), b"GET / HTTP/1.1\r\n\r\n", b"\0distrain\0" + bytes(64)):
-                call(port, data)
-        (tmp_path / "go").touch()
+        try:
+            ours = {member.pid for member in run_members(test_run_id)}
+            opened.extend(listener for listener in listeners() if listener.pid in ours)
+            answered.extend(visit("127.0.0.1", port, bomb) for port in {listener.port for listener in opened})
+        finally:
+            (tmp_path / "go").touch()
 
-    stranger = threading.Thread(target=visit)
+    stranger = threading.Thread(target=come_by)
     stranger.start()
     result = trainer.fit()
     stranger.join()
@@ -88,4 +60,11 @@ def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled(
     assert not bomb.exists()
     assert opened, "torch's store listens"
     workers = {int(file.read_text()) for file in tmp_path.glob("before-*")}
-    assert {process.pid for process in opened.values()} <= workers, "agents and coordinator listen nowhere"
+    assert {listener.pid for listener in opened} <= workers, "agents and coordinator listen nowhere"
+    assert len(answered) == len({listener.port for listener in opened})
+    assert all(who.answers for who in answered), "the stranger has reached everybody"
+
+
+def test_the_bomb_of_the_stranger_is_a_bomb(tmp_path: Path) -> None:
+    pickle.loads(messages(tmp_path / "bomb")[0])
+    assert (tmp_path / "bomb").is_dir()

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,12 @@ import pytest
 
 import distrain
 from tests.conftest import wait_until
+from tests.hosts.user import User
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import psutil
 
 ROOT = Path(distrain.__file__).resolve().parent.parent
 NETLAB = ROOT / "scripts" / "netlab"
@@ -26,20 +30,39 @@ MISSING_EXIT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lab:
-    """A lab that is up. ``alpha`` greets at login, ``gamma`` has neither our interpreter nor our checkout, but an
-    interpreter of its own, which the hostfile names."""
+class Hosts(ABC):
+    """Hosts that can be reached by ssh from ``head``, by the names in :data:`HOSTS`."""
 
     folder: Path
-    other_python: Path
 
     @property
     def hostfile(self) -> Path:
         return self.folder / "hostfile"
 
+    @property
+    @abstractmethod
+    def network(self) -> tuple[str, str, str | None]:
+        """Where ranks on several of them meet, and the interface, as gloo and NCCL are told."""
+
+    @abstractmethod
     def argv(self, host: str, *argv: str) -> list[str]:
-        """The command line that runs ``argv`` on a host, or in ``head`` or on the ``switch``."""
-        return [sys.executable, str(NETLAB), "--dir", str(self.folder), "exec", host, *argv]
+        """The command line that runs ``argv`` on a host."""
+
+    @abstractmethod
+    def line(self, host: str) -> str:
+        """Names the host in a hostfile."""
+
+    @abstractmethod
+    def has(self, host: str, member: psutil.Process) -> bool:
+        """Whether a process of a run is on a host."""
+
+    def folder_for(self, folder: Path) -> Path:
+        """Where the user in ``head`` may write: ``folder``, or another one for it."""
+        return folder
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Of the user in ``head``."""
+        return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
     def run(
         self, host: str, *argv: str, cwd: Path | None = None, timeout_s: float = 90.0, **environment: str
@@ -47,11 +70,37 @@ class Lab:
         return subprocess.run(
             self.argv(host, *argv),
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env=self.environment(**environment),
             capture_output=True,
             text=True,
             timeout=timeout_s,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab(Hosts):
+    """A lab that is up. ``alpha`` greets at login, ``gamma`` has neither our interpreter nor our checkout, but an
+    interpreter of its own, which the hostfile names."""
+
+    other_python: Path
+
+    @property
+    def network(self) -> tuple[str, str, str]:
+        return "10.77.0.11", "eth0", "=eth0"
+
+    def argv(self, host: str, *argv: str) -> list[str]:
+        """On the ``switch``, too."""
+        return [sys.executable, str(NETLAB), "--dir", str(self.folder), "exec", host, *argv]
+
+    def line(self, host: str) -> str:
+        return f"gamma python='{self.other_python}'" if host == "gamma" else host
+
+    def has(self, host: str, member: psutil.Process) -> bool:
+        init = json.loads((self.folder / "pids.json").read_text())[host][0]
+        try:
+            return os.readlink(f"/proc/{member.pid}/ns/pid") == os.readlink(f"/proc/{init}/ns/pid")
+        except OSError:
+            return False
 
 
 def start_lab(folder: Path, *hosts: str) -> subprocess.Popen[bytes]:
@@ -108,6 +157,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
     finally:
         end_lab(holder, folder)
+
+
+@pytest.fixture
+def user(lab: Hosts, tmp_path: Path) -> User:
+    return User(lab, lab.folder_for(tmp_path))
 
 
 def make_other_python(folder: Path) -> Path:

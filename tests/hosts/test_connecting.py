@@ -5,21 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import pytest
-
-from tests.hosts.test_training import User
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.hosts.conftest import Lab
+    from tests.hosts.user import User
 
 TRAIN = "def train():\n    distrain.report({'place': place()})\n"
-
-
-@pytest.fixture
-def user(lab: Lab, tmp_path: Path) -> User:
-    return User(lab, tmp_path)
 
 
 def refusal(user: User, call: str) -> str:

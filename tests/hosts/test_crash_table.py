@@ -25,7 +25,7 @@ import pytest
 
 from distrain.neighbours import REACH_S
 from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
-from tests.hosts.conftest import ROOT, Lab, end_lab, start_lab
+from tests.hosts.conftest import Hosts, Lab, end_lab, start_lab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,18 +77,18 @@ print("FINISHED", result.return_value, flush=True)
 class Running:
     """A user's process in ``head``, whose ranks are in the middle of the training, one on each host."""
 
-    def __init__(self, lab: Lab, place: Path, run_id: str, hosts: list[str], script: str, **failures: float) -> None:
+    def __init__(self, lab: Hosts, place: Path, run_id: str, hosts: list[str], script: str, **failures: float) -> None:
         self.lab, self.place, self.run_id, self.hosts = lab, place, run_id, hosts
         (place / "script.py").write_text(script)
-        spare = [f"gamma python='{lab.other_python}'"] if "alpha" in hosts else []
-        (place / "hosts").write_text("\n".join([*hosts, *spare]))
+        spare = ["gamma"] if "alpha" in hosts else []
+        (place / "hosts").write_text("\n".join(lab.line(host) for host in [*hosts, *spare]))
         scaling = {"num_workers": len(hosts), "hostfile": str(place / "hosts")}
         config = {"host_lease_s": LEASE_S, "host_wait_s": 0.0, **failures}
         argv = [sys.executable, str(place / "script.py"), str(place), json.dumps(scaling), json.dumps(config)]
         self.user = subprocess.Popen(
             lab.argv("head", *argv),
             cwd=place,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=lab.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -111,7 +111,7 @@ class Running:
 
     def on(self, host: str) -> list[psutil.Process]:
         """The run's processes on a host."""
-        return [member for member in run_members(self.run_id) if is_on(self.lab, host, member)]
+        return [member for member in run_members(self.run_id) if self.lab.has(host, member)]
 
     def program(self, host: str, name: str) -> psutil.Process:
         """The agent or the forkserver of a host."""
@@ -129,14 +129,6 @@ class Running:
     def ssh(self, host: str) -> psutil.Process:
         children = psutil.Process(self.user.pid).children()
         return next(child for child in children if child.name() == "ssh" and host in child.cmdline())
-
-
-def is_on(lab: Lab, host: str, member: psutil.Process) -> bool:
-    init = json.loads((lab.folder / "pids.json").read_text())[host][0]
-    try:
-        return os.readlink(f"/proc/{member.pid}/ns/pid") == os.readlink(f"/proc/{init}/ns/pid")
-    except OSError:
-        return False
 
 
 def is_alive(member: psutil.Process) -> bool:
@@ -178,7 +170,7 @@ def everybody(number: int) -> Callable[[Running, str], None]:
 
     def strike(running: Running, host: str) -> None:
         for member in psutil.process_iter():
-            if is_on(running.lab, host, member):
+            if running.lab.has(host, member):
                 with contextlib.suppress(psutil.Error):
                     member.send_signal(number)
 
@@ -254,11 +246,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def start(lab: Lab, tmp_path: Path, test_run_id: str) -> Iterator[Callable[..., Running]]:
+def start(lab: Hosts, tmp_path: Path, test_run_id: str) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def start(*, lab: Lab = lab, hosts: list[str] = HOSTS, script: str = SCRIPT, **failures: float) -> Running:
-        started.append(Running(lab, tmp_path, test_run_id, hosts, script, **failures))
+    def start(*, lab: Hosts = lab, hosts: list[str] = HOSTS, script: str = SCRIPT, **failures: float) -> Running:
+        started.append(Running(lab, lab.folder_for(tmp_path), test_run_id, hosts, script, **failures))
         started[-1].wait_until_it_trains()
         return started[-1]
 

@@ -12,20 +12,16 @@ import pytest
 
 from distrain.version import __version__
 from tests.hosts.conftest import Lab, make_other_python
-from tests.hosts.test_training import Ran, User
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.hosts.user import Ran, User
+
 TRAIN = "def train():\n    distrain.report({'place': place()})\n"
 OVER_TORCH = "from distrain.torch import TorchTrainer\n" + TRAIN
 TWO = "hosts='alpha:1,beta:1'"
-
-
-@pytest.fixture
-def user(lab: Lab, tmp_path: Path) -> User:
-    return User(lab, tmp_path)
 
 
 def check(user: User, *arguments: str) -> Ran:

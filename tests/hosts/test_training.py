@@ -8,32 +8,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.conftest import run_members, wait_until
-from tests.hosts.conftest import ROOT, Lab
+from tests.hosts.conftest import ROOT
+from tests.hosts.user import HEADER, MAIN, User
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-HEADER = """
-import json, os, socket, sys
-from pathlib import Path
-import distrain
-from distrain import DataParallelTrainer, RunConfig, ScalingConfig
-
-def place():
-    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
-    return [socket.gethostname(), *(int(os.environ[name]) for name in names)]
-"""
-MAIN = """
-def main(trainer=DataParallelTrainer, run={}, **scaling):
-    config = ScalingConfig(**scaling)
-    trainer(train, scaling_config=config, run_config=RunConfig(name="run", storage_path="runs", **run)).fit()
-"""
 OVER_TORCH = """
 from distrain.torch import TorchTrainer
 
@@ -54,52 +35,6 @@ PLACES = [
 ]
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What came of a script that a user has run in ``head``."""
-
-    folder: Path
-    code: int
-    out: str
-    err: str
-
-    def reports(self) -> list[dict[str, Any]]:
-        """The one report of each rank, by rank."""
-        assert self.code == 0, self.err
-        [run] = (self.folder / "runs").iterdir()
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [line["metrics"] for line in sorted(lines, key=lambda line: line["rank"])]
-
-
-class User:
-    """Who sits in ``head``, in a directory of his own, which all hosts share."""
-
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        self.lab = lab
-        self.folder = folder
-
-    def runs(self, source: str, **environment: str) -> Ran:
-        (self.folder / "script.py").write_text(HEADER + source)
-        return self._ran(sys.executable, "script.py", **environment)
-
-    def trains(self, train: str, call: str, **environment: str) -> Ran:
-        """``call`` are the arguments of ``main()``; ``hostfile`` is the lab's."""
-        main = f"if __name__ == '__main__':\n    hostfile = {str(self.lab.hostfile)!r}\n    main({call})\n"
-        return self.runs(train + MAIN + main, **environment)
-
-    def launches(self, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Ran:
-        return self._ran(sys.executable, "-m", "distrain.launch", *arguments, timeout_s=timeout_s, **environment)
-
-    def _ran(self, *argv: str, timeout_s: float = 90.0, **environment: str) -> Ran:
-        done = self.lab.run("head", *argv, cwd=self.folder, timeout_s=timeout_s, **environment)
-        return Ran(self.folder, done.returncode, done.stdout, done.stderr)
-
-
-@pytest.fixture
-def user(lab: Lab, tmp_path: Path) -> User:
-    return User(lab, tmp_path)
-
-
 # -- placement and rendezvous ----------------------------------------------------------------------------------------
 
 
@@ -108,7 +43,7 @@ def test_torch_trains_over_three_hosts_with_different_slots(user: User) -> None:
     assert [report["place"] for report in reports] == PLACES
     assert [report["sum"] for report in reports] == [21.0] * 6
     network = {(report["address"], report["interface"], report["nccl"]) for report in reports}
-    assert network == {("10.77.0.11", "eth0", "=eth0")}
+    assert network == {user.lab.network}
 
 
 def test_the_host_of_the_user_may_take_part_without_ssh(user: User) -> None:
@@ -205,33 +140,37 @@ def test_any_directory_will_do(user: User) -> None:
 
 SPY = """
 def train():
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
-    distrain.report({"found": any(b"pass" + b"word-7" in line for line in lines), "it": os.environ["TOKEN"]})
-    Path(f"seen-{socket.gethostname()}").touch()
+    distrain.report({"found": found(), "it": os.environ["TOKEN"]})
+    Path(f"seen-{place()[0]}").touch()
     while not Path("looked").exists():
         time.sleep(0.01)
 """
 
 LOOK = """
-import threading, time
+import contextlib, threading, time
+
+def found():
+    seen = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # processes end
+            seen += [str(path)] if b"pass" + b"word-7" in path.read_bytes() else []
+    return seen
 
 def look():
     while len(list(Path(".").glob("seen-*"))) < 2:
         time.sleep(0.01)
-    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"pass" + b"word-7" in path.read_bytes()]
-    Path("looked").write_text(str(found))
+    Path("looked").write_text(str(found()))
 """
 
 
 def test_no_value_is_in_the_arguments_of_any_process(user: User) -> None:
     """Which every user of a host can read. Processes of all hosts are looked at from here, too."""
-    SPY.replace("while not Path", "import time\n    while not Path").replace("        pass", "        time.sleep(0.01)")
     (user.folder / "hosts").write_text("alpha\nbeta env.TOKEN=password-7\n")
     variables = '{"worker_runtime_env": {"env_vars": {"TOKEN": os.environ["NCCL_TOKEN"]}}}'
     main = f"    threading.Thread(target=look).start()\n    main(num_workers=2, hostfile='hosts', run={variables})\n"
     source = LOOK + SPY + MAIN + "if __name__ == '__main__':\n" + main
     reports = user.runs(source, NCCL_TOKEN="password-7").reports()
-    assert reports == [{"found": False, "it": "password-7"}] * 2
+    assert reports == [{"found": [], "it": "password-7"}] * 2
     assert (user.folder / "looked").read_text() == "[]"
 
 
@@ -326,3 +265,83 @@ def test_the_quick_start_trains_on_three_hosts(user: User) -> None:
     assert len(ran.reports()) == 4
     assert len(losses) == 1  # the mean of all ranks
     assert "accuracy of the loaded checkpoint" in ran.out
+
+
+DIGITS = ROOT / "examples" / "data" / "digits" / "MNIST" / "raw"
+QUICK_START = """
+import hashlib, tempfile
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from distrain.torch import TorchTrainer, prepare_data_loader, prepare_model
+
+def load(part):
+    read = lambda kind, start: torch.tensor(list((Path(sys.argv[1]) / f"{part}-{kind}-ubyte").read_bytes()[start:]))
+    return TensorDataset(read("images-idx3", 16).view(-1, 64) / 255, read("labels-idx1", 8))
+
+def build_model():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+def digest(model):
+    return hashlib.sha256(b"".join(weights.numpy().tobytes() for weights in model.state_dict().values())).hexdigest()
+
+def train_func(config):
+    rank = distrain.get_context().get_world_rank()
+    torch.manual_seed(rank)  # other weights on each rank, until DDP gives them rank 0's
+    model = prepare_model(build_model())
+    loader = prepare_data_loader(DataLoader(load("train"), batch_size=16, shuffle=True))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for epoch in range(config["epochs"]):
+        loader.sampler.set_epoch(epoch)
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        total = torch.tensor([rank + 1.0, loss.item()], dtype=torch.float64)
+        dist.all_reduce(total)
+        metrics = {"place": place(), "of": len(loader.sampler), "mean_loss": total[1].item() / 6,
+                   "is_shared_out": isinstance(loader.sampler, DistributedSampler),
+                   "weights": digest(model.module), "sum": total[0].item(), "loss": loss.item()}
+        with tempfile.TemporaryDirectory() as folder:
+            if rank == 0:
+                torch.save(model.module.state_dict(), Path(folder, "model.pt"))
+            distrain.report(metrics, checkpoint=distrain.Checkpoint.from_directory(folder) if rank == 0 else None)
+
+if __name__ == "__main__":
+    result = TorchTrainer(
+        train_func,
+        train_loop_config={"epochs": 3},
+        scaling_config=ScalingConfig(num_workers=6, hostfile=sys.argv[2]),
+        run_config=RunConfig(name="run", storage_path="runs"),
+    ).fit()
+    model = build_model()
+    with result.checkpoint.as_directory() as folder:
+        model.load_state_dict(torch.load(Path(folder, "model.pt")))
+    images, labels = load("t10k").tensors
+    accuracy = (model(images).argmax(dim=1) == labels).double().mean().item()
+    print(json.dumps({"metrics": result.metrics, "weights": digest(model), "accuracy": accuracy,
+                      "checkpoints": len(result.best_checkpoints), "path": str(result.path), "error": result.error}))
+"""
+
+
+def test_the_quick_start_from_python_trains_on_all_slots_of_three_hosts(user: User) -> None:
+    ran = user.runs(QUICK_START, str(DIGITS), str(user.lab.hostfile), OMP_NUM_THREADS="1")
+    assert ran.code == 0, ran.err
+    epochs = ran.reports_in_turn()
+    assert len(epochs) == 3
+    for reports in epochs:
+        assert [report["place"] for report in reports] == PLACES
+        assert [report["sum"] for report in reports] == [21.0] * 6
+        assert {(report["is_shared_out"], report["of"]) for report in reports} == {(True, 240)}  # of 1437
+        assert len({report["weights"] for report in reports}) == 1
+        assert len({report["loss"] for report in reports}) == 6  # other images on each rank
+        assert len({report["mean_loss"] for report in reports}) == 1
+    assert len({reports[0]["weights"] for reports in epochs}) == 3  # they learn
+    result = json.loads(ran.out)
+    assert result["metrics"] == epochs[-1][0]
+    assert result["weights"] == epochs[-1][0]["weights"], "the last checkpoint"
+    assert (result["checkpoints"], result["error"]) == (3, None)
+    assert result["path"] == str(user.folder / "runs" / "run")
+    assert result["accuracy"] > 0.8

@@ -94,10 +94,10 @@ def begin() -> int:
     return count
 
 
-def kill_the_agent() -> None:
+def kill_the_agent(number: int = signal.SIGKILL) -> None:
     agent = psutil.Process().parents()[1]
     assert "distrain" in " ".join(agent.cmdline())
-    os.kill(agent.pid, signal.SIGKILL)
+    os.kill(agent.pid, number)
     time.sleep(1000)
 
 
@@ -171,6 +171,23 @@ def test_what_the_lost_agent_has_left_ends_before_the_next_attempt(hosts: Hosts)
 
     result = hosts(train, workers=2, one=1, two=1)
     assert result.return_value == [False, False]
+
+
+def test_an_agent_that_ends_in_the_middle_takes_nothing_of_other_hosts_along(
+    hosts: Hosts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Which may be the same machine, as here."""
+
+    def train(config: dict[str, Any]) -> int:
+        count = begin()
+        distrain.collective.barrier()
+        if count == 0 and is_last():
+            kill_the_agent(signal.SIGTERM)
+        distrain.collective.barrier()
+        return count
+
+    assert hosts(train, workers=2, one=1, two=1).return_value == 1
+    assert "distrain: trying to reach two again\n" in capfd.readouterr().err
 
 
 def test_a_host_that_is_down_is_waited_for(hosts: Hosts) -> None:

@@ -1,0 +1,204 @@
+"""Who can be reached over the network while several hosts train, or are looked at, and what a stranger can do there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain.neighbours import MOST_ECHOED
+from tests.conftest import wait_until
+from tests.hosts.conftest import HOSTS, ROOT, Lab
+from tests.hosts.test_preflight import check, python_with
+from tests.hosts.test_training import OVER_TORCH, PLACES
+from tests.strangers import ANY_ADDRESS, Listener, Visit, messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from tests.hosts.user import Ran, User
+
+SSH_PORTS = {22, 2222}
+Answers = dict[tuple[str, int], list[str]]
+"""By address and port, to each message; empty if nobody could be reached there."""
+ADDRESSES = {name: (f"10.77.0.{number}", f"fd77::{number}") for number, name in enumerate(HOSTS, start=11)}
+
+
+def listeners_on(lab: Lab, host: str) -> list[Listener]:
+    """As the host itself sees them, but for sshd's."""
+    done = lab.run(host, str(lab.other_python), "-m", "tests.strangers", "listeners", cwd=lab.folder)
+    assert done.returncode == 0, done.stderr
+    found = [Listener(**fields) for fields in json.loads(done.stdout)]
+    assert {listener.port for listener in found} >= (SSH_PORTS if host != "head" else set()), "it can see"
+    return [listener for listener in found if listener.port not in SSH_PORTS]
+
+
+@contextlib.contextmanager
+def stranger_in(lab: Lab, host: str, bomb: Path, where: Sequence[tuple[str, int]]) -> Iterator[Answers]:
+    """What the stranger was answered. He stays connected, silent, until the end."""
+    argv = lab.argv(host, str(lab.other_python), "-m", "tests.strangers", "visit", str(bomb), json.dumps(where))
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, cwd=lab.folder, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}, **pipes) as who:
+        try:
+            assert who.stdout is not None
+            visits = [Visit(**fields) for fields in json.loads(who.stdout.readline())]
+            yield {(visit.address, visit.port): visit.answers for visit in visits}
+        finally:
+            assert who.stdin is not None
+            who.stdin.close()
+            who.wait(timeout=20)
+
+
+# -- a run -----------------------------------------------------------------------------------------------------------
+
+TRAIN = """
+import time
+from distrain.torch import TorchTrainer
+
+def train():
+    import torch
+    rank = distrain.get_context().get_world_rank()
+    for moment in ("before", "after"):
+        total = torch.tensor(float(rank + 1))
+        torch.distributed.all_reduce(total)
+        Path(f"{moment}-{rank}").touch()
+        while not Path("go").exists():
+            time.sleep(0.01)
+    distrain.report({"sum": total.item(), "place": place(), "pid": os.getpid(), "port": os.environ["MASTER_PORT"]})
+"""
+
+
+def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled_on_any_host(user: User) -> None:
+    """As the README's table says: the store on all interfaces of one host, gloo on each host's own; and for some
+    seconds the agents."""
+    first: dict[str, list[Listener]] = {}
+    later: dict[str, list[Listener]] = {}
+
+    def come_by() -> Answers:
+        wait_until(lambda: len(list(user.folder.glob("before-*"))) == 6, 60.0, "the first all_reduce")
+        first.update({host: listeners_on(user.lab, host) for host in ("head", *HOSTS)})
+        where = [(to, found.port) for host in HOSTS for found in first[host] for to in ADDRESSES[host]]
+        with stranger_in(user.lab, "head", user.folder / "bomb", where) as answered:
+            wait_until(lambda: not any(agents_of(listeners_on(user.lab, host)) for host in HOSTS), what="LISTEN_S")
+            later.update({host: listeners_on(user.lab, host) for host in ("head", *HOSTS)})
+            (user.folder / "go").touch()
+            wait_until(lambda: len(list(user.folder.glob("after-*"))) == 6, 60.0, "the second all_reduce")
+            return answered
+
+    ran, answered = meanwhile(user, TRAIN, "TorchTrainer, num_workers=6, hostfile=hostfile", come_by)
+    reports = ran.reports()
+    assert [report["place"] for report in reports] == PLACES
+    assert [report["sum"] for report in reports] == [21.0] * 6, "strangers do not disturb"
+    assert not (user.folder / "bomb").exists()
+
+    assert first["head"] == later["head"] == [], "the coordinator listens nowhere"
+    workers = {(report["place"][0], report["pid"]) for report in reports}
+    assert {(host, found.pid) for host in HOSTS for found in later[host]} == workers
+    open_to_all = {(host, f.port, f.pid) for host in HOSTS for f in first[host] if f.address in ANY_ADDRESS}
+    assert open_to_all == {("alpha", int(reports[0]["port"]), reports[0]["pid"])}, "the store"
+    own = {(host, found.address) for host in HOSTS for found in first[host] if found.address not in ANY_ADDRESS}
+    assert own == {(host, ADDRESSES[host][0]) for host in HOSTS}
+    lasting = {
+        (to, found.port)
+        for host in HOSTS
+        for found in later[host]
+        for to in (ADDRESSES[host] if found.address in ANY_ADDRESS else [found.address])
+    }
+    assert {where for where, answers in answered.items() if answers} >= lasting, "the stranger has reached them"
+
+
+def agents_of(found: list[Listener]) -> list[Listener]:
+    return [listener for listener in found if "agent" in listener.command and "forkserver" not in listener.command]
+
+
+def meanwhile(user: User, train: str, call: str, come_by: Callable[[], Answers]) -> tuple[Ran, Answers]:
+    """What came of a training, and of what was done while it ran."""
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(user.trains, train, call)
+        try:
+            seen = come_by()
+        finally:
+            (user.folder / "go").touch()
+        return ran.result(), seen
+
+
+# -- the listeners of our own ----------------------------------------------------------------------------------------
+
+LATE = """
+import os, socket, sys, time
+
+real = socket.getaddrinfo
+
+def late(*arguments, **options):
+    if "agent" in sys.orig_argv:
+        deadline = time.monotonic() + 7.0
+        open({listens!r}, "w").close()
+        while not os.path.exists({visited!r}) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    socket.getaddrinfo = real
+    return real(*arguments, **options)
+
+socket.getaddrinfo = late
+"""
+"""Keeps an agent from listening until the stranger has been at the others, who wait for it with their own."""
+
+
+@pytest.fixture
+def with_a_late_host(user: User) -> None:
+    """The user's file ``hosts`` names alpha, and beta, which is late."""
+    late = LATE.format(listens=str(user.folder / "told"), visited=str(user.folder / "visited"))
+    (user.folder / "hosts").write_text(f"alpha\nbeta {python_with(user.folder / 'other', late)}\n")
+
+
+@contextlib.contextmanager
+def stranger_at_the_agent(user: User) -> Iterator[None]:
+    """Of alpha, before anybody else comes. He gets back what he has sent, is silent from then on, and stays."""
+    wait_until((user.folder / "told").exists, 60.0, "that agents are told to listen")
+    agents: list[Listener] = []
+    wait_until(lambda: agents.extend(agents_of(listeners_on(user.lab, "alpha"))) or agents, what="alpha's listener")
+    where = (agents[0].address, agents[0].port)
+    with stranger_in(user.lab, "gamma", user.folder / "bomb", [where]) as answered:
+        assert answered[where] == [message[:MOST_ECHOED].hex() for message in messages(user.folder / "bomb")]
+        (user.folder / "visited").touch()
+        yield
+    assert not (user.folder / "bomb").exists()
+
+
+@pytest.mark.usefixtures("with_a_late_host")
+def test_a_stranger_does_not_disturb_a_check(user: User) -> None:
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(check, user)
+        with stranger_at_the_agent(user):
+            ran = checked.result()
+    assert time.monotonic() - began < 20.0
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[-1] == "2 hosts can train together"
+
+
+@pytest.mark.usefixtures("with_a_late_host")
+def test_a_stranger_does_not_disturb_a_launch(user: User) -> None:
+    """Nor is what he does taken for a word of another host."""
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(user.trains, OVER_TORCH, "TorchTrainer, num_workers=2, hostfile='hosts'")
+        with stranger_at_the_agent(user):
+            ran = trained.result()
+    assert [report["sum"] for report in ran.reports()] == [3.0] * 2
+    assert "connect to it" not in ran.err
+
+
+# -- the stranger ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_bomb_of_the_stranger_would_be_seen_from_every_host(user: User, host: str) -> None:
+    (user.folder / "message").write_bytes(messages(user.folder / "bomb")[0])
+    source = "import pickle, sys; pickle.load(open('message', 'rb'))"
+    assert user.lab.run(host, str(user.lab.other_python), "-c", source, cwd=user.folder).returncode == 0
+    assert (user.folder / "bomb").is_dir()

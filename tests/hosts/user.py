@@ -1,0 +1,77 @@
+"""Who sits in front of the hosts, and trains on them: scripts of his own, and the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.hosts.conftest import Hosts
+
+HEADER = """
+import json, os, socket, sys
+from pathlib import Path
+import distrain
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+def place():
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    return [os.environ.get("PLACE", socket.gethostname()), *(int(os.environ[name]) for name in names)]
+"""
+MAIN = """
+def main(trainer=DataParallelTrainer, run={}, **scaling):
+    config = ScalingConfig(**scaling)
+    trainer(train, scaling_config=config, run_config=RunConfig(name="run", storage_path="runs", **run)).fit()
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a script that a user has run in ``head``."""
+
+    folder: Path
+    code: int
+    out: str
+    err: str
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The one report of each rank, by rank."""
+        assert self.code == 0, self.err
+        [reports] = self.reports_in_turn()
+        return reports
+
+    def reports_in_turn(self) -> list[list[dict[str, Any]]]:
+        """The first report of each rank, by rank, then the second ones, and so on."""
+        [run] = (self.folder / "runs").iterdir()
+        ranks: dict[int, list[dict[str, Any]]] = {}
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+            ranks.setdefault(line["rank"], []).append(line["metrics"])
+        return [list(reports) for reports in zip(*(ranks[rank] for rank in sorted(ranks)), strict=True)]
+
+
+class User:
+    """Who sits in ``head``, in a directory of his own, which all hosts share."""
+
+    def __init__(self, lab: Hosts, folder: Path) -> None:
+        self.lab = lab
+        self.folder = folder
+
+    def runs(self, source: str, *arguments: str, **environment: str) -> Ran:
+        (self.folder / "script.py").write_text(HEADER + source)
+        return self._ran(sys.executable, "script.py", *arguments, **environment)
+
+    def trains(self, train: str, call: str, **environment: str) -> Ran:
+        """``call`` are the arguments of ``main()``; ``hostfile`` is the lab's."""
+        main = f"if __name__ == '__main__':\n    hostfile = {str(self.lab.hostfile)!r}\n    main({call})\n"
+        return self.runs(train + MAIN + main, **environment)
+
+    def launches(self, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Ran:
+        return self._ran(sys.executable, "-m", "distrain.launch", *arguments, timeout_s=timeout_s, **environment)
+
+    def _ran(self, *argv: str, timeout_s: float = 90.0, **environment: str) -> Ran:
+        done = self.lab.run("head", *argv, cwd=self.folder, timeout_s=timeout_s, **environment)
+        return Ran(self.folder, done.returncode, done.stdout, done.stderr)
