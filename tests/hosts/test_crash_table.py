@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import pytest
 
 from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
 from tests.hosts.conftest import ROOT, Lab, end_lab, start_lab
+from tests.tables import BUSY_FACTOR, deal_cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,8 +33,6 @@ SAMPLE = 8
 LEASE_S = 2.0
 SEEN_WITHIN_S = 1.0
 """After a connection has broken, or a lease has run out."""
-BUSY_FACTOR = 4.0
-"""The machine that runs this may have other things to do."""
 HANG_TIMEOUT_S = 6.0
 """Enough for workers to start."""
 ENDS_WITHIN_S = 10.0
@@ -241,14 +239,7 @@ def cells() -> list[Cell]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "cell" not in metafunc.fixturenames:
-        return
-    if metafunc.config.getoption("--all"):
-        metafunc.parametrize("cell", cells(), ids=str)
-        return
-    seed = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
-    sample = random.Random(seed).sample(cells(), SAMPLE)
-    metafunc.parametrize("cell", sample, ids=[f"seed {seed}: {cell}" for cell in sample])
+    deal_cells(metafunc, cells(), sample=SAMPLE)
 
 
 @pytest.fixture
