@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
+from tests.conftest import NOTHING_LEFT_WITHIN_S, is_alive, run_members, wait_until
 from tests.hosts.conftest import ROOT, Lab, end_lab, start_lab
 from tests.tables import BUSY_FACTOR, deal_cells
 
@@ -132,13 +132,6 @@ def is_on(lab: Lab, host: str, member: psutil.Process) -> bool:
     try:
         return os.readlink(f"/proc/{member.pid}/ns/pid") == os.readlink(f"/proc/{init}/ns/pid")
     except OSError:
-        return False
-
-
-def is_alive(member: psutil.Process) -> bool:
-    try:
-        return bool(member.is_running() and member.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
         return False
 
 
