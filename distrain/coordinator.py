@@ -193,7 +193,7 @@ class Coordinator:
             return
         match message:
             case wire.Reserved() if not self._store.settled:
-                self._loop.call_in("reserved", _SETTLE_S, lambda: self._on_message(host, message))
+                self._loop.call_in(f"reserved {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.Gone() if self._waits_for_uploads():
                 self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
