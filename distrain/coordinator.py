@@ -283,7 +283,7 @@ class Coordinator:
             self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
         self._ledger.begin(attempt, plan.world_size)
         self._watch.begin(attempt)
-        self._outputs.begin(attempt, plan)
+        self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         self._ledger.end()
