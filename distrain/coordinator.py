@@ -195,7 +195,7 @@ class Coordinator:
             return
         match message:
             case wire.Reserved() if not self._store.settled:
-                self._loop.call_in("reserved", _SETTLE_S, lambda: self._on_message(host, message))
+                self._loop.call_in(f"reserved {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.Gone() if self._waits_for_uploads():
                 self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
@@ -288,7 +288,7 @@ class Coordinator:
             self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
         self._ledger.begin(attempt, plan.world_size)
         self._watch.begin(attempt)
-        self._outputs.begin(attempt, plan)
+        self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         self._ledger.end()

@@ -15,14 +15,13 @@ import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.loop import Loop
-    from distrain.plan import WorldPlan
 
 __all__ = [
     "RankOutput",
@@ -306,18 +305,19 @@ class RankOutputs:
         self._shown = shown
         self._ranks: dict[int, RankOutput] = {}
 
-    def begin(self, attempt: int, plan: WorldPlan) -> None:
-        """A new attempt; what the last one has left open is to be closed before."""
-        width = len(str(plan.world_size - 1))
+    def begin(self, attempt: int, hosts: Sequence[str]) -> None:
+        """A new attempt, of which each rank is on one of ``hosts``. What the last one has left open is to be closed
+        before."""
+        width = len(str(len(hosts) - 1))
         self._ranks = {
-            rank.rank: RankOutput(
-                rank.rank,
-                self._file_of(attempt, rank.rank),
+            rank: RankOutput(
+                rank,
+                self._file_of(attempt, rank),
                 width=width,
-                shown=self._shown is None or rank.rank in self._shown,
-                host=rank.host if len(plan.hosts) > 1 else "",
+                shown=self._shown is None or rank in self._shown,
+                host=host if len(set(hosts)) > 1 else "",
             )
-            for rank in plan.ranks
+            for rank, host in enumerate(hosts)
         }
 
     def of(self, rank: int) -> RankOutput:

@@ -46,6 +46,13 @@ def run_members(run_id: str) -> list[psutil.Process]:
     return found
 
 
+def is_alive(member: psutil.Process) -> bool:
+    try:
+        return bool(member.is_running() and member.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # ended in between
+        return False
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "condition") -> None:
     """Poll from outside for what cannot be awaited (another process's state)."""
     deadline = time.monotonic() + timeout_s

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -24,8 +23,9 @@ import psutil
 import pytest
 
 from distrain.neighbours import REACH_S
-from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
+from tests.conftest import NOTHING_LEFT_WITHIN_S, is_alive, run_members, wait_until
 from tests.hosts.conftest import Hosts, Lab, end_lab, start_lab
+from tests.tables import BUSY_FACTOR, deal_cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,8 +35,6 @@ SAMPLE = 8
 LEASE_S = 2.0
 SEEN_WITHIN_S = 1.0
 """After a connection has broken, or a lease has run out."""
-BUSY_FACTOR = 4.0
-"""The machine that runs this may have other things to do."""
 HANG_TIMEOUT_S = 6.0
 """Enough for workers to start."""
 ENDS_WITHIN_S = 10.0
@@ -129,13 +127,6 @@ class Running:
     def ssh(self, host: str) -> psutil.Process:
         children = psutil.Process(self.user.pid).children()
         return next(child for child in children if child.name() == "ssh" and host in child.cmdline())
-
-
-def is_alive(member: psutil.Process) -> bool:
-    try:
-        return bool(member.is_running() and member.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 # -- what happens to a host -------------------------------------------------------------------------------------------
@@ -235,14 +226,7 @@ def cells() -> list[Cell]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "cell" not in metafunc.fixturenames:
-        return
-    if metafunc.config.getoption("--all"):
-        metafunc.parametrize("cell", cells(), ids=str)
-        return
-    seed = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
-    sample = random.Random(seed).sample(cells(), SAMPLE)
-    metafunc.parametrize("cell", sample, ids=[f"seed {seed}: {cell}" for cell in sample])
+    deal_cells(metafunc, cells(), sample=SAMPLE)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import faulthandler
 import importlib
 import itertools
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from distrain.trainer import run_work
 from distrain.transport import LocalTransport, Transport
 from tests.conftest import wait_until
 from tests.process.conftest import SSH_THAT_EXECUTES, make_fake_ssh
+from tests.tables import BUSY_FACTOR, deal_cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 WORKERS = 3
 SAMPLE = 40
 RAISES_WITHIN_S = 1.0
-BUSY_FACTOR = 4.0
-"""The machine that runs this may have other things to do."""
 HANG_TIMEOUT_S = 1.5
 STOP_GRACE_S = 0.2
 EXIT_TIMEOUT_S = 0.5
@@ -392,14 +390,7 @@ def cells() -> list[Cell]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "cell" not in metafunc.fixturenames:
-        return
-    if metafunc.config.getoption("--all"):
-        metafunc.parametrize("cell", cells(), ids=str)
-        return
-    seed = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
-    sample = random.Random(seed).sample(cells(), SAMPLE)
-    metafunc.parametrize("cell", sample, ids=[f"seed {seed}: {cell}" for cell in sample])
+    deal_cells(metafunc, cells(), sample=SAMPLE)
 
 
 @pytest.fixture

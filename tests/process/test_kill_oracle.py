@@ -9,7 +9,6 @@ coordinator has read it and all before it; that checkpoint is committed when eve
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -24,11 +23,11 @@ import pytest
 from distrain import Result
 from tests.conftest import wait_until
 from tests.process.conftest import assert_no_half_checkpoint, records
+from tests.tables import SEED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SEED = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
 WORKERS = 2
 MOMENTS = 8
 RUNS_OF_ALL, MOMENTS_OF_ALL = 8, 25

@@ -22,17 +22,24 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import distrain
 from distrain import (
+    BackendConfig,
     Checkpoint,
     CheckpointConfig,
     CheckpointUploadMode,
     FailureConfig,
     Result,
+    RunConfig,
+    ScalingConfig,
     StorageError,
     TrainingFailedError,
     runlock,
 )
 from distrain.errors import CheckpointError, ControllerError, WorkerGroupError
+from distrain.hostfile import HostSpec
+from distrain.job import FunctionWork
 from distrain.place import OPENING_PATIENCE_S, Place
+from distrain.trainer import run_work
+from distrain.transport import PrefixTransport
 from tests.conftest import wait_until
 from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 
@@ -340,6 +347,28 @@ def test_a_trouble_that_costs_an_attempt_does_not_cost_the_run(one_fit: Fit, buc
         result = one_fit(loses_the_network, {"until": str(go)}, name="run", failure_config=retried)
     assert result.return_value == 1
     assert bucket.committed("run") == ["checkpoint_000000", "checkpoint_000001"]
+
+
+class Listening(BackendConfig):
+    """A framework whose ranks all listen, so that every host is asked for ports."""
+
+    has_endpoints = True
+
+
+def test_several_hosts_that_have_reserved_ports_wait_for_the_storage_together(bucket: Bucket, tmp_path: Path) -> None:
+    """The attempt begins when what the last one has left is stored, and not without one of them."""
+    go = tmp_path / "go"
+    hosts = [HostSpec(name=name, address=name, slots=1) for name in ("one", "two")]
+    work = FunctionWork(function=loses_the_network, config={"until": str(go)}, backend=Listening())
+    run = RunConfig(name="run", storage_path=bucket.url, failure_config=FailureConfig(max_failures=1))
+    with Waiter(go, lambda: (bucket.door.hold(), go.touch(), time.sleep(1.0), bucket.door.open())):
+        result = run_work(
+            work,
+            ScalingConfig(num_workers=2),
+            run,
+            transports=[PrefixTransport(host=host, prefix=("sh", "-c")) for host in hosts],
+        )
+    assert result.return_value == 1
 
 
 def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_go_on(

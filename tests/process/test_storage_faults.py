@@ -28,11 +28,11 @@ import distrain
 from distrain import Checkpoint, ControllerError, Result, StorageError, TrainingFailedError
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, records
+from tests.tables import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SEED = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
 PAGE_BYTES = 4096
 EPOCHS = 5
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import NOTHING_LEFT_WITHIN_S, describe_processes, run_members, wait_until
+from tests.conftest import NOTHING_LEFT_WITHIN_S, describe_processes, is_alive, run_members, wait_until
 from tests.process.conftest import OPPOSITE_WAYS, assert_no_half_checkpoint, make_fake_ssh
 
 USERS_SCRIPT = """
@@ -125,13 +125,6 @@ print("FINISHED", flush=True)
 WORKERS = 6
 PATIENT_S = 600.0
 """A grace that no test waits for."""
-
-
-def is_alive(member: psutil.Process) -> bool:
-    try:
-        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # ended in between
-        return False
 
 
 @dataclass
