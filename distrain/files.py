@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["copy_file", "crc32_of", "list_files", "sync_directory", "sync_file", "write_and_sync", "write_atomically"]
 
 _COPY_BYTES = 4 << 20
-_KERNEL_COPY_BYTES = 64 << 20
+_KERNEL_COPY_BYTES = 16 << 20
 _SYNC_FILE_RANGE_WRITE = 2
-_WHOLE = 0
-"""Bytes, for sync_file_range: to the end of the file."""
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """What copy_file_range says where it cannot be used (other file systems, old kernels, sandboxes)."""
 
@@ -43,29 +42,38 @@ def list_files(folder: Path) -> list[tuple[str, int]]:
 
 
 def copy_file(source: Path, target: Path) -> tuple[int, int]:
-    """Copy and flush to disk; returns size in bytes and crc32 of what was written. Raises OSError."""
+    """Copy and flush to disk; returns size in bytes and crc32 of what was written. Raises OSError.
+
+    A thread that ends with this call hashes what was copied while the next bytes are: the two take equally long."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    buffer = memoryview(bytearray(_COPY_BYTES))
-    with _naming(source), source.open("rb", buffering=0) as reader, target.open("wb+", buffering=0) as writer:
+    with (
+        _naming(source),
+        source.open("rb", buffering=0) as reader,
+        target.open("wb+", buffering=0) as writer,
+        ThreadPoolExecutor(1) as hasher,
+    ):
         with _naming(target):
-            size, crc = _copy_in_kernel(reader.fileno(), writer.fileno(), buffer)
+            size, crc = _copy_in_kernel(reader.fileno(), writer.fileno(), hasher)
+        buffer = memoryview(bytearray(_COPY_BYTES))
         while count := reader.readinto(buffer):
-            crc = zlib.crc32(buffer[:count], crc)
+            hashed = hasher.submit(zlib.crc32, buffer[:count], crc)
             written = 0
             with _naming(target):
                 while written < count:
                     written += writer.write(buffer[written:count])
             _begin_flush(writer.fileno(), size, count)
             size += count
+            crc = hashed.result()
         with _naming(target):
             os.fsync(writer.fileno())
     return size, crc
 
 
-def _copy_in_kernel(reader: int, writer: int, buffer: memoryview) -> tuple[int, int]:
+def _copy_in_kernel(reader: int, writer: int, hasher: ThreadPoolExecutor) -> tuple[int, int]:
     """Copy as far as the kernel does it by itself, which takes a third of the CPU, or no bytes at all where the file
     system can share them; returns size in bytes and crc32."""
-    size = crc = 0
+    size = 0
+    hashed = hasher.submit(int)
     while hasattr(os, "copy_file_range"):
         try:
             count = os.copy_file_range(reader, writer, _KERNEL_COPY_BYTES)
@@ -76,14 +84,23 @@ def _copy_in_kernel(reader: int, writer: int, buffer: memoryview) -> tuple[int, 
         if not count:
             break
         _begin_flush(writer, size, count)
-        end = size + count
-        while size < end:
-            read = os.preadv(writer, [buffer[: end - size]], size)
-            if not read:
-                raise OSError(errno.EIO, "the copy was made shorter while it was written")
-            crc = zlib.crc32(buffer[:read], crc)
-            size += read
-    return size, crc
+        hashed = hasher.submit(_hash_on, hashed, writer, size, count)
+        size += count
+    return size, hashed.result()
+
+
+def _hash_on(before: Future[int], fd: int, start: int, count: int) -> int:
+    """crc32 of a file up to ``start + count``, when that up to ``start`` is known."""
+    crc = before.result()
+    end = start + count
+    buffer = memoryview(bytearray(min(count, _COPY_BYTES)))
+    while start < end:
+        read = os.preadv(fd, [buffer[: end - start]], start)
+        if not read:
+            raise OSError(errno.EIO, "the copy was made shorter while it was written")
+        crc = zlib.crc32(buffer[:read], crc)
+        start += read
+    return crc
 
 
 def _begin_flush(fd: int, start: int, count: int) -> None:
@@ -94,15 +111,12 @@ def _begin_flush(fd: int, start: int, count: int) -> None:
 
 
 def sync_file(path: Path) -> tuple[int, int]:
-    """Flush a file to disk, while it is hashed; returns its size in bytes and crc32. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        _begin_flush(fd, 0, _WHOLE)
-        found = crc32_of(path)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    return found
+    """Flush a file to disk, while a thread that ends with this call hashes it; returns its size in bytes and crc32.
+    Raises OSError."""
+    with path.open("rb") as file, ThreadPoolExecutor(1) as hasher:
+        found = hasher.submit(crc32_of, path)
+        os.fsync(file.fileno())
+        return found.result()
 
 
 def crc32_of(path: Path) -> tuple[int, int]:
