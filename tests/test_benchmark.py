@@ -25,7 +25,10 @@ def benchmark(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedPr
 @pytest.mark.timeout(240)  # half a minute on two idle cores
 def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
+    hostfile = tmp_path / "hosts.txt"
+    hostfile.write_text("localhost slots=2\n")
     options = ["--workers", "2", "--runs", "1", "--json", str(results), "--only", "start", "report", "memory", "ddp"]
+    options += ["--hostfile", str(hostfile)]
     done = benchmark(*options, "--skip", *SLOW_STARTS, "distrain.launch")
     assert done.returncode == 0, done.stderr
     rows = json.loads(results.read_text())["rows"]
@@ -35,6 +38,7 @@ def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
     expected |= {(f"report, {name}", "distrain fit()") for name in ("median", "99th percentile")}
     measures = ("start", "memory beside workers", "memory in all", "DDP steps")
     expected |= {(measure, launcher) for measure in measures for launcher in both}
+    expected.add(("start", "distrain fit(), hosts"))
     assert {(row["measure"], row["launcher"]) for row in rows} == expected
     for row in rows:
         assert row["failures"] == []
@@ -43,6 +47,7 @@ def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
         assert row["ratio_to_distrain"] is None if row["launcher"] == "all" else row["ratio_to_distrain"] > 0
         assert f"\n{row['measure']} " in done.stdout
     assert "DDP losses of distrain fit() and torchrun: bit-equal, all ranks, 330 steps, 1 of 1 pairs" in done.stdout
+    assert re.search(r"distrain fit\(\), hosts, start of 2 workers: -?[0-9.]+ s later than", done.stdout)
     assert "20,002 of 20,002 reports are in metrics.jsonl" in done.stdout
 
 

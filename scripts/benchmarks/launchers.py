@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 DISTRAIN = "distrain fit()"
+DISTRAIN_HOSTS = "distrain fit(), hosts"
 TORCHRUN = "torchrun"
 RAY_REPORTS, RAY_TUNED_REPORTS = 4, 20
 
@@ -85,9 +86,9 @@ def environment_of_runs() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def all_launchers(pythons: Mapping[str, str]) -> list[Launcher]:
+def all_launchers(pythons: Mapping[str, str], hostfile: Path | None = None) -> list[Launcher]:
     """In the order of the table, distrain first. pythons: role -> interpreter, for the optional ones that are there."""
-    launchers = [*_distrain(), *_torchrun()]
+    launchers = [*_distrain(), *([_distrain_on(hostfile)] if hostfile else []), *_torchrun()]
     if "torchrunx" in pythons:
         launchers.append(_torchrunx(pythons["torchrunx"]))
     if "accelerate" in pythons:
@@ -131,6 +132,16 @@ def _distrain() -> list[Launcher]:
             tasks=frozenset({"start", "empty", "hold", "ddp"}),
         ),
     ]
+
+
+def _distrain_on(hostfile: Path) -> Launcher:
+    return Launcher(
+        name=DISTRAIN_HOSTS,
+        command=lambda task, workers: [sys.executable, _program("distrain_fit"), task, str(workers), "forkserver"],
+        tasks=frozenset({"start"}),
+        remark="over ssh",
+        environment={"DISTRAIN_HOSTFILE": str(hostfile), "DISTRAIN_ENV": "BENCHMARK_*"},
+    )
 
 
 def _torchrun() -> list[Launcher]:
