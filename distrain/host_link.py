@@ -206,10 +206,10 @@ class HostLink:
         self._channel.flush()
         while not self._channel.at_end:
             left = deadline - time.monotonic()
-            if left <= 0:
-                return False
             self._channel.flush()
-            self._channel.wait(min(left, 0.1))
+            self._channel.wait(max(0.0, min(left, 0.1)))  # who has ended while others were waited for is in time
+            if left <= 0 and not self._channel.at_end:
+                return False
         return True
 
     def dispose(self) -> None:

@@ -117,10 +117,12 @@ storage.RunStore.latest = property(lambda self: [*self.committed[-2:], None][0])
 
 @dataclass
 class Oracle:
-    """Compares what ranks were told with what is on disk, whenever nobody writes. ``kept``: all that was ever seen."""
+    """Compares what ranks were told with what is on disk, whenever nobody writes. ``kept``: all that was ever seen.
+    ``lost_agents``: life and attempt of those that died with their agent, or may have."""
 
     place: Path
     kept: dict[str, bytes] = field(default_factory=dict)
+    lost_agents: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def run(self) -> Path:
@@ -162,9 +164,17 @@ class Oracle:
         for note in self.notes("began"):
             assert note["step"] == note["newest"], f"did not begin with the latest checkpoint: {note}"
 
+    def lose_agent(self, life: int) -> None:
+        """It is about to be killed, in the attempt that the manifest tells of or in the next."""
+        manifest = self.run / "run.json"
+        attempts = json.loads(manifest.read_text())["attempts"] if manifest.exists() else []
+        last = attempts[-1]["attempt"] if attempts else -1
+        self.lost_agents |= {(life, last), (life, last + 1)}
+
     def _gentle(self, life: int, attempt: int) -> bool:
         """Whether only workers, or their forkserver, have died: another attempt has followed in the same life."""
-        return any(note["life"] == life and note["attempt"] > attempt for note in self.notes("began"))
+        followed = any(note["life"] == life and note["attempt"] > attempt for note in self.notes("began"))
+        return followed and (life, attempt) not in self.lost_agents
 
     def _check_reports(self, returned: dict[tuple[int, int, int], list[dict[str, Any]]]) -> None:
         found = Counter((line["attempt"], line["rank"], line["index"]) for line in records(self.run))
@@ -231,6 +241,8 @@ class Killer:
             time.sleep(self._random.uniform(0.0, 0.8))
         victims = self._random.choice(VICTIMS)
         print(f"life {self._lives}: {victims}")
+        if victims == "agent":
+            self.oracle.lose_agent(self._lives)
         if user.poll() is None and not self._kill(user, victims):
             self._struck = True
             return
