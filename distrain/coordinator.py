@@ -69,6 +69,8 @@ class Coordinator:
         self._manifest = manifest
         self._attempt = -1
         self._waiting_since: float | None = None
+        self._is_over = False
+        """Whether hosts are told to end, however the run stands."""
         self._impatient = False
         """Whether a stop was asked for once more when the training was over."""
         self._loop = Loop()
@@ -180,8 +182,8 @@ class Coordinator:
                 self._loop.call_at(name, moment, callback)
 
     def _machine_deadline(self) -> float | None:
-        """None while we ourselves make it wait."""
-        waits = self.machine.state is RunState.RESERVING and not self._store.settled
+        """None while we ourselves make it wait, and when an exception has ended the run before it could."""
+        waits = self._is_over or (self.machine.state is RunState.RESERVING and not self._store.settled)
         return None if waits or self._waiting_since is not None else self.machine.deadline()
 
     def _flush(self) -> None:
@@ -318,7 +320,7 @@ class Coordinator:
 
     @property
     def _is_training(self) -> bool:
-        return self.machine.state in (RunState.STARTING, RunState.RUNNING)
+        return not self._is_over and self.machine.state in (RunState.STARTING, RunState.RUNNING)
 
     def _storage_failed(self, why: str) -> None:
         """What cannot be kept ends the run: training on would lose it. The machine hears of it once."""
@@ -349,6 +351,7 @@ class Coordinator:
         self._happened(events.StopAsked(why))
 
     def _close(self) -> None:
+        self._is_over = True
         self._hosts.close()
         self._outputs.close()
         self._ledger.close()
