@@ -24,8 +24,8 @@ __all__ = ["CheckedLaunch"]
 
 
 class CheckedLaunch:
-    """What is asked of other machines is found out once, while the first workers import. ``send``: tells a host
-    something. ``refuse``: hears of a host that cannot train, and why."""
+    """What is asked of other machines is found out while their first workers import, and again when others join them.
+    ``send``: tells a host something. ``refuse``: hears of a host that cannot train, and why."""
 
     def __init__(
         self,
@@ -42,12 +42,15 @@ class CheckedLaunch:
         self._send = send
         self._refuse = refuse
         self._checks: LaunchChecks | None = None
+        self._checked: set[str] = set()
         self._is_late = False
 
     def begin(self, plan: WorldPlan) -> None:
         """To be called when workers are on their way. One machine needs no checks."""
-        if self._checks is not None or plan.shares_network:
+        if plan.shares_network or self._checked.issuperset(plan.hosts):
             return
+        self._checked.update(plan.hosts)
+        self._is_late = False
         checks = self._checks = LaunchChecks(
             self._request,
             plan,

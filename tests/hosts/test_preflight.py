@@ -206,6 +206,23 @@ def test_a_launch_is_refused_when_a_pair_is_blocked_long_before_the_framework_gi
     assert "no answer within 4 s" in ran.err
 
 
+def test_a_host_that_takes_the_place_of_a_lost_one_is_looked_at_too(user: User) -> None:
+    """Beta's agent freezes; the spare host has a disk of its own where the run directory should be."""
+    train = """
+def train():
+    import psutil, signal, time
+    if socket.gethostname() == "beta":
+        os.kill(psutil.Process().parents()[1].pid, signal.SIGSTOP)
+    time.sleep(60)
+"""
+    call = "run={'failure_config': distrain.FailureConfig(max_failures=2, host_lease_s=2)}, num_workers=3"
+    with own_disk(user.lab, "gamma", user.folder / "runs"):
+        ran = user.trains(train, f"{call}, hostfile=hostfile")
+    assert ran.code == 1
+    assert "on beta:2222 were lost: its agent has been silent for 2 s" in ran.err
+    assert f"gamma: the storage {user.folder}/runs/run cannot be opened: No such file or directory" in ran.err
+
+
 def test_ranks_that_need_not_meet_train_although_they_could_not(user: User) -> None:
     train = "def train():\n    import time; time.sleep(6)\n    distrain.report({'place': place()})\n"
     with blocked_pair(user.lab):
