@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import errno
 import os
+import threading
 import zlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from distrain.checkpoint import MANIFEST_FILE
 from distrain.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["copy_file", "crc32_of", "list_files", "sync_directory", "sync_file", "write_and_sync", "write_atomically"]
 
@@ -42,38 +44,36 @@ def list_files(folder: Path) -> list[tuple[str, int]]:
 
 
 def copy_file(source: Path, target: Path) -> tuple[int, int]:
-    """Copy and flush to disk; returns size in bytes and crc32 of what was written. Raises OSError.
-
-    A thread that ends with this call hashes what was copied while the next bytes are: the two take equally long."""
+    """Copy and flush to disk; returns size in bytes and crc32 of what was written. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         _naming(source),
         source.open("rb", buffering=0) as reader,
         target.open("wb+", buffering=0) as writer,
-        ThreadPoolExecutor(1) as hasher,
+        _Hasher() as hasher,
     ):
         with _naming(target):
-            size, crc = _copy_in_kernel(reader.fileno(), writer.fileno(), hasher)
+            size = _copy_in_kernel(reader.fileno(), writer.fileno(), hasher)
         buffer = memoryview(bytearray(_COPY_BYTES))
         while count := reader.readinto(buffer):
-            hashed = hasher.submit(zlib.crc32, buffer[:count], crc)
+            hasher.add(partial(zlib.crc32, buffer[:count]))
             written = 0
             with _naming(target):
                 while written < count:
                     written += writer.write(buffer[written:count])
             _begin_flush(writer.fileno(), size, count)
             size += count
-            crc = hashed.result()
+            hasher.finish()
         with _naming(target):
+            hasher.finish()
             os.fsync(writer.fileno())
-    return size, crc
+    return size, hasher.crc
 
 
-def _copy_in_kernel(reader: int, writer: int, hasher: ThreadPoolExecutor) -> tuple[int, int]:
+def _copy_in_kernel(reader: int, writer: int, hasher: _Hasher) -> int:
     """Copy as far as the kernel does it by itself, which takes a third of the CPU, or no bytes at all where the file
-    system can share them; returns size in bytes and crc32."""
+    system can share them; returns how many bytes that were."""
     size = 0
-    hashed = hasher.submit(int)
     while hasattr(os, "copy_file_range"):
         try:
             count = os.copy_file_range(reader, writer, _KERNEL_COPY_BYTES)
@@ -84,20 +84,71 @@ def _copy_in_kernel(reader: int, writer: int, hasher: ThreadPoolExecutor) -> tup
         if not count:
             break
         _begin_flush(writer, size, count)
-        hashed = hasher.submit(_hash_on, hashed, writer, size, count)
+        hasher.add(partial(_hash_part, writer, size, count))
         size += count
-    return size, hashed.result()
+    return size
 
 
-def _hash_on(before: Future[int], fd: int, start: int, count: int) -> int:
-    """crc32 of a file up to ``start + count``, when that up to ``start`` is known."""
-    crc = before.result()
+class _Hasher:
+    """crc32 of one part after the other, computed by a thread that ends with the ``with``. Not concurrent.futures: that
+    imports ``queue``, which may be a user's module in the directory of his script."""
+
+    def __init__(self) -> None:
+        self.crc = 0
+        """Of all parts, after :meth:`finish`."""
+        self._parts: deque[Callable[[int], int]] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="distrain-hash")
+
+    def __enter__(self) -> _Hasher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def add(self, part: Callable[[int], int]) -> None:
+        """``part``: from the crc32 of all before it to that with it."""
+        with self._changed:
+            self._parts.append(part)
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Wait for all parts. Raises what one of them has raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or not self._parts)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._parts or self._ended)
+                if self._ended:
+                    return
+                part = self._parts[0]
+            try:
+                self.crc = part(self.crc)
+            except Exception as error:  # raised where the parts come from
+                self._error = self._error or error
+            with self._changed:
+                self._parts.popleft()
+                self._changed.notify_all()
+
+
+def _hash_part(fd: int, start: int, count: int, crc: int) -> int:
+    """``crc`` of a file up to ``start``, taken on over the next ``count`` bytes. Raises OSError."""
     end = start + count
     buffer = memoryview(bytearray(min(count, _COPY_BYTES)))
     while start < end:
         read = os.preadv(fd, [buffer[: end - start]], start)
         if not read:
-            raise OSError(errno.EIO, "the copy was made shorter while it was written")
+            raise OSError(errno.EIO, "the file was made shorter while it was read")
         crc = zlib.crc32(buffer[:read], crc)
         start += read
     return crc
@@ -111,12 +162,13 @@ def _begin_flush(fd: int, start: int, count: int) -> None:
 
 
 def sync_file(path: Path) -> tuple[int, int]:
-    """Flush a file to disk, while a thread that ends with this call hashes it; returns its size in bytes and crc32.
-    Raises OSError."""
-    with path.open("rb") as file, ThreadPoolExecutor(1) as hasher:
-        found = hasher.submit(crc32_of, path)
+    """Flush a file to disk, while it is hashed; returns its size in bytes and crc32. Raises OSError."""
+    with _naming(path), path.open("rb") as file, _Hasher() as hasher:
+        size = os.fstat(file.fileno()).st_size
+        hasher.add(partial(_hash_part, file.fileno(), 0, size))
         os.fsync(file.fileno())
-        return found.result()
+        hasher.finish()
+    return size, hasher.crc
 
 
 def crc32_of(path: Path) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError, StorageError
-from distrain.files import copy_file, crc32_of, list_files, write_atomically
+from distrain.files import copy_file, crc32_of, list_files, sync_file, write_atomically
 from distrain.records import CommittedCheckpoint, damage_of, read_metrics
 from distrain.rounds import Commit, CommittedFile
 from distrain.runpaths import RunPaths, choose_run
@@ -507,7 +507,7 @@ def test_a_copy_is_equal_and_tells_size_and_crc(
     (tmp_path / "source").write_bytes(data)
     told = copy_file(tmp_path / "source", tmp_path / "deep" / "target")
     assert (tmp_path / "deep" / "target").read_bytes() == data
-    assert told == (len(data), zlib.crc32(data)) == crc32_of(tmp_path / "source")
+    assert told == (len(data), zlib.crc32(data)) == crc32_of(tmp_path / "source") == sync_file(tmp_path / "source")
 
 
 def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,6 +518,18 @@ def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "copy_file_range", full)
     with pytest.raises(OSError, match="No space left"):
         copy_file(tmp_path / "source", tmp_path / "target")
+
+
+def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(fd: int, buffers: Any, offset: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "source").write_bytes(b"1")
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(OSError, match=r"Input/output error: .*target"):
+        copy_file(tmp_path / "source", tmp_path / "target")
+    with pytest.raises(OSError, match=r"Input/output error: .*source"):
+        sync_file(tmp_path / "source")
 
 
 def test_files_are_listed_with_sizes_below_all_folders(tmp_path: Path) -> None:
