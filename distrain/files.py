@@ -23,6 +23,9 @@ __all__ = ["copy_file", "crc32_of", "list_files", "sync_directory", "sync_file",
 
 _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 16 << 20
+_HASHED_AT_ONCE_BYTES = 8 << 20
+"""Which takes some two milliseconds."""
+_LOOK_AGAIN_S = 1.0
 _SYNC_FILE_RANGE_WRITE = 2
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """What copy_file_range says where it cannot be used (other file systems, old kernels, sandboxes)."""
@@ -50,7 +53,7 @@ def copy_file(source: Path, target: Path) -> tuple[int, int]:
         _naming(source),
         source.open("rb", buffering=0) as reader,
         target.open("wb+", buffering=0) as writer,
-        _Hasher() as hasher,
+        _Hasher(os.fstat(reader.fileno()).st_size) as hasher,
     ):
         with _naming(target):
             size = _copy_in_kernel(reader.fileno(), writer.fileno(), hasher)
@@ -90,30 +93,43 @@ def _copy_in_kernel(reader: int, writer: int, hasher: _Hasher) -> int:
 
 
 class _Hasher:
-    """crc32 of one part after the other, computed by a thread that ends with the ``with``. Not concurrent.futures: that
-    imports ``queue``, which may be a user's module in the directory of his script."""
+    """crc32 of one part of a file after the other; if it is large (``size`` in bytes), by a thread that ends with the
+    ``with``. Not concurrent.futures: that imports ``queue``, which may be a user's module beside his script."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         self.crc = 0
         """Of all parts, after :meth:`finish`."""
         self._parts: deque[Callable[[int], int]] = deque()
         self._changed = threading.Condition()
         self._ended = False
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="distrain-hash")
+        self._thread: threading.Thread | None = None
+        if size > _HASHED_AT_ONCE_BYTES:
+            self._thread = threading.Thread(target=self._run, name="distrain-hash", daemon=True)
 
     def __enter__(self) -> _Hasher:
-        self._thread.start()
+        if self._thread is not None:
+            try:
+                self._thread.start()
+            except RuntimeError:  # as many threads as the user may have
+                self._thread = None
+            except BaseException:  # from a signal handler, while the thread may have begun
+                self._ended = True
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        self._thread.join()
+        self._ended = True  # first of all, whatever a signal handler raises next
+        if self._thread is not None:
+            with self._changed:
+                self._changed.notify_all()
+            self._thread.join()
 
     def add(self, part: Callable[[int], int]) -> None:
-        """``part``: from the crc32 of all before it to that with it."""
+        """``part``: from the crc32 of all before it to that with it. Without a thread, raises what that raises."""
+        if self._thread is None:
+            self.crc = part(self.crc)
+            return
         with self._changed:
             self._parts.append(part)
             self._changed.notify_all()
@@ -128,7 +144,9 @@ class _Hasher:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._parts or self._ended)
+                self._changed.wait_for(lambda: self._parts or self._ended, _LOOK_AGAIN_S)
+                if not (self._parts or self._ended):
+                    continue
                 if self._ended:
                     return
                 part = self._parts[0]
@@ -163,9 +181,9 @@ def _begin_flush(fd: int, start: int, count: int) -> None:
 
 def sync_file(path: Path) -> tuple[int, int]:
     """Flush a file to disk, while it is hashed; returns its size in bytes and crc32. Raises OSError."""
-    with _naming(path), path.open("rb") as file, _Hasher() as hasher:
-        size = os.fstat(file.fileno()).st_size
-        hasher.add(partial(_hash_part, file.fileno(), 0, size))
+    with _naming(path), path.open("rb") as file, _Hasher(size := os.fstat(file.fileno()).st_size) as hasher:
+        for start in range(0, size, _KERNEL_COPY_BYTES):
+            hasher.add(partial(_hash_part, file.fileno(), start, min(_KERNEL_COPY_BYTES, size - start)))
         os.fsync(file.fileno())
         hasher.finish()
     return size, hasher.crc

@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 import zlib
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ class RunStore:
         self.failed: Callable[[str], None] = warn
         """Hears what has failed after a call had returned."""
         self._unflushed = False
+        self._vanished: deque[Path] = deque()
         self._wiping: threading.Thread | None = None
         self._generation = uuid.uuid4().hex[:8]
         with contextlib.ExitStack() as undo:
@@ -338,26 +340,30 @@ class RunStore:
         """Delete checkpoints, given by their positions in ``committed``, but not those that somebody reads; each
         vanishes at once, by a rename. Raises OSError."""
         self.paths.staging.mkdir(exist_ok=True)
-        vanished = []
-        for position in sorted(positions, reverse=True):
-            path = self.committed[position].path
-            assert isinstance(path, Path)
-            if is_being_read(path):
-                continue
-            del self.committed[position]
-            aside = self.paths.staging / f"deleted-{path.name}-{self._generation}"
-            path.rename(aside)
-            vanished.append(aside)
-        if vanished:
-            self._wipe(vanished)
+        try:
+            for position in sorted(positions, reverse=True):
+                path = self.committed[position].path
+                assert isinstance(path, Path)
+                if is_being_read(path):
+                    continue
+                del self.committed[position]
+                aside = self.paths.staging / f"deleted-{path.name}-{uuid.uuid4().hex[:8]}"
+                path.rename(aside)
+                self._vanished.append(aside)
+        finally:
+            self._wipe()
 
-    def _wipe(self, folders: Sequence[Path]) -> None:
-        """Free their space in a thread, as that may take longer than the agents wait for a word (on ext4, 0.2 s per
-        GB). One at a time: the disk must not fill with what is to be deleted."""
-        if self._wiping is not None:
-            self._wiping.join()
-        self._wiping = threading.Thread(target=_delete_all, args=[folders], name="distrain-delete")
-        self._wiping.start()
+    def _wipe(self) -> None:
+        """Free the space of what has vanished in a thread, as that may take longer than the agents wait for a word (on
+        ext4, 0.2 s per GB). What it overlooks as it ends is for the next one, or for :meth:`close`."""
+        if not self._vanished or (self._wiping is not None and self._wiping.is_alive()):
+            return
+        wiping = threading.Thread(target=_delete_all, args=[self._vanished], name="distrain-delete")
+        try:
+            wiping.start()
+            self._wiping = wiping
+        except RuntimeError:  # as many threads as the user may have
+            _delete_all(self._vanished)
 
     def for_workers(self, saved: CommittedCheckpoint) -> str:
         """The path or URL by which other processes can read it. Raises OSError, CheckpointError."""
@@ -394,9 +400,9 @@ class RunStore:
         """The loop ends."""
 
 
-def _delete_all(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+def _delete_all(folders: deque[Path]) -> None:
+    while folders:
+        shutil.rmtree(folders.popleft(), ignore_errors=True)
 
 
 def _sync_directories(root: Path, commit: Commit) -> None:
