@@ -138,7 +138,8 @@ def clock_findings(host: str, ahead_s: float, uncertain_s: float) -> list[Findin
 
 
 class Pairs:
-    """Whether every host can connect to every other. ``addresses``: where each is reached, empty if unknown."""
+    """Whether every host can connect to every other. ``addresses``: where each is reached, empty if unknown. What is
+    said with another ``nonce``, or by a host that is not of them (any more), is of another round, and passed over."""
 
     def __init__(self, addresses: Mapping[str, str], nonce: str) -> None:
         self._addresses = dict(addresses)
@@ -159,7 +160,7 @@ class Pairs:
     def begin(self) -> dict[str, wire.Message]:
         """What to say to whom."""
         return {
-            host: wire.Listen(address=address, toward="" if address else self._other(host))
+            host: wire.Listen(address=address, nonce=self._nonce, toward="" if address else self._other(host))
             for host, address in self._addresses.items()
         }
 
@@ -168,6 +169,8 @@ class Pairs:
 
     def heard(self, host: str, message: wire.Listening | wire.Reached) -> dict[str, wire.Message]:
         """What to say to whom now."""
+        if message.nonce != self._nonce or host not in self._listening:
+            return {}
         if isinstance(message, wire.Reached):
             self._reached[host] = message.failed
             return {}
@@ -197,7 +200,8 @@ class Pairs:
         callers: dict[tuple[str, str], list[str]] = {}
         for caller, failed in self._reached.items():
             for host, why in failed.items():
-                callers.setdefault((host, why), []).append(caller)
+                if host in self._listening:
+                    callers.setdefault((host, why), []).append(caller)
         found += [self._blocked(host, why, sorted(names)) for (host, why), names in sorted(callers.items())]
         return found
 
@@ -222,18 +226,26 @@ def _listed(names: Sequence[str], most: int = 8) -> str:
 class LaunchChecks:
     """What can be found out while the workers of a launch import, so that it costs nothing: versions, storage, pairs.
 
-    own: versions on this machine. storage: the run directory; ``witness`` is a file in it with the run's id.
+    own: versions on this machine. storage: the run directory; ``witness`` is a file in it with the run's id. nonce: of
+    the pairs, see :class:`Pairs`.
     """
 
     def __init__(
-        self, request: RunRequest, plan: WorldPlan, *, own: Mapping[str, str | None], storage: str, witness: str
+        self,
+        request: RunRequest,
+        plan: WorldPlan,
+        *,
+        own: Mapping[str, str | None],
+        storage: str,
+        witness: str,
+        nonce: str,
     ) -> None:
         self._request = request
         self._own = own
         self._storage = storage
         self._witness = witness
-        self._hosts = plan.hosts
-        self._pairs = Pairs(dict(zip(plan.hosts, plan.addresses, strict=True)), request.run_id)
+        self._hosts = list(plan.hosts)
+        self._pairs = Pairs(dict(zip(plan.hosts, plan.addresses, strict=True)), nonce)
         self._pairs_matter = _meets(request)
         self._inspected: set[str] = set()
 
@@ -270,6 +282,12 @@ class LaunchChecks:
                 return said.items(), self._blocked() if self._pairs.is_done else []
             case _:
                 return (), []
+
+    def lost(self, host: str) -> Iterable[tuple[str, wire.Message]]:
+        """Do not wait for this one. What to say to whom now."""
+        if host in self._hosts:
+            self._hosts.remove(host)
+        return self._pairs.lost(host).items()
 
     def late(self, after_s: float) -> list[Finding]:
         """Hosts that have not said within this time what they find."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from typing import TYPE_CHECKING
 
 from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, LaunchChecks
@@ -57,6 +58,7 @@ class CheckedLaunch:
             own=package_versions(PACKAGES, [os.fspath(entry) for entry in sys.path]),
             storage="" if self._store.is_elsewhere else str(self._store.paths.root),
             witness=str(self._store.paths.manifest),
+            nonce=uuid.uuid4().hex,
         )
         self._tell(checks.begin())
         self._loop.call_in("checks", INSPECT_TIMEOUT_S, self._end)
@@ -72,6 +74,14 @@ class CheckedLaunch:
         said, found = self._checks.heard(host, answer)
         self._tell(said)
         self._heed(found)
+
+    def lost(self, host: str) -> None:
+        """Do not wait for this host, and look at it again when it is back: at all, if not all is known yet."""
+        if self.is_under_way:
+            self._checked.clear()
+        self._checked.discard(host)
+        if self._checks is not None:
+            self._tell(self._checks.lost(host))
 
     def _end(self) -> None:
         assert self._checks is not None

@@ -40,6 +40,7 @@ class Neighbours:
         self._callers: dict[socket.socket, int] = {}
         self._calls: dict[str, socket.socket] = {}
         self._failed: dict[str, str] = {}
+        self._nonce = ""
 
     # -- being called ---------------------------------------------------------------------------------------------
 
@@ -51,11 +52,12 @@ class Neighbours:
             self._listener = _bound(address)
             interface = interface_of(address)
         except OSError as error:
-            self._say(wire.Listening(failed=str(error)))
+            self._say(wire.Listening(nonce=asked.nonce, failed=str(error)))
             return
         self._loop.on_readable(self._listener.fileno(), self._accept)
         self._loop.call_in("listen", LISTEN_S, self.close)
-        self._say(wire.Listening(address=address, port=self._listener.getsockname()[1], interface=interface))
+        port = self._listener.getsockname()[1]
+        self._say(wire.Listening(nonce=asked.nonce, address=address, port=port, interface=interface))
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -91,8 +93,11 @@ class Neighbours:
     # -- calling --------------------------------------------------------------------------------------------------
 
     def reach(self, asked: wire.Reach) -> None:
-        """Answers when every peer has, or after :data:`REACH_S`."""
-        self._failed, self._calls = {}, {}
+        """Answers when every peer has, or after :data:`REACH_S`; not if it is asked anew before."""
+        for sock in self._calls.values():
+            self._loop.forget(sock.fileno())
+            sock.close()
+        self._failed, self._calls, self._nonce = {}, {}, asked.nonce
         nonce = asked.nonce.encode()
         for name, (address, port) in asked.peers.items():
             try:
@@ -149,7 +154,7 @@ class Neighbours:
     def _answer_if_done(self) -> None:
         if not self._calls:
             self._loop.cancel("reach")
-            self._say(wire.Reached(failed=self._failed))
+            self._say(wire.Reached(nonce=self._nonce, failed=self._failed))
 
 
 def _bound(address: str) -> socket.socket:

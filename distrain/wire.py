@@ -417,9 +417,10 @@ class Inspected(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen(Message):
     """Coordinator: let the other hosts connect to this one for some seconds, at ``address``, or where that is empty at
-    the address that this host has ``toward`` another. Answered by :class:`Listening`."""
+    the address that this host has ``toward`` another. Answered by :class:`Listening`, with the same ``nonce``."""
 
     address: str
+    nonce: str
     toward: str = ""
 
 
@@ -427,6 +428,7 @@ class Listen(Message):
 class Listening(Message):
     """Agent: where it listens, or why it cannot (``failed``)."""
 
+    nonce: str
     address: str = ""
     port: int = 0
     interface: str = ""
@@ -436,7 +438,7 @@ class Listening(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach(Message):
     """Coordinator: connect to each of these hosts, ``[address, port]`` by name, and see whether ``nonce`` comes back.
-    Answered by :class:`Reached`."""
+    Answered by :class:`Reached`, with the same one."""
 
     peers: dict[str, tuple[str, int]]
     nonce: str
@@ -446,6 +448,7 @@ class Reach(Message):
 class Reached(Message):
     """Agent: which hosts could not be reached, and why."""
 
+    nonce: str
     failed: dict[str, str]
 
 

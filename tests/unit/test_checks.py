@@ -136,7 +136,7 @@ def test_a_clock_that_is_wrong_is_a_warning(ahead_s: float, words: str) -> None:
 
 
 def listening(number: int) -> wire.Listening:
-    return wire.Listening(address=f"10.0.0.{number}", port=1000 + number, interface="eth0")
+    return wire.Listening(nonce="nonce", address=f"10.0.0.{number}", port=1000 + number, interface="eth0")
 
 
 def three(**addresses: str) -> Pairs:
@@ -151,7 +151,7 @@ def all_listen(pairs: Pairs) -> dict[str, wire.Message]:
 
 def test_every_host_calls_every_other_when_all_listen() -> None:
     pairs = three()
-    assert pairs.begin()["b"] == wire.Listen(address="10.0.0.2")
+    assert pairs.begin()["b"] == wire.Listen(address="10.0.0.2", nonce="nonce")
     assert pairs.silent == ["a", "b", "c"]
     said = all_listen(pairs)
     assert said["b"] == wire.Reach(peers={"a": ("10.0.0.1", 1001), "c": ("10.0.0.3", 1003)}, nonce="nonce")
@@ -159,22 +159,22 @@ def test_every_host_calls_every_other_when_all_listen() -> None:
     for host, silent in (("b", "abc"), ("a", "ac"), ("c", "c")):
         assert pairs.silent == list(silent)
         assert not pairs.is_done
-        assert pairs.heard(host, wire.Reached(failed={})) == {}
+        assert pairs.heard(host, wire.Reached(nonce="nonce", failed={})) == {}
     assert pairs.is_done
     assert pairs.findings() == []
 
 
 def test_a_host_that_does_not_know_its_address_finds_it_toward_another() -> None:
-    assert three(a="").begin()["a"] == wire.Listen(address="", toward="10.0.0.2")
-    assert Pairs({"a": "", "b": ""}, "nonce").begin()["a"] == wire.Listen(address="", toward="")
+    assert three(a="").begin()["a"] == wire.Listen(address="", nonce="nonce", toward="10.0.0.2")
+    assert Pairs({"a": "", "b": ""}, "nonce").begin()["a"] == wire.Listen(address="", nonce="nonce", toward="")
 
 
 def test_who_cannot_reach_whom_is_told_once_for_each_host() -> None:
     pairs = three()
     all_listen(pairs)
-    pairs.heard("a", wire.Reached(failed={"c": "no answer within 4 s"}))
-    pairs.heard("b", wire.Reached(failed={"c": "no answer within 4 s", "a": "Connection refused"}))
-    pairs.heard("c", wire.Reached(failed={}))
+    pairs.heard("a", wire.Reached(nonce="nonce", failed={"c": "no answer within 4 s"}))
+    pairs.heard("b", wire.Reached(nonce="nonce", failed={"c": "no answer within 4 s", "a": "Connection refused"}))
+    pairs.heard("c", wire.Reached(nonce="nonce", failed={}))
     first, second = pairs.findings()
     assert (first.host, first.about, first.is_fatal) == ("a", "peers", True)
     assert first.text.startswith("b cannot connect to it at 10.0.0.1 (eth0): Connection refused; let TCP through")
@@ -187,7 +187,7 @@ def test_many_callers_are_not_all_named() -> None:
     for name in names:
         pairs.heard(name, listening(1))
     for name in names:
-        pairs.heard(name, wire.Reached(failed={"h00": "no"} if name != "h00" else {}))
+        pairs.heard(name, wire.Reached(nonce="nonce", failed={"h00": "no"} if name != "h00" else {}))
     [found] = pairs.findings()
     assert found.text.startswith("h01, h02, h03, h04, h05, h06, h07, h08 and 11 others cannot connect")
 
@@ -195,7 +195,7 @@ def test_many_callers_are_not_all_named() -> None:
 def test_a_host_that_cannot_listen_is_told_and_not_called() -> None:
     pairs = three()
     pairs.heard("a", listening(1))
-    pairs.heard("b", wire.Listening(failed="Network is unreachable"))
+    pairs.heard("b", wire.Listening(nonce="nonce", failed="Network is unreachable"))
     said = pairs.heard("c", listening(3))
     assert {name: list(reach.peers) for name, reach in said.items() if isinstance(reach, wire.Reach)} == {
         "a": ["c"], "b": ["a", "c"], "c": ["a"],
@@ -211,10 +211,29 @@ def test_a_host_that_is_lost_is_not_waited_for() -> None:
     pairs.heard("b", listening(2))
     assert pairs.silent == ["c"]
     assert set(pairs.lost("c")) == {"a", "b"}
-    pairs.heard("a", wire.Reached(failed={}))
+    pairs.heard("a", wire.Reached(nonce="nonce", failed={}))
     assert pairs.lost("b") == {}
     assert pairs.lost("b") == {}
     assert pairs.is_done
+
+
+def test_who_was_lost_after_it_was_called_is_no_finding() -> None:
+    pairs = three()
+    all_listen(pairs)
+    pairs.lost("b")
+    pairs.heard("a", wire.Reached(nonce="nonce", failed={"b": "no answer within 4 s"}))
+    pairs.heard("c", wire.Reached(nonce="nonce", failed={}))
+    assert pairs.is_done
+    assert pairs.findings() == []
+
+
+def test_what_belongs_to_another_round_is_passed_over() -> None:
+    pairs = three()
+    assert pairs.heard("d", listening(4)) == {}
+    all_listen(pairs)
+    assert pairs.heard("a", wire.Listening(nonce="before", address="10.0.0.9", port=9)) == {}
+    assert pairs.heard("a", wire.Reached(nonce="before", failed={"c": "no"})) == {}
+    assert pairs.silent == ["a", "b", "c"]
 
 
 # -- a launch --------------------------------------------------------------------------------------------------------
@@ -224,20 +243,20 @@ def launch(**options: Any) -> LaunchChecks:
     asked = request(["one", "two"], 2, **{"backend": TorchConfig(), **options})
     hosts = [HostFacts(name=n, cpus=1, memory_bytes=0, slots=1, network=n, address=f"at-{n}") for n in asked.hosts]
     plan = make_plan(hosts, asked.scaling)
-    return LaunchChecks(asked, plan, own=OWN, storage="/runs/run", witness="/runs/run/run.json")
+    return LaunchChecks(asked, plan, own=OWN, storage="/runs/run", witness="/runs/run/run.json", nonce="nonce")
 
 
 def blocked(checks: LaunchChecks) -> list[tuple[str, bool]]:
     checks.heard("one", listening(1))
     checks.heard("two", listening(2))
-    assert checks.heard("one", wire.Reached(failed={"two": "no answer"}))[1] == []
-    return [(found.host, found.is_fatal) for found in checks.heard("two", wire.Reached(failed={}))[1]]
+    assert checks.heard("one", wire.Reached(nonce="nonce", failed={"two": "no answer"}))[1] == []
+    return [(found.host, found.is_fatal) for found in checks.heard("two", wire.Reached(nonce="nonce", failed={}))[1]]
 
 
 def test_a_launch_asks_for_versions_and_storage_and_has_the_hosts_listen() -> None:
     said = launch().begin()
     assert [host for host, _ in said] == ["one", "two", "one", "two"]
-    assert said[1][1] == wire.Listen(address="at-two")
+    assert said[1][1] == wire.Listen(address="at-two", nonce="nonce")
     assert said[2][1] == wire.Inspect(
         directory="/work", sys_path=["/work"], packages=["torch", "cloudpickle"], storage="/runs/run",
         witness="/runs/run/run.json", nonce="id",
@@ -257,6 +276,17 @@ def test_a_host_whose_storage_hangs_is_a_warning() -> None:
     [found] = checks.late(15.0)
     assert (found.host, found.is_fatal) == ("one", False)
     assert found.text == "it could not look at the storage /runs/run within 15 s: does it hang there?"
+
+
+def test_a_launch_does_not_wait_for_a_host_that_is_lost() -> None:
+    checks = launch()
+    checks.heard("one", listening(1))
+    checks.heard("one", INSPECTED)
+    assert not checks.is_done
+    assert [host for host, _ in checks.lost("two")] == ["one"]
+    checks.heard("one", wire.Reached(nonce="nonce", failed={}))
+    assert checks.is_done
+    assert checks.late(15.0) == []
 
 
 def test_a_blocked_pair_ends_a_launch_whose_ranks_are_to_meet() -> None:

@@ -27,7 +27,7 @@ class Host:
         self.neighbours = Neighbours(loop, self.said.append)
 
     def listens(self, address: str = "127.0.0.1", toward: str = "") -> wire.Listening:
-        self.neighbours.listen(wire.Listen(address=address, toward=toward))
+        self.neighbours.listen(wire.Listen(address=address, nonce=NONCE, toward=toward))
         message = self.said.pop()
         assert isinstance(message, wire.Listening)
         return message
@@ -93,6 +93,16 @@ def test_a_silent_peer_is_given_up(host: Host, monkeypatch: pytest.MonkeyPatch) 
         assert host.reaches(silent=silent.getsockname()[:2]) == {"silent": "no answer within 0.1 s"}
 
 
+def test_who_is_asked_anew_forgets_the_calls_of_before(host: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host.neighbours.reach(wire.Reach(peers={"silent": silent.getsockname()[:2]}, nonce="before"))
+        host.loop.call_in("look again", 0.0, lambda: None)
+        host.loop.step()
+        there = host.listens()
+        assert host.reaches(other=("127.0.0.1", there.port)) == {}
+        assert host.said == []
+
+
 def test_another_program_is_told_apart(host: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         host.neighbours.reach(wire.Reach(peers={"other": other.getsockname()[:2]}, nonce=NONCE))
@@ -100,7 +110,7 @@ def test_another_program_is_told_apart(host: Host) -> None:
         with caller:
             caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
             host.turn(lambda: host.said)
-    assert host.said == [wire.Reached(failed={"other": "somebody else answers there"})]
+    assert host.said == [wire.Reached(nonce=NONCE, failed={"other": "somebody else answers there"})]
 
 
 def test_without_peers_there_is_nothing_to_wait_for(host: Host) -> None:
