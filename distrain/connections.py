@@ -11,7 +11,7 @@ from distrain import process, wire
 from distrain.host_link import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink, agent_argv, close_all, sweeper_argv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain.events import RunRequest
     from distrain.loop import Loop
@@ -71,10 +71,13 @@ class Connections:
     def _agent_argv(self, transport: Transport, *, again: bool) -> list[str]:
         """With the run's id, and the host's within it: two of our hosts may be one machine."""
         run_id, flags = self._request.run_id, self._request.python_flags
-        on_host = f"{run_id}.{list(self._transports).index(transport.host.name)}"
+        on_host = self._id_on(transport.host.name)
         ids = f"{process.extended_run_ids(run_id)}:{on_host}"
         gpus = "gpus" if self._request.scaling.use_gpu else "no-gpus"
         return agent_argv(transport, ids, run_id, gpus, *([on_host] if again else []), flags=flags)
+
+    def _id_on(self, name: str) -> str:
+        return f"{self._request.run_id}.{list(self._transports).index(name)}"
 
     def _on_message(self, link: HostLink, message: wire.Message) -> None:
         if isinstance(message, wire.HostFailed) and message.leaves:
@@ -110,12 +113,16 @@ class Connections:
         """Have every agent empty its host and go; whoever does not is killed, and its host swept."""
         self._loop.cancel("ping")
         clean = close_all(list(self._links.values()))
-        self.sweep(self._request.run_id, self._contacted - clean)
+        self._sweep({name: self._id_on(name) for name in self._contacted - clean})
 
-    def sweep(self, run_id: str, names: Collection[str] | None = None) -> None:
-        """Remove what a run whose agents were lost may have left on these hosts, or on all, at the same time."""
+    def sweep(self, run_id: str) -> None:
+        """Remove what a run that ended without a word may have left on all hosts."""
+        self._sweep(dict.fromkeys(self._transports, run_id))
+
+    def _sweep(self, ids: Mapping[str, str]) -> None:
+        """End what has these ids on these hosts, on all at the same time."""
         sweepers = []
-        for name in self._transports if names is None else names:
+        for name, run_id in ids.items():
             with contextlib.suppress(OSError):
                 argv = sweeper_argv(self._transports[name], run_id, flags=self._request.python_flags)
                 sweepers.append(process.spawn(argv, stderr=subprocess.DEVNULL))
