@@ -79,7 +79,7 @@ class Coordinator:
             transports,
             request,
             heard=self._on_message,
-            lost=lambda name, why: self._happened(events.HostLost(name, why)),
+            lost=self._on_lost,
         )
         self._validations = Validations(request, store, log_dir=log_dir)
         self._ledger = Ledger(
@@ -233,6 +233,10 @@ class Coordinator:
             case _:
                 self._happened(events.HostSaid(host, message))
 
+    def _on_lost(self, host: str, why: str) -> None:
+        self._checks.lost(host)
+        self._happened(events.HostLost(host, why))
+
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:
             self._outputs.of(outcome.rank).note(outcome.traceback)
@@ -271,7 +275,7 @@ class Coordinator:
                     self._hosts.send(host, message)
                     if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
                         self._hosts.send(host, opening)
-                case events.Connect(host):
+                case events.Connect(host) if not self._is_over:
                     self._hosts.connect(host)
                 case events.Say(text):
                     warn(text)
@@ -344,10 +348,10 @@ class Coordinator:
 
     def _on_signal(self, number: int) -> None:
         why = signal.Signals(number).name
-        if self.machine.state.is_terminal:
+        if self._validations.busy and self.machine.state is RunState.FINISHED:
+            self._validations.give_up(f"{why} has ended the wait for it")
+        elif self._is_over or self.machine.state.is_terminal:
             self._impatient = True
-            if self.machine.state is RunState.FINISHED:
-                self._validations.give_up(f"{why} has ended the wait for it")
         self._happened(events.StopAsked(why))
 
     def _close(self) -> None:

@@ -73,10 +73,11 @@ def check_launcher(num_workers: int, backend: BackendConfig) -> None:
         )
     if not num_workers:
         return
-    ours = Session.current is not None and Session.current.runs_script
+    session = Session.current
+    ours = session is not None and session.runs_script
     if ours or ("TORCHELASTIC_RUN_ID" in os.environ and outer_rank() is not None):
-        size = os.environ["WORLD_SIZE"]
-        if size != "1":
+        size = session.context.world_size if session is not None else int(os.environ["WORLD_SIZE"])
+        if size != 1:
             launcher = "python -m distrain.launch" if ours else "torchrun"
             instead = (
                 "the hosts, if any, named by DISTRAIN_HOSTFILE"
@@ -154,8 +155,8 @@ class LocalRun:
                     say(WAITING)
                 while self._validations.busy:
                     self._validations.pump(1.0)
-            finally:
-                self._validations.give_up("an interrupt has ended the wait for it")
+            except KeyboardInterrupt:
+                self._validations.give_up("SIGINT has ended the wait for it")
         self._validations.abort()
         self._store.settle()
         try:

@@ -42,6 +42,7 @@ from distrain.trainer import run_work
 from distrain.transport import PrefixTransport
 from tests.conftest import wait_until
 from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
+from tests.process.test_validation import interrupt_the_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -418,6 +419,14 @@ def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
     assert "the wait for the storage was interrupted" in capsys.readouterr().err
     bucket.door.open()
     assert bucket.committed("run") == ["checkpoint_000000"]
+
+
+def test_ctrl_c_in_the_wait_for_validations_ends_only_that(bucket: Bucket) -> None:
+    interrupt_the_wait(1, bucket.url)
+    assert json.loads(bucket.read("run", "run.json"))["status"] == "finished"
+    for number in range(2):
+        manifest = json.loads(bucket.read("run", f"checkpoint_{number:06d}/.manifest.json"))
+        assert manifest["validation"]["status"] == "VALIDATION_FAILED"
 
 
 class Waiter:

@@ -323,9 +323,9 @@ distrain.DataParallelTrainer(
 """
 
 
-@pytest.mark.parametrize("workers", [1, 0])
-def test_ctrl_c_ends_the_wait_for_validations_and_they_have_failed(storage: Path, workers: int) -> None:
-    argv = [sys.executable, "-c", INTERRUPTED, str(workers), str(storage)]
+def interrupt_the_wait(workers: int, storage: str) -> None:
+    """Ctrl-C while a run that has finished waits for the validations of two checkpoints."""
+    argv = [sys.executable, "-c", INTERRUPTED, str(workers), storage]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as user:
         assert user.stderr is not None
         try:
@@ -335,6 +335,12 @@ def test_ctrl_c_ends_the_wait_for_validations_and_they_have_failed(storage: Path
         finally:
             user.kill()
     assert shown.count("has ended the wait for it") == 2
+
+
+@pytest.mark.parametrize("workers", [1, 0])
+def test_ctrl_c_ends_the_wait_for_validations_and_they_have_failed(storage: Path, workers: int) -> None:
+    interrupt_the_wait(workers, str(storage))
+    assert json.loads((storage / "run" / "run.json").read_text())["status"] == "finished"
     for number in range(2):
         manifest = manifest_of(storage / "run" / f"checkpoint_{number:06d}")
         assert manifest["validation"]["status"] == "VALIDATION_FAILED"
