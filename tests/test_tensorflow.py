@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -320,13 +321,16 @@ def train_until_stopped(config: dict[str, Any]) -> None:
                 return
             if epoch < 3:
                 distrain.report({"epoch": epoch})
+            while epoch == 1 and not config["asks"]:
+                time.sleep(0.01)
     finally:
         print("is unwound")
 
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_stop_unwinds_the_training_function(fit: Fit, asks: bool) -> None:
-    """Although TensorFlow has a SIGTERM handler of its own."""
+    """Although TensorFlow has a SIGTERM handler of its own. Who does not ask is interrupted between two fits: within
+    one, TensorFlow 2.21 itself crashed in one of fourteen runs."""
     with pytest.raises(distrain.PreemptionError) as raised:
         fit(train_until_stopped, {"asks": asks}, callbacks=[StopsAtReport(2)])
     assert "killed" not in str(raised.value)
