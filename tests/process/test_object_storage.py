@@ -660,6 +660,7 @@ def test_a_coordinator_whose_run_was_taken_over_writes_nothing_more(
     go = tmp_path / "go"
 
     def take_over() -> None:
+        wait_until(lambda: bucket.committed("run"), what="a checkpoint")
         lock = json.loads(bucket.read("run", ".lock/000001"))
         bucket.write("run", ".lock/000002", json.dumps({**lock, "id": "another"}).encode())
         go.touch()
