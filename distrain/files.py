@@ -26,6 +26,7 @@ _KERNEL_COPY_BYTES = 16 << 20
 _HASHED_AT_ONCE_BYTES = 8 << 20
 """Which takes some two milliseconds."""
 _LOOK_AGAIN_S = 1.0
+"""For the thread that hashes to see that nobody is there any more, if a signal handler has kept him from saying so."""
 _SYNC_FILE_RANGE_WRITE = 2
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """What copy_file_range says where it cannot be used (other file systems, old kernels, sandboxes)."""
@@ -111,11 +112,11 @@ class _Hasher:
         if self._thread is not None:
             try:
                 self._thread.start()
-            except RuntimeError:  # as many threads as the user may have
-                self._thread = None
-            except BaseException:  # from a signal handler, while the thread may have begun
-                self._ended = True
-                raise
+            except BaseException as error:
+                if not isinstance(error, RuntimeError) or error.__context__ is not None:  # a signal handler has raised
+                    self._ended = True
+                    raise
+                self._thread = None  # as many threads as the user may have
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,13 +143,11 @@ class _Hasher:
             raise self._error
 
     def _run(self) -> None:
-        while True:
+        while not self._ended:
             with self._changed:
                 self._changed.wait_for(lambda: self._parts or self._ended, _LOOK_AGAIN_S)
-                if not (self._parts or self._ended):
+                if self._ended or not self._parts:
                     continue
-                if self._ended:
-                    return
                 part = self._parts[0]
             try:
                 self.crc = part(self.crc)
