@@ -119,7 +119,7 @@ class Coordinator:
             state=machine.state,
             attempt=machine.attempt,
             metrics=self._ledger.metrics,
-            value=outcomes[0].body if machine.state is RunState.FINISHED else None,
+            value=outcomes[0].body if machine.is_done else None,
             failures=machine.failures,
             stopped_ranks=machine.stopped_ranks,
             last_lines={rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()},
@@ -328,7 +328,7 @@ class Coordinator:
 
     def _storage_failed(self, why: str) -> None:
         """What cannot be kept ends the run: training on would lose it. The machine hears of it once."""
-        if self.machine.state.is_terminal:
+        if self.machine.state in (RunState.FAILED, RunState.ABORTED):  # and ends with what it has heard of first
             warn(why)
         self._happened(events.StorageFailed(why))
 

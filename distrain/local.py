@@ -158,8 +158,8 @@ class LocalRun:
             except KeyboardInterrupt:
                 self._validations.give_up("SIGINT has ended the wait for it")
         self._validations.abort()
-        self._store.settle()
         try:
+            self._store.settle()
             self._ledger.close()
         except StorageError:  # noted by _storage_failed()
             self.end = replace(

@@ -134,6 +134,12 @@ class RunMachine:
         return {n: rank.outcome for n, rank in self._ranks.items() if rank.outcome is not None and rank.outcome.ok}
 
     @property
+    def is_done(self) -> bool:
+        """Whether every rank of the latest attempt has done all its work, which need not be kept (yet)."""
+        done = len(self.outcomes) == len(self._ranks) > 0
+        return done and not any(outcome.stopped for outcome in self.outcomes.values())
+
+    @property
     def stopped_ranks(self) -> list[int]:
         """Ranks of the latest attempt that we ended."""
         failed = {failure.rank for failure in self.failures}
@@ -162,7 +168,7 @@ class RunMachine:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about ``event``. Raises InvalidTransition, with the story, when that cannot happen now."""
-        if self.state.is_terminal:
+        if self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed)):
             return []
         match event:
             case HostSaid(host, message, reports):
@@ -501,8 +507,7 @@ class RunMachine:
     def _all_gone(self, now: float) -> list[Action]:
         """Nothing of the attempt is left anywhere: finish, give up, or try again."""
         self._deadline = None
-        done = len(self.outcomes) == len(self._ranks)
-        finished = done and not any(outcome.stopped for outcome in self.outcomes.values())
+        finished = self.is_done and not self.storage_failed
         why = None if finished else self._why_it_ended()
         ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures), why)]
         if finished:

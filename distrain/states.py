@@ -50,7 +50,7 @@ RUN_MOVES: dict[RunState, frozenset[RunState]] = {
             *(RunState.FINISHED, RunState.FAILED, RunState.ABORTED),
         }
     ),
-    RunState.FINISHED: frozenset(),
+    RunState.FINISHED: frozenset({RunState.FAILED}),  # what was reported last could not be stored after all
     RunState.FAILED: frozenset(),
     RunState.ABORTED: frozenset(),
 }

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 import distrain
-from distrain import Checkpoint, ControllerError, Result, StorageError, TrainingFailedError
+from distrain import Checkpoint, ControllerError, FailureConfig, Result, StorageError, TrainingFailedError
+from distrain.checkpoint import MANIFEST_FILE
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, records
 from tests.tables import SEED
@@ -349,6 +351,76 @@ def test_a_rank_that_cannot_store_its_part_says_how_to_go_on(tmp_path: Path, und
     disk = small_disk(tmp_path, undo)
     error = fails(Fit(storage=disk.run.parent), partial(fill, disk, pages_left=0))
     assert "RunConfig(name='run'), it goes on at checkpoint_000001" in str(error)
+
+
+class Elsewhere(LocalFileSystem):  # type: ignore[misc]
+    """A disk that distrain takes for an object store, and that others fill once before a second manifest is written."""
+
+    protocol = "elsewhere"
+    cachable = False
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(auto_mkdir=True)
+        self.disk = disk
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        if path.endswith(f"000001/{MANIFEST_FILE}") and not self.disk.place.with_name("was full").exists():
+            time.sleep(1.0)  # train_func has long returned
+            self.disk.place.with_name("was full").touch()
+            fill(self.disk, pages_left=0)
+        super().pipe_file(path, value, mode=mode, **options)
+
+
+@pytest.mark.parametrize(("workers", "where"), [(0, "local"), (2, "local"), (2, "elsewhere")])
+def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
+    tmp_path: Path, undo: ExitStack, workers: int, where: str
+) -> None:
+    """train_func has returned then, as its files were taken from it."""
+
+    def leave_no_room_for_the_manifest() -> str:
+        checkpoint = distrain.get_checkpoint()
+        for number in range(2 if checkpoint is None else 1):
+            distrain.collective.barrier()
+            if number == 1 and where == "local" and distrain.get_context().get_world_rank() == 0:
+                fill(disk, pages_left=max(workers, 1))
+            distrain.collective.barrier()
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, f"shard-{distrain.get_context().get_world_rank()}").write_bytes(bytes(PAGE_BYTES))
+                distrain.report({"number": number}, checkpoint=Checkpoint.from_directory(folder))
+        return "done" if checkpoint is None else "again"
+
+
+    disk = small_disk(tmp_path, undo)
+    elsewhere: dict[str, Any] = {} if where == "local" else {"storage_filesystem": Elsewhere(disk)}
+    fit = partial(
+        Fit(storage=disk.run.parent), leave_no_room_for_the_manifest, workers=workers, name="run", **elsewhere
+    )
+    with pytest.raises(ControllerError, match=r"cannot write checkpoint 2\b.*No space left on device") as raised:
+        fit()
+    assert "it goes on at checkpoint_000000" in str(raised.value)
+    assert json.loads((disk.run / "run.json").read_text())["status"] != "finished"
+    empty(disk)
+    assert fit().return_value == "again"
+    assert newest(disk.run) == 1
+
+
+def test_a_failing_storage_is_told_beside_the_failure_of_a_rank(tmp_path: Path, undo: ExitStack) -> None:
+    def fill_and_fail() -> None:
+        distrain.report({})
+        print("training", flush=True)
+        distrain.collective.barrier()
+        fill(disk, pages_left=1)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "shard").write_bytes(bytes(PAGE_BYTES))
+            distrain.report({}, checkpoint=Checkpoint.from_directory(folder))
+        raise ValueError("of the rank")
+
+    disk = small_disk(tmp_path, undo)
+    with pytest.raises(TrainingFailedError) as raised:
+        Fit(storage=disk.run.parent)(fill_and_fail, workers=1, failure_config=FailureConfig(max_failures=3))
+    assert "ValueError: of the rank" in str(raised.value)
+    assert "besides, the storage has failed: cannot write checkpoint 1 in" in str(raised.value)
+    assert NO_SPACE in str(raised.value)
 
 
 # -- user's processes ------------------------------------------------------------------------------------------------

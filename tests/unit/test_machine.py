@@ -30,6 +30,7 @@ from distrain.machine import (
     RunRequest,
     Say,
     StopAsked,
+    StorageFailed,
     Tell,
     Tick,
 )
@@ -329,6 +330,32 @@ def test_nothing_matters_after_the_end() -> None:
     for event in (HostLost("one", "gone"), StopAsked("SIGINT"), Tick(), HostSaid("one", hello())):
         assert play.happens(event) == []
     assert play.state is RunState.FINISHED
+
+
+def test_a_storage_that_fails_when_all_have_done_their_work_fails_the_run() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=3)).run()
+    play.succeeds(0)
+    assert stops(play.happens(StorageFailed("disk full"))) == {"one": 0.0}
+    play.succeeds(1)
+    play.gone()
+    assert play.state is RunState.FAILED
+    assert (play.machine.problem, play.machine.is_done) == ("disk full", True)
+
+
+def test_a_storage_that_fails_after_the_end_makes_a_finished_run_a_failed_one() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.gone()
+    assert play.happens(StorageFailed("disk full")) == []
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "disk full")
+
+
+def test_a_storage_that_fails_while_the_run_is_stopped_is_noted() -> None:
+    play = Play().run()
+    play.happens(StopAsked("SIGINT"))
+    play.happens(StorageFailed("disk full"))
+    play.gone()
+    assert (play.state, play.machine.storage_failed) == (RunState.ABORTED, True)
 
 
 # -- failures and restarts -------------------------------------------------------------------------------------------
