@@ -26,6 +26,10 @@ class BackendConfig:
     The object travels to the workers by pickle; the coordinator must be able to import it without the framework.
     """
 
+    framework: ClassVar[str] = ""
+    """The package that the ranks import and by which they connect to each other, if any: hosts that lack it, or cannot
+    connect to each other, cannot train together."""
+
     preload: ClassVar[tuple[str, ...]] = ()
     """Installed modules that the forkserver imports once for all workers of a host."""
 

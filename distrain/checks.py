@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.backend import BackendConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ __all__ = [
 ]
 
 PACKAGES = ("torch", "cloudpickle")
-"""Whose versions matter, beside Python's and ours."""
+"""Whose versions ``--check`` compares, beside Python's and ours."""
 INSPECT_TIMEOUT_S = 15.0
 MOST_SKEW_S = 1.0
 LEAST_DISK_BYTES = 1 << 30
@@ -245,7 +244,8 @@ class LaunchChecks:
         self._storage = storage
         self._witness = witness
         self._hosts = list(plan.hosts)
-        self._pairs = Pairs(dict(zip(plan.hosts, plan.addresses, strict=True)), nonce)
+        pairs = {} if plan.shares_network else dict(zip(plan.hosts, plan.addresses, strict=True))
+        self._pairs = Pairs(pairs, nonce)
         self._pairs_matter = _meets(request)
         self._inspected: set[str] = set()
 
@@ -302,5 +302,5 @@ class LaunchChecks:
 def _meets(request: RunRequest) -> bool:
     """Whether the ranks are known to talk over the addresses that we try: not without a framework, nor where the user
     has named another network."""
-    has_framework = type(request.backend).gather is not BackendConfig.gather
-    return has_framework and not any(_NETWORK_VARIABLES & order.environment.keys() for order in request.hosts.values())
+    is_named = any(_NETWORK_VARIABLES & order.environment.keys() for order in request.hosts.values())
+    return bool(request.backend.framework) and not is_named

@@ -7,7 +7,7 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
-from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, LaunchChecks
+from distrain.checks import INSPECT_TIMEOUT_S, LaunchChecks
 from distrain.inspection import package_versions
 from distrain.output import warn
 
@@ -47,15 +47,17 @@ class CheckedLaunch:
         self._is_late = False
 
     def begin(self, plan: WorldPlan) -> None:
-        """To be called when workers are on their way. One machine needs no checks."""
-        if plan.shares_network or self._checked.issuperset(plan.hosts):
+        """To be called when workers are on their way. This machine needs no checks."""
+        is_here = all(self._request.hosts[host].is_local for host in plan.hosts)
+        if is_here or self._checked.issuperset(plan.hosts):
             return
         self._checked.update(plan.hosts)
         self._is_late = False
+        framework = self._request.backend.framework
         checks = self._checks = LaunchChecks(
             self._request,
             plan,
-            own=package_versions(PACKAGES, [os.fspath(entry) for entry in sys.path]),
+            own=package_versions(filter(None, (framework, "cloudpickle")), [os.fspath(entry) for entry in sys.path]),
             storage="" if self._store.is_elsewhere else str(self._store.paths.root),
             witness=str(self._store.paths.manifest),
             nonce=uuid.uuid4().hex,

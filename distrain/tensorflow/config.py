@@ -51,6 +51,7 @@ class TensorflowConfig(BackendConfig):
         train_func. TensorFlow itself would wait for them, and say nothing.
     """
 
+    framework: ClassVar[str] = "tensorflow"
     may_fork: ClassVar[bool] = False
     has_endpoints: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, str]] = MappingProxyType(

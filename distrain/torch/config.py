@@ -53,6 +53,7 @@ class TorchConfig(BackendConfig):
     timeout_s: seconds after which a collective gives up.
     """
 
+    framework: ClassVar[str] = "torch"
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
 
     backend: str | None = None

@@ -189,9 +189,10 @@ def test_a_clock_that_is_wrong_is_a_warning(user: User) -> None:
 # -- before a launch -------------------------------------------------------------------------------------------------
 
 
-def test_a_launch_is_refused_when_the_storage_is_not_shared(user: User) -> None:
+@pytest.mark.parametrize("where", [f"num_workers=2, {TWO}", "num_workers=1, hosts='beta'"])
+def test_a_launch_is_refused_when_the_storage_is_not_shared(user: User, where: str) -> None:
     with own_disk(user.lab, "beta", user.folder / "runs"):
-        ran = user.trains("def train():\n    import time; time.sleep(60)\n", f"num_workers=2, {TWO}")
+        ran = user.trains("def train():\n    import time; time.sleep(60)\n", where)
     assert ran.code == 1
     assert f"beta: the storage {user.folder}/runs/run cannot be opened: No such file or directory" in ran.err
 
@@ -235,13 +236,15 @@ def test_a_launch_warns_of_another_torch_and_is_refused_for_another_cloudpickle(
     other = python_with(user.folder / "other", "")
     (user.folder / "hosts").write_text(f"alpha\nbeta {other}\n")
     waiting = "def train():\n    import time; time.sleep(2)\n    distrain.report({'place': place()})\n"
-    for package, version in (("torch", "2.0.0"), ("cloudpickle", "1.0.0")):
+    for trainer, package, version in (("TorchTrainer, ", "torch", "2.0.0"), ("", "cloudpickle", "1.0.0")):
         installed = site_of(user.folder / "other") / f"{package}-{version}.dist-info"
         installed.mkdir()
         (installed / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
-        ran = user.trains(waiting, "num_workers=2, hostfile='hosts'")
-        assert ran.code == (0 if package == "torch" else 1), ran.err
-        assert f"beta: it has {package} {version}, this machine " in ran.err
+        ran = user.trains(
+            f"from distrain.torch import TorchTrainer\n{waiting}", f"{trainer}num_workers=2, hostfile='hosts'"
+        )
+        how = "distrain: " if package == "torch" else "LaunchError: "
+        assert f"{how}beta: it has {package} {version}, this machine " in ran.err
 
 
 def test_what_a_launch_has_asked_leaves_nothing_behind(user: User) -> None:

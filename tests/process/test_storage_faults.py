@@ -389,7 +389,6 @@ def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
                 distrain.report({"number": number}, checkpoint=Checkpoint.from_directory(folder))
         return "done" if checkpoint is None else "again"
 
-
     disk = small_disk(tmp_path, undo)
     elsewhere: dict[str, Any] = {} if where == "local" else {"storage_filesystem": Elsewhere(disk)}
     fit = partial(

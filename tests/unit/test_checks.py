@@ -21,6 +21,7 @@ from distrain.checks import (
 )
 from distrain.hosts import HostFacts
 from distrain.plan import make_plan
+from distrain.tensorflow.config import TensorflowConfig
 from distrain.torch.config import TorchConfig
 from distrain.version import __version__
 from tests.unit.test_machine import order, request
@@ -239,9 +240,13 @@ def test_what_belongs_to_another_round_is_passed_over() -> None:
 # -- a launch --------------------------------------------------------------------------------------------------------
 
 
-def launch(**options: Any) -> LaunchChecks:
+def launch(networks: dict[str, str] | None = None, **options: Any) -> LaunchChecks:
     asked = request(["one", "two"], 2, **{"backend": TorchConfig(), **options})
-    hosts = [HostFacts(name=n, cpus=1, memory_bytes=0, slots=1, network=n, address=f"at-{n}") for n in asked.hosts]
+    networks = networks or {name: name for name in asked.hosts}
+    hosts = [
+        HostFacts(name=name, cpus=1, memory_bytes=0, slots=1, network=network, address=f"at-{name}")
+        for name, network in networks.items()
+    ]
     plan = make_plan(hosts, asked.scaling)
     return LaunchChecks(asked, plan, own=OWN, storage="/runs/run", witness="/runs/run/run.json", nonce="nonce")
 
@@ -291,6 +296,15 @@ def test_a_launch_does_not_wait_for_a_host_that_is_lost() -> None:
 
 def test_a_blocked_pair_ends_a_launch_whose_ranks_are_to_meet() -> None:
     assert blocked(launch()) == [("two", True)]
+
+
+def test_a_blocked_pair_ends_a_launch_of_tensorflow() -> None:
+    assert blocked(launch(backend=TensorflowConfig())) == [("two", True)]
+
+
+def test_hosts_of_one_machine_meet_without_being_tried() -> None:
+    said = launch(networks={"one": "same", "two": "same"}).begin()
+    assert [(host, type(message)) for host, message in said] == [("one", wire.Inspect), ("two", wire.Inspect)]
 
 
 def test_a_blocked_pair_is_a_warning_where_ranks_may_never_meet() -> None:
