@@ -300,13 +300,10 @@ class _Run:
         self._log_dir = None if asked.run.log_dir is None else Path(asked.run.log_dir).expanduser().absolute()
 
     def train(self) -> Result:
-        resume_from = self._asked.resume_from
-        if resume_from is not None:
-            _check_intact(resume_from)
         request = self._asked.request(
             self._run_id,
             self._store,
-            checkpoint=self._start_from(resume_from),
+            checkpoint=self._start_from(self._asked.resume_from),
             first_attempt=self._manifest.first_attempt,
         )
         self._announce()
@@ -338,6 +335,7 @@ class _Run:
             return self._store.for_workers(self._store.latest)
         if resume_from is None:
             return None
+        _check_intact(resume_from)
         if resume_from.path and (resume_from.place is None or resume_from.place.given is None):
             return resume_from.path
         return resume_from.to_directory(self._store.paths.staging / "resume_from")

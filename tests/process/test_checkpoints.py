@@ -23,6 +23,7 @@ from distrain import (
     Result,
     RunConfig,
     StorageError,
+    TrainingFailedError,
     WorkerGroupError,
 )
 from tests.conftest import wait_until
@@ -339,6 +340,26 @@ def test_a_damaged_checkpoint_to_resume_from_is_refused_before_anything_starts(f
     with pytest.raises(CheckpointError, match=r"checkpoint_000002 is damaged: epoch.txt has changed"):
         fit(train_three_epochs, {}, name="third", resume_from=first.checkpoint)
     assert not list((fit.storage / "third").glob("logs/*"))
+
+
+def test_an_unfinished_run_goes_on_without_what_it_started_from(fit: Fit, tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    (start / "epoch.txt").write_text("0")
+
+    def train_and_fail_at_first(config: dict[str, Any]) -> str:
+        began = train_three_epochs(config)
+        distrain.get_all_reported_checkpoints()  # the last one is committed
+        if start.exists():
+            raise RuntimeError("later")
+        return began
+
+    with pytest.raises(TrainingFailedError, match="later"):
+        fit(train_and_fail_at_first, {}, name="run", resume_from=Checkpoint(start))
+    shutil.rmtree(start)
+    assert fit(train_and_fail_at_first, {}, name="run", resume_from=Checkpoint(start)).return_value == "began at 3"
+    with pytest.raises(CheckpointError, match=f"resume_from_checkpoint: there is no directory {start}"):
+        fit(train_and_fail_at_first, {}, name="another", resume_from=Checkpoint(start))
 
 
 def test_a_finished_run_is_never_overwritten(fit: Fit) -> None:
