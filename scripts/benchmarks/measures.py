@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 # Name on the command line -> task of the workers.
-MEASURES = {"start": "start", "second": "second", "empty": "empty", "report": "report", "memory": "hold", "ddp": "ddp"}
+MEASURES = {name: name for name in ("start", "second", "empty", "report")} | {
+    "memory": "hold",
+    "ddp": "ddp",
+    "tensorflow": "tensorflow",
+}
 # Task -> the measure that it gives first.
 TITLES = {
     "start": "start",
@@ -27,6 +31,7 @@ TITLES = {
     "report": "report, median",
     "hold": "memory beside workers",
     "ddp": "DDP steps",
+    "tensorflow": "start, TensorFlow",
 }
 SETTLE_S = 1.0
 
@@ -158,8 +163,8 @@ def _look_when_held(out: Path, workers: int, over: Callable[[], bool], members: 
 
 def _read(task: str, finished: Finished, workers: int, members: Sequence[Member]) -> list[Figure]:
     title = TITLES[task]
-    if task == "start":
-        return _read_start(finished, workers)
+    if task in ("start", "tensorflow"):
+        return _read_start(finished, workers, title)
     if task == "second":
         begun, reduced = finished.value("second_begun"), finished.of_ranks("reduced", workers)
         if min(reduced) < begun:
@@ -179,12 +184,12 @@ def _read(task: str, finished: Finished, workers: int, members: Sequence[Member]
     return [Figure(measure=title, value=finished.of_ranks("ddp", workers)[0]["steps_per_s"], unit="/s")]
 
 
-def _read_start(finished: Finished, workers: int) -> list[Figure]:
+def _read_start(finished: Finished, workers: int, title: str) -> list[Figure]:
     reduced = max(finished.of_ranks("reduced", workers))
-    figures = [Figure(measure=TITLES["start"], value=reduced - finished.begun, unit="s")]
+    figures = [Figure(measure=title, value=reduced - finished.begun, unit="s")]
     if (finished.out / "ray_ready.json").exists():
         ready = finished.value("ray_ready")
-        figures.append(Figure(measure=TITLES["start"], value=reduced - ready, unit="s", variant="after init"))
+        figures.append(Figure(measure=title, value=reduced - ready, unit="s", variant="after init"))
     return figures
 
 
