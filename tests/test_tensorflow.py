@@ -115,6 +115,27 @@ def test_two_workers_train_as_one_process_does_on_the_global_batch(
     assert "6/6 [==============================]" in log_of(result.path, 1)
 
 
+def test_workers_meet_over_ipv6_with_a_proxy_in_the_environment(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train() -> None:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+        distrain.report({"replicas": strategy.num_replicas_in_sync, "workers": workers})
+
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    result = fit(
+        train,
+        worker_runtime_env={"env_vars": {"MASTER_ADDR": "::1"}},
+        failure_config=distrain.FailureConfig(hang_timeout_s=60),
+    )
+    first, second = reported(result.path)
+    assert first == second
+    assert first["replicas"] == 2
+    assert all(worker.startswith("[::1]:") for worker in first["workers"])
+
+
 def test_mirrored_strategy_on_one_host(fit: Fit, alone: dict[str, Any]) -> None:
     def train() -> None:
         import tensorflow as tf

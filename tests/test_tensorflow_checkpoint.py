@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
+import zipfile
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -19,7 +22,7 @@ from distrain.tensorflow import TensorflowCheckpoint, TensorflowConfig
 from tests.process.conftest import Fit, reported
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 if find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed; scripts/test_tensorflow", allow_module_level=True)
@@ -100,6 +103,106 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         TensorflowCheckpoint.from_saved_model(tmp_path)
     with pytest.raises(CheckpointError, match=r"has neither model\.keras nor a SavedModel"):
         TensorflowCheckpoint(tmp_path).get_model()
+
+
+@generations
+def test_weights_alone_are_no_model(package: str, tmp_path: Path) -> None:
+    make_model(package).save_weights(tmp_path / "my.weights.h5")
+    with pytest.raises(CheckpointError) as raised:
+        TensorflowCheckpoint.from_h5(tmp_path / "my.weights.h5").get_model()
+    assert "/my.weights.h5 has no model, but weights at most" in str(raised.value)
+    assert "load_weights()" in str(raised.value)
+
+
+def test_weights_in_the_older_format_of_keras_2_are_no_model(tmp_path: Path) -> None:
+    make_model("tf_keras").save_weights(tmp_path / "old.h5")
+    with pytest.raises(CheckpointError, match=r"/old\.h5 has no model, but weights at most"):
+        TensorflowCheckpoint.from_h5(tmp_path / "old.h5").get_model()
+
+
+def halved(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def with_one_other_byte(data: bytes) -> bytes:
+    """In the middle, where the weights are."""
+    return b"".join((halved(data), bytes([data[len(data) // 2] ^ 0xFF]), data[len(data) // 2 + 1 :]))
+
+
+def without_metadata(data: bytes) -> bytes:
+    """A zip file, but not one of Keras."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("config.json", "{}")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("damage", [halved, with_one_other_byte, without_metadata])
+@generations
+def test_a_damaged_model_is_named(package: str, damage: Callable[[bytes], bytes]) -> None:
+    checkpoint = TensorflowCheckpoint.from_model(make_model(package))
+    file = Path(checkpoint.path, "model.keras")
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CheckpointError) as raised:
+        checkpoint.get_model()
+    assert str(raised.value).startswith(f"{file} cannot be read: ")
+    assert str(raised.value).endswith("If it is damaged, take another checkpoint, or save the model once more")
+
+
+@generations
+def test_a_damaged_h5_file_is_named(package: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.h5"
+    make_model(package).save(file)
+    file.write_bytes(halved(file.read_bytes()))
+    with pytest.raises(CheckpointError, match=r"/mine\.h5 cannot be read: .*truncated"):
+        TensorflowCheckpoint.from_h5(file).get_model()
+
+
+def save_as_keras_3_exports(folder: Path) -> None:
+    make_model("keras").export(folder, verbose=False)
+
+
+def save_a_module(folder: Path) -> None:
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.variable = tf.Variable(1.0)
+    tf.saved_model.save(module, str(folder))
+
+
+def save_a_layer(folder: Path) -> None:
+    """Of Keras, but not by it."""
+    import tensorflow as tf
+
+    tf.saved_model.save(make_model("tf_keras").layers[-1], str(folder))
+
+
+@pytest.mark.parametrize("save", [save_as_keras_3_exports, save_a_module, save_a_layer])
+def test_a_saved_model_without_a_keras_model_says_what_reads_it(save: Callable[[Path], None], tmp_path: Path) -> None:
+    save(tmp_path / "saved")
+    checkpoint = TensorflowCheckpoint.from_saved_model(tmp_path / "saved")
+    with pytest.raises(CheckpointError) as raised:
+        checkpoint.get_model()
+    assert str(raised.value).startswith(f"{checkpoint.path}/saved_model.pb is a SavedModel without a Keras model in it")
+    assert "tf.saved_model.load() reads it" in str(raised.value)
+
+
+def test_a_damaged_saved_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"garbage")
+    with pytest.raises(CheckpointError, match=r"/saved_model\.pb cannot be read: "):
+        TensorflowCheckpoint.from_saved_model(tmp_path).get_model()
+
+
+def test_what_keras_itself_says_of_a_model_is_left_alone() -> None:
+    """Here, of a layer that nobody has told it of."""
+    import tf_keras
+
+    class Mine(tf_keras.layers.Layer):  # type: ignore[misc]
+        pass
+
+    checkpoint = TensorflowCheckpoint.from_model(tf_keras.Sequential([tf_keras.layers.Input((3,)), Mine()]))
+    with pytest.raises(TypeError, match="Mine"):
+        checkpoint.get_model()
 
 
 def test_the_keras_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +297,17 @@ def test_what_the_callback_reports(storage: Path, package: str) -> None:
     [
         ({"checkpoint_on": "validation_end"}, ValueError, "checkpoint_on=...): there is no ['validation_end']"),
         ({"report_metrics_on": ["epoch_end", "x"]}, ValueError, "report_metrics_on=...): there is no ['x']"),
+        ({"checkpoint_on": None}, TypeError, "checkpoint_on=...) takes one of Keras' events, such as 'epoch_end', or"),
+        ({"report_metrics_on": 5}, TypeError, "report_metrics_on=...) takes one of Keras' events"),
+        ({"report_metrics_on": [None]}, TypeError, "or a list of them, got [None]"),
+        ({"metrics": 5}, TypeError, "metrics=...) takes None for all of Keras' logs, the name of one, a list"),
+        ({"metrics": [5]}, TypeError, "got [5]"),
+        ({"metrics": {"a": 5}}, TypeError, "got {'a': 5}"),
+        ({"metrics": {5: "loss"}}, TypeError, "got {5: 'loss'}"),
+        ({"metrics": b"loss"}, TypeError, "got b'loss'"),
     ],
 )
-def test_events_that_there_are_not_are_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     from distrain.tensorflow.keras import ReportCheckpointCallback
 
     with pytest.raises(error) as raised:

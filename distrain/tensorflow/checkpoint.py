@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["TensorflowCheckpoint"]
 
 _SAVED_MODEL = "saved_model.pb"
+_METADATA_OF_KERAS = "keras_metadata.pb"
+"""Which Keras 2 puts beside it."""
 
 
 class TensorflowCheckpoint(Checkpoint):
@@ -83,8 +85,8 @@ class TensorflowCheckpoint(Checkpoint):
         Loading a model can run code that is in it: read only checkpoints that you trust. A checkpoint made by
         :meth:`from_dict` has its model under the key ``"model"``.
 
-        Raises CheckpointError if there is no model in the checkpoint, ModuleNotFoundError if its Keras is not
-        installed.
+        Raises CheckpointError if there is no model in the checkpoint, or a damaged one, ModuleNotFoundError if its
+        Keras is not installed.
         """
         with self.as_directory() as folder:
             if (Path(folder) / DICT_FILE).is_file() and "model" in (data := self.to_dict()):
@@ -95,7 +97,7 @@ class TensorflowCheckpoint(Checkpoint):
                 if not (Path(folder) / _SAVED_MODEL).is_file():
                     raise CheckpointError(f"{self.path or self} has neither {name} nor a SavedModel")
                 model = Path(folder)
-            return _keras_of(model).models.load_model(str(model))
+            return _load(model, os.path.join(self.path or str(self), _SAVED_MODEL if model.is_dir() else name))
 
     @classmethod
     def _temporary(cls) -> Self:
@@ -110,9 +112,38 @@ def _remove(folder: str, pid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _keras_of(model: Path) -> Any:
+def _load(model: Path, shown: str) -> Any:
+    """``shown``: what the user calls it."""
+    try:
+        keras = _keras_of(model, shown)
+        loaded = keras.models.load_model(str(model))
+    except (zipfile.BadZipFile, OSError) as error:
+        raise CheckpointError(_damaged(shown, error)) from error
+    except ValueError as error:
+        if model.is_file() or (model / _METADATA_OF_KERAS).is_file():
+            raise
+        raise CheckpointError(_no_model_of_keras(shown)) from error
+    if not isinstance(loaded, keras.Model):
+        raise CheckpointError(_no_model_of_keras(shown))
+    return loaded
+
+
+def _damaged(shown: str, error: Exception) -> str:
+    why = str(error).rstrip(".")
+    return f"{shown} cannot be read: {why}. If it is damaged, take another checkpoint, or save the model once more"
+
+
+def _no_model_of_keras(shown: str) -> str:
+    return (
+        f"{shown} is a SavedModel without a Keras model in it, such as Keras 3's model.export() and "
+        "tf.saved_model.save() write: tf.saved_model.load() reads it. For get_model(), save the model with "
+        "TensorflowCheckpoint.from_model() or as a .keras file"
+    )
+
+
+def _keras_of(model: Path, shown: str) -> Any:
     """The package that has saved the model; the other one does not read all of its files."""
-    name = "keras" if _major_version(model) == 3 else "tf_keras"
+    name = "keras" if _major_version(model, shown) == 3 else "tf_keras"
     if find_spec(name) is None:
         raise ModuleNotFoundError(
             f"{model.name} was saved by {name}, which is not installed: pip install 'distrain[tensorflow]'", name=name
@@ -120,14 +151,31 @@ def _keras_of(model: Path) -> Any:
     return import_module(name)
 
 
-def _major_version(model: Path) -> int:
+def _major_version(model: Path, shown: str) -> int:
+    """Raises CheckpointError, BadZipFile or OSError if the file has no model."""
     version = "2"  # only Keras 2 saves SavedModels that can be loaded as models
     if model.suffix == ".keras":
-        with zipfile.ZipFile(model) as archive:
-            version = json.loads(archive.read("metadata.json"))["keras_version"]
+        version = _version_in_zip(model, shown)
     elif model.is_file():
-        import h5py
-
-        with h5py.File(model) as file:
-            version = file.attrs["keras_version"]
+        version = _version_in_h5(model, shown)
     return int(version.partition(".")[0])
+
+
+def _version_in_zip(model: Path, shown: str) -> str:
+    with zipfile.ZipFile(model) as archive:
+        try:
+            return str(json.loads(archive.read("metadata.json"))["keras_version"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(_damaged(shown, error)) from error
+
+
+def _version_in_h5(model: Path, shown: str) -> str:
+    import h5py
+
+    with h5py.File(model) as file:
+        if "model_config" not in file.attrs:
+            raise CheckpointError(
+                f"{shown} has no model, but weights at most, as model.save_weights() writes: build the model, and have "
+                "it load_weights() from the file; or save the whole of it, with model.save()"
+            )
+        return str(file.attrs["keras_version"])

@@ -114,8 +114,9 @@ def _hide_other_gpus(devices: tuple[int, ...]) -> None:
 
 
 def _talk_without_proxies() -> None:
-    """gRPC takes ``http_proxy`` also for a port on this machine, and TensorFlow would wait for ever."""
+    """gRPC takes ``http_proxy`` also for a port on this machine, and TensorFlow would wait for ever. It compares hosts
+    as they are without the brackets of IPv6."""
     addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-    hosts = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
+    hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses)
     others = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy")
     os.environ[_WITHOUT_PROXY] = ",".join([*([others] if others else []), *hosts])

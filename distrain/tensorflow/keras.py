@@ -5,8 +5,8 @@ The callback is one of whichever Keras ``tf.keras`` is in the process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NoReturn
 
 from distrain.session import get_context, report
 from distrain.tensorflow.checkpoint import TensorflowCheckpoint
@@ -42,7 +42,7 @@ class ReportCheckpointCallback(_callback_of_keras()):  # type: ignore[misc]
     ``TensorflowCheckpoint(checkpoint.path).get_model()`` reads it, and ``checkpoint.get_metadata()["epoch"]`` is the
     epoch, from 0, in which it was saved.
 
-    Raises ValueError for events that there are not.
+    Raises ValueError for events that there are not, TypeError for what is no name.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ReportCheckpointCallback(_callback_of_keras()):  # type: ignore[misc]
         super().__init__()
         self._checkpoint_on = _events("checkpoint_on", checkpoint_on)
         self._report_on = _events("report_metrics_on", report_metrics_on) | self._checkpoint_on
-        self._metrics = [metrics] if isinstance(metrics, str) else metrics
+        self._metrics = None if metrics is None else _by_reported_name(metrics)
         self._epoch = 0
         for event in self._report_on:
             self._listen_to(event)
@@ -86,15 +86,34 @@ class ReportCheckpointCallback(_callback_of_keras()):  # type: ignore[misc]
     def _chosen(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         if self._metrics is None:
             return dict(logs)
-        names = self._metrics if isinstance(self._metrics, Mapping) else {name: name for name in self._metrics}
-        missing = sorted(set(names.values()) - logs.keys())
+        missing = sorted(set(self._metrics.values()) - logs.keys())
         if missing:
             raise KeyError(f"ReportCheckpointCallback(metrics=...): Keras logs no {missing} here, but {sorted(logs)}")
-        return {name: logs[key] for name, key in names.items()}
+        return {name: logs[key] for name, key in self._metrics.items()}
 
 
 def _events(argument: str, given: str | Sequence[str]) -> frozenset[str]:
-    events = frozenset([given] if isinstance(given, str) else given)
-    if unknown := sorted(events - set(_EVENTS)):
+    names = [given] if isinstance(given, str) else given
+    if not _are_names(names):
+        _refuse(argument, "one of Keras' events, such as 'epoch_end', or a list of them", given)
+    if unknown := sorted(set(names) - set(_EVENTS)):
         raise ValueError(f"ReportCheckpointCallback({argument}=...): there is no {unknown}; there are {_EVENTS}")
-    return events
+    return frozenset(names)
+
+
+def _by_reported_name(metrics: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    names = [metrics] if isinstance(metrics, str) else metrics
+    if isinstance(names, Mapping) and _are_names([*names, *names.values()]):
+        return dict(names)
+    if not _are_names(names):
+        takes = "None for all of Keras' logs, the name of one, a list of names, or {reported name: name in the logs}"
+        _refuse("metrics", takes, metrics)
+    return {name: name for name in names}
+
+
+def _are_names(given: object) -> bool:
+    return isinstance(given, (Sequence, Set)) and all(isinstance(name, str) for name in given)
+
+
+def _refuse(argument: str, takes: str, given: object) -> NoReturn:
+    raise TypeError(f"ReportCheckpointCallback({argument}=...) takes {takes}, got {given!r}")

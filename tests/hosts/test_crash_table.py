@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +22,7 @@ import pytest
 from distrain.neighbours import REACH_S
 from tests.conftest import NOTHING_LEFT_WITHIN_S, is_alive, run_members, wait_until
 from tests.hosts.conftest import Hosts, Lab, end_lab, start_lab
+from tests.hosts.running import LEASE_S, Running, cut_power, set_link
 from tests.tables import BUSY_FACTOR, deal_cells
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAMPLE = 8
-LEASE_S = 2.0
 SEEN_WITHIN_S = 1.0
 """After a connection has broken, or a lease has run out."""
 HANG_TIMEOUT_S = 6.0
@@ -69,66 +66,6 @@ print("FINISHED", result.return_value, flush=True)
 """
 
 
-# -- a run over hosts, seen from outside ------------------------------------------------------------------------------
-
-
-class Running:
-    """A user's process in ``head``, whose ranks are in the middle of the training, one on each host."""
-
-    def __init__(self, lab: Hosts, place: Path, run_id: str, hosts: list[str], script: str, **failures: float) -> None:
-        self.lab, self.place, self.run_id, self.hosts = lab, place, run_id, hosts
-        (place / "script.py").write_text(script)
-        spare = ["gamma"] if "alpha" in hosts else []
-        (place / "hosts").write_text("\n".join(lab.line(host) for host in [*hosts, *spare]))
-        scaling = {"num_workers": len(hosts), "hostfile": str(place / "hosts")}
-        config = {"host_lease_s": LEASE_S, "host_wait_s": 0.0, **failures}
-        argv = [sys.executable, str(place / "script.py"), str(place), json.dumps(scaling), json.dumps(config)]
-        self.user = subprocess.Popen(
-            lab.argv("head", *argv),
-            cwd=place,
-            env=lab.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def wait_until_it_trains(self) -> None:
-        ready = [self.place / f"ready-0-{rank}" for rank in range(len(self.hosts))]
-        wait_until(lambda: self.user.poll() is not None or all(path.exists() for path in ready), what="training")
-        assert self.user.poll() is None, self.user.communicate()[0]
-
-    def end(self) -> tuple[str, float]:
-        """What it said, and when it ended."""
-        output, _ = self.user.communicate(timeout=60.0)
-        return output, time.monotonic()
-
-    def go_on(self) -> None:
-        (self.place / "end").touch()
-
-    # -- its processes --
-
-    def on(self, host: str) -> list[psutil.Process]:
-        """The run's processes on a host."""
-        return [member for member in run_members(self.run_id) if self.lab.has(host, member)]
-
-    def program(self, host: str, name: str) -> psutil.Process:
-        """The agent or the forkserver of a host."""
-        found = [member for member in self.on(host) if name in member.cmdline()]
-        return next(member for member in found if member.ppid() not in {other.pid for other in found})
-
-    def worker(self, host: str) -> psutil.Process:
-        [worker] = self.program(host, "forkserver").children()
-        return worker
-
-    def sshd(self, host: str) -> psutil.Process:
-        """The one of this connection, not the one that listens."""
-        return next(parent for parent in self.program(host, "agent").parents() if "sshd" in parent.name())
-
-    def ssh(self, host: str) -> psutil.Process:
-        children = psutil.Process(self.user.pid).children()
-        return next(child for child in children if child.name() == "ssh" and host in child.cmdline())
-
-
 # -- what happens to a host -------------------------------------------------------------------------------------------
 
 
@@ -150,8 +87,7 @@ def kill(name: str) -> Callable[[Running, str], None]:
 
 def link(state: str) -> Callable[[Running, str], None]:
     def strike(running: Running, host: str) -> None:
-        done = running.lab.run("switch", "ip", "link", "set", host, state)
-        assert done.returncode == 0, done.stderr
+        set_link(running.lab, host, state)
 
     return strike
 
@@ -234,16 +170,15 @@ def start(lab: Hosts, tmp_path: Path, test_run_id: str) -> Iterator[Callable[...
     started: list[Running] = []
 
     def start(*, lab: Hosts = lab, hosts: list[str] = HOSTS, script: str = SCRIPT, **failures: float) -> Running:
-        started.append(Running(lab, lab.folder_for(tmp_path), test_run_id, hosts, script, **failures))
+        spare = ["gamma"] if "alpha" in hosts else []
+        place = lab.folder_for(tmp_path)
+        started.append(Running(lab, place, test_run_id, script, hosts=hosts, spare=spare, **failures))
         started[-1].wait_until_it_trains()
         return started[-1]
 
     yield start
     for running in started:
-        running.user.kill()
-        running.user.wait()
-        assert running.user.stdout is not None
-        running.user.stdout.close()
+        running.close()
 
 
 def test_a_blow(cell: Cell, start: Callable[..., Running]) -> None:
@@ -299,14 +234,12 @@ def test_nothing_is_left_on_any_host_when_the_users_process_is_killed(start: Cal
 
 
 def test_a_host_without_power_is_named(start: Callable[..., Running], lab: Lab, tmp_path: Path) -> None:
-    """It has no time to say anything: all of it is gone at once, its address, too."""
     holder = start_lab(tmp_path / "other lab", "one:1", "two:1")
     try:
         other = Lab(folder=tmp_path / "other lab", other_python=lab.other_python)
         running = start(lab=other, hosts=["one", "two"], max_failures=1)
         worker = running.worker("one")
-        link("down")(running, "two")
-        os.kill(json.loads((other.folder / "pids.json").read_text())["two"][0], signal.SIGKILL)
+        cut_power(other, "two")
         struck = time.monotonic()
         wait_until(lambda: not is_alive(worker), what="the stop of the other host's rank")
         assert time.monotonic() - struck < LEASE_S + BUSY_FACTOR * SEEN_WITHIN_S

@@ -25,7 +25,7 @@ from distrain.ports import reserve_port
 from tests.conftest import wait_until
 from tests.hosts import test_crash_table
 from tests.hosts.conftest import HOSTS, ROOT, Hosts
-from tests.hosts.test_crash_table import BLOWS, Running, start
+from tests.hosts.test_crash_table import BLOWS, start
 from tests.hosts.test_preflight import check
 from tests.hosts.test_training import (
     test_no_value_is_in_the_arguments_of_any_process,
@@ -35,6 +35,7 @@ from tests.hosts.test_training import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.hosts.running import Running
     from tests.hosts.user import User
 
 __all__ = [

@@ -30,6 +30,9 @@ OPPOSITE_WAYS = ("forkserver-local", "spawn-ssh")
 SSH_THAT_EXECUTES = 'for command; do :; done; cd /; exec sh -c "$command"'
 """Body of a fake ssh: runs its last argument through a shell, in another directory, as the real one would."""
 
+SSH_THAT_CLEARS_THE_ENVIRONMENT = 'for command; do :; done; cd /; exec env -i PATH=/usr/bin:/bin sh -c "$command"'
+"""Likewise, with nothing of this machine's environment, as the real one would."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:

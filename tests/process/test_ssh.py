@@ -27,7 +27,7 @@ from distrain.hostfile import HostSpec
 from distrain.job import FunctionWork
 from distrain.trainer import run_work
 from distrain.transport import PrefixTransport
-from tests.process.conftest import SSH_THAT_EXECUTES, Fit, make_fake_ssh, reported
+from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, SSH_THAT_EXECUTES, Fit, make_fake_ssh, reported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,7 +123,7 @@ def test_an_agent_that_talks_nonsense_is_refused(over: Over) -> None:
 
 def test_nothing_of_the_users_environment_is_needed_to_start(over: Over) -> None:
     """What reaches the far side is argv only, as with the real ssh."""
-    fit = over('for command; do :; done; cd /; exec env -i PATH=/usr/bin:/bin sh -c "$command"')
+    fit = over(SSH_THAT_CLEARS_THE_ENVIRONMENT)
 
     def train() -> int:
         return distrain.get_context().get_world_size()

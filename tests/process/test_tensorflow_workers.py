@@ -16,8 +16,12 @@ import pytest
 
 import distrain
 from distrain import FailureConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
+from distrain.hostfile import HostSpec
+from distrain.job import FunctionWork
 from distrain.tensorflow import TensorflowConfig, TensorflowTrainer
-from tests.process.conftest import Fit, log_of, reported
+from distrain.trainer import run_work
+from distrain.transport import LocalTransport
+from tests.process.conftest import SSH_THAT_CLEARS_THE_ENVIRONMENT, Fit, log_of, make_fake_ssh, reported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +93,31 @@ def test_keras_2_unless_the_user_has_chosen(tensorflow_fit: Fit, monkeypatch: py
     run_env = {"env_vars": {"TF_USE_LEGACY_KERAS": "false"}}
     (told,) = reported(tensorflow_fit(tell_the_environment, workers=1, worker_runtime_env=run_env).path)
     assert told["TF_USE_LEGACY_KERAS"] == "false"
+
+
+def test_hosts_have_the_users_settings_of_tensorflow_and_keras_but_their_own_tf_config(
+    tmp_path: Path, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the real ssh, nothing of the environment comes by itself."""
+    (tmp_path / "far").mkdir()
+    far = make_fake_ssh(tmp_path / "far", SSH_THAT_CLEARS_THE_ENVIRONMENT)
+    near = LocalTransport(host=HostSpec(name="near", address="localhost", slots=1))
+    chosen = {"TF_USE_LEGACY_KERAS": "0", "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow", "XLA_FLAGS": "-x"}
+    for name, value in {**chosen, "TF_CONFIG": "{}"}.items():
+        monkeypatch.setenv(name, value)
+
+    def train() -> None:
+        distrain.report({"chosen": {name: os.environ.get(name) for name in chosen}, "TF": os.environ["TF_CONFIG"]})
+
+    result = run_work(
+        FunctionWork(function=train, config={}, backend=TensorflowConfig()),
+        ScalingConfig(num_workers=2),
+        distrain.RunConfig(storage_path=storage),
+        transports=(near, far),
+    )
+    told = [reported(result.path, rank)[0] for rank in (0, 1)]
+    assert [report["chosen"] for report in told] == [chosen, chosen]
+    assert [json.loads(report["TF"])["task"]["index"] for report in told] == [0, 1]
 
 
 def test_workers_without_gpus_see_none(tensorflow_fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:

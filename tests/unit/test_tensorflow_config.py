@@ -74,6 +74,15 @@ def test_workers_talk_without_proxies(monkeypatch: pytest.MonkeyPatch, proxies: 
     assert os.environ[config._WITHOUT_PROXY] == without
 
 
+def test_grpc_knows_ipv6_addresses_without_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.setenv(name, "")
+    workers = ["[fd77::11]:5000", "[fd77::11]:5001", "[fd77::12]:5000"]
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}}))
+    config._talk_without_proxies()
+    assert os.environ[config._WITHOUT_PROXY] == "fd77::11,fd77::12"
+
+
 def test_the_sigterm_handler_of_python_is_put_back_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[tuple[int, object]] = []
     monkeypatch.setattr("distrain.tensorflow.config.signal.signal", lambda *arguments: put.append(arguments))

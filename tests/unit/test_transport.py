@@ -152,6 +152,11 @@ def test_an_explicit_list_of_variables_goes_along() -> None:
     assert ordered(FAR, own={**own, "DISTRAIN_ENV": "SECRET,MY_*"}).environment["SECRET"] == "x"
 
 
+def test_settings_of_tensorflow_go_along_but_not_which_worker_the_users_process_is() -> None:
+    settings = {"TF_USE_LEGACY_KERAS": "0", "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "jax", "XLA_FLAGS": "-x"}
+    assert ordered(FAR, own={**settings, "TF_CONFIG": "{}"}).environment == settings
+
+
 def test_to_this_machine_nothing_has_to_go() -> None:
     assert ordered(HostSpec(), own={"NCCL_DEBUG": "INFO"}, A="1").environment == {"A": "1"}
 

@@ -1,0 +1,107 @@
+"""A run over hosts, seen from outside while it trains: its processes, and what happens to its hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tests.conftest import run_members, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.hosts.conftest import Hosts, Lab
+
+LEASE_S = 2.0
+
+
+class Running:
+    """A user's process in ``head``, which runs ``script`` with a place for files, a scaling config and a failure config
+    as its arguments. When it trains, one rank on each host, each has made a file ``ready-0-RANK`` in that place."""
+
+    def __init__(
+        self,
+        lab: Hosts,
+        place: Path,
+        run_id: str,
+        script: str,
+        *,
+        hosts: list[str],
+        spare: list[str],
+        **failures: float,
+    ) -> None:
+        self.lab, self.place, self.run_id, self.hosts = lab, place, run_id, hosts
+        (place / "script.py").write_text(script)
+        (place / "hosts").write_text("\n".join(lab.line(host) for host in [*hosts, *spare]))
+        scaling = {"num_workers": len(hosts), "hostfile": str(place / "hosts")}
+        config = {"host_lease_s": LEASE_S, "host_wait_s": 0.0, **failures}
+        argv = [sys.executable, str(place / "script.py"), str(place), json.dumps(scaling), json.dumps(config)]
+        self.user = subprocess.Popen(
+            lab.argv("head", *argv),
+            cwd=place,
+            env=lab.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_until_it_trains(self, within_s: float = 20.0) -> None:
+        ready = [self.place / f"ready-0-{rank}" for rank in range(len(self.hosts))]
+        wait_until(lambda: self.user.poll() is not None or all(path.exists() for path in ready), within_s, "training")
+        assert self.user.poll() is None, self.user.communicate()[0]
+
+    def end(self) -> tuple[str, float]:
+        """What it said, and when it ended."""
+        output, _ = self.user.communicate(timeout=60.0)
+        return output, time.monotonic()
+
+    def close(self) -> None:
+        self.user.kill()
+        self.user.wait()
+        assert self.user.stdout is not None
+        self.user.stdout.close()
+
+    def go_on(self) -> None:
+        (self.place / "end").touch()
+
+    # -- its processes --
+
+    def on(self, host: str) -> list[psutil.Process]:
+        """The run's processes on a host."""
+        return [member for member in run_members(self.run_id) if self.lab.has(host, member)]
+
+    def program(self, host: str, name: str) -> psutil.Process:
+        """The agent or the forkserver of a host."""
+        found = [member for member in self.on(host) if name in member.cmdline()]
+        return next(member for member in found if member.ppid() not in {other.pid for other in found})
+
+    def worker(self, host: str) -> psutil.Process:
+        [worker] = self.program(host, "forkserver").children()
+        return worker
+
+    def sshd(self, host: str) -> psutil.Process:
+        """The one of this connection, not the one that listens."""
+        return next(parent for parent in self.program(host, "agent").parents() if "sshd" in parent.name())
+
+    def ssh(self, host: str) -> psutil.Process:
+        children = psutil.Process(self.user.pid).children()
+        return next(child for child in children if child.name() == "ssh" and host in child.cmdline())
+
+
+def set_link(lab: Hosts, host: str, state: str) -> None:
+    """``down``: the cable is out."""
+    done = lab.run("switch", "ip", "link", "set", host, state)
+    assert done.returncode == 0, done.stderr
+
+
+def cut_power(lab: Lab, host: str) -> None:
+    """It has no time to say anything: all of it is gone at once, its address, too."""
+    set_link(lab, host, "down")
+    os.kill(json.loads((lab.folder / "pids.json").read_text())[host][0], signal.SIGKILL)
