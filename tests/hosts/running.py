@@ -59,7 +59,7 @@ class Running:
 
     def end(self) -> tuple[str, float]:
         """What it said, and when it ended."""
-        output, _ = self.user.communicate(timeout=60.0)
+        output, _ = self.user.communicate(timeout=100.0)
         return output, time.monotonic()
 
     def close(self) -> None:
