@@ -23,7 +23,7 @@ from distrain.errors import HostfileError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["LOCALHOST", "HostSpec", "parse_hostfile", "parse_hosts", "total_slots"]
+__all__ = ["LOCALHOST", "HostSpec", "parse_hostfile", "parse_hosts", "split_ssh_args", "total_slots"]
 
 LOCALHOST = "localhost"
 _KEYS = ("slots", "gpus", "python", "cwd")
@@ -107,6 +107,15 @@ def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]
         except ValueError as error:
             raise HostfileError(f"{source}: {part!r}: {error}; must be host:slots, such as alpha:4,beta:4") from None
     return tuple(found.values())
+
+
+def split_ssh_args(text: str, source: str) -> tuple[str, ...]:
+    """Arguments for ssh as a shell takes them apart. ``source`` is where they stand, for errors. Raises
+    HostfileError."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise HostfileError(f"{source}: {text!r}: {str(error).lower()}") from None
 
 
 def total_slots(hosts: Sequence[HostSpec]) -> int:

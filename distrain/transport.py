@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from distrain.errors import HostfileError
-from distrain.hostfile import HostSpec, parse_hostfile, parse_hosts
+from distrain.hostfile import HostSpec, parse_hostfile, parse_hosts, split_ssh_args
 from distrain.hosts import HostOrder
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class PrefixTransport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTransport:
     """A host behind the system's OpenSSH client, with the user's own configuration. ``arguments`` are the user's for
-    ssh; they come first, since of an option that is given twice ssh takes the first."""
+    ssh on every host. Of an option that is given twice ssh takes the first: the host's own, then the user's, then
+    ours."""
 
     host: HostSpec
     arguments: tuple[str, ...] = ()
@@ -107,10 +108,11 @@ class SshTransport:
             "ClearAllForwardings": "yes",  # of the user's configuration: their ports are taken by the user's own ssh
         }
         return [
-            *("ssh", "-T", *self.arguments),
-            *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
+            *("ssh", "-T"),
             *(("-p", str(host.port)) if host.port is not None else ()),
             *(("-l", host.user) if host.user is not None else ()),
+            *self.arguments,
+            *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
             *("--", host.address, shlex.join(command)),
         ]
 
@@ -141,8 +143,8 @@ def _read(path: str, named_by: str) -> tuple[HostSpec, ...]:
 
 
 def ssh_args_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Further arguments for ssh: those of ``scaling``, else of DISTRAIN_SSH_ARGS."""
-    return tuple(scaling.ssh_args) or tuple(shlex.split(environment.get("DISTRAIN_SSH_ARGS", "")))
+    """Further arguments for ssh: those of ``scaling``, else of DISTRAIN_SSH_ARGS. Raises HostfileError."""
+    return tuple(scaling.ssh_args) or split_ssh_args(environment.get("DISTRAIN_SSH_ARGS", ""), "DISTRAIN_SSH_ARGS")
 
 
 def transports_for(

@@ -82,6 +82,13 @@ def test_arguments_of_the_user_come_before_ours(tmp_path: Path) -> None:
     assert (options["connecttimeout"], options["port"]) == ("77", "23")
 
 
+def test_what_a_host_says_of_itself_goes_before_the_arguments_for_all(tmp_path: Path) -> None:
+    options = effective(ssh("-p", "2200", "-l", "you", "-o", "Port=23", user="me", port=2222), tmp_path)
+    assert (options["port"], options["user"]) == ("2222", "me")
+    options = effective(ssh("-o", "Port=23", "-l", "you", port=2222), tmp_path)
+    assert (options["port"], options["user"]) == ("2222", "you")
+
+
 def test_user_port_and_ipv6_are_options_of_their_own(tmp_path: Path) -> None:
     options = effective(ssh(user="alice", port=2222, address="fd77::11"), tmp_path)
     assert (options["user"], options["port"], options["hostname"]) == ("alice", "2222", "fd77::11")
@@ -129,6 +136,13 @@ def test_arguments_for_ssh_are_a_list_or_a_line() -> None:
     assert ssh_args_of(ScalingConfig(ssh_args="-F 'my config'"), {}) == ("-F", "my config")
     assert ssh_args_of(ScalingConfig(ssh_args=["-F", "my config"]), {"DISTRAIN_SSH_ARGS": "-v"}) == ("-F", "my config")
     assert ssh_args_of(ScalingConfig(), {"DISTRAIN_SSH_ARGS": "-F 'my config'"}) == ("-F", "my config")
+
+
+def test_arguments_for_ssh_with_an_open_quote_are_refused_by_name() -> None:
+    with pytest.raises(HostfileError, match=r"^DISTRAIN_SSH_ARGS: .*my key.*: no closing quotation$"):
+        ssh_args_of(ScalingConfig(), {"DISTRAIN_SSH_ARGS": '-i "my key'})
+    with pytest.raises(HostfileError, match=r"^ScalingConfig\.ssh_args: .*my key.*: no closing quotation$"):
+        ScalingConfig(ssh_args='-i "my key')
 
 
 def test_only_localhost_needs_no_ssh() -> None:
