@@ -49,6 +49,7 @@ FORWARDED = (
 names more of them."""
 SAME_INTERPRETER = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 """Likewise, but only where the interpreter is the one of the user's process: they belong to it."""
+MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 
 class Transport(Protocol):
@@ -170,22 +171,29 @@ def order_for(
     """What a host is to do: as this process has it, ``own_environment`` being its, unless the hostfile says otherwise.
     ``environment``: what the user wants all workers to have."""
     host = transport.host
-    forwarded = {} if host.is_local else _forwarded(own_environment, same_interpreter=host.python is None)
+    variables = {**_forwarded(own_environment, host), **environment, **host.environment}
+    if host.gpus:  # its agent has them in CUDA_VISIBLE_DEVICES; what is for all hosts is not as exact
+        variables.pop("CUDA_VISIBLE_DEVICES", None)
     return HostOrder(
         lease_s=transport.lease_s,
         slots=host.slots,
         is_local=host.is_local,
         directory=host.cwd or directory,
         sys_path=list(sys_path) if host.python is None else _for_another_interpreter(sys_path),
-        environment={**forwarded, **environment, **host.environment},
+        environment=variables,
     )
 
 
-def _forwarded(own: Mapping[str, str], *, same_interpreter: bool) -> dict[str, str]:
-    patterns = [*FORWARDED, *(SAME_INTERPRETER if same_interpreter else ())]
-    patterns += own.get("DISTRAIN_ENV", "").split(",")
+def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:
+    """This machine's workers inherit all that they are to have. But the ranks meet where the variables for it say only
+    if the user names them: those that merely stand in an environment are often another launcher's."""
+    named = [pattern.strip() for pattern in own.get("DISTRAIN_ENV", "").split(",")]
+    patterns = [*named, *FORWARDED, *(SAME_INTERPRETER if host.python is None else ())]
+    candidates = MEETING_PLACE if host.is_local else own
     return {
-        name: value for name, value in own.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        name: own[name]
+        for name in candidates
+        if name in own and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
 
 

@@ -151,6 +151,28 @@ def test_nothing_but_the_list_goes_along(
     assert "value-17" not in log.read_text()
 
 
+@pytest.mark.parametrize("hosts", ["localhost:1,one:1", "one:1,localhost:1"])
+@pytest.mark.parametrize("named", [None, "MY_OWN, MASTER_ADDR,MASTER_PORT"])
+def test_ranks_meet_where_the_user_says_and_not_where_another_launcher_did(
+    ssh: Callable[..., Path], fit_on: FitOn, monkeypatch: pytest.MonkeyPatch, hosts: str, named: str | None
+) -> None:
+    def train() -> None:
+        distrain.report({name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")})
+
+    ssh()
+    theirs = {"MASTER_ADDR": "127.0.0.9", "MASTER_PORT": "29511"}
+    for name, value in theirs.items():
+        monkeypatch.setenv(name, value)
+    if named is not None:
+        monkeypatch.setenv("DISTRAIN_ENV", named)
+    first, second = reported(fit_on(train, num_workers=2, hosts=hosts).path)
+    assert first == second
+    if named is not None:
+        assert first == theirs
+    else:
+        assert (first["MASTER_ADDR"], first["MASTER_PORT"] != "29511") == ("127.0.0.1", True)
+
+
 # -- what a host may lack --------------------------------------------------------------------------------------------
 
 

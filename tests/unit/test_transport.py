@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,29 @@ def test_an_explicit_list_of_variables_goes_along() -> None:
 
 def test_to_this_machine_nothing_has_to_go() -> None:
     assert ordered(HostSpec(), own={"NCCL_DEBUG": "INFO"}, A="1").environment == {"A": "1"}
+
+
+def test_variables_may_be_named_with_blanks_between_them() -> None:
+    own = {"X": "1", "B": "2"}
+    assert ordered(FAR, own={**own, "DISTRAIN_ENV": " X, B ,"}).environment == {"X": "1", "B": "2"}
+
+
+@pytest.mark.parametrize("host", [HostSpec(), FAR])
+def test_where_the_ranks_meet_goes_along_if_the_user_names_it(host: HostSpec) -> None:
+    """Also to this machine, which has it anyway: but not every value there is meant for us."""
+    own = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511", "X": "1"}
+    assert not ordered(host, own=own).environment
+    assert ordered(host, own={**own, "DISTRAIN_ENV": "MASTER_*"}).environment == {
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29511",
+    }
+
+
+@pytest.mark.parametrize("host", [HostSpec(gpus=("2",)), replace(FAR, gpus=("2",))])
+def test_the_gpus_of_a_host_go_before_those_for_all(host: HostSpec) -> None:
+    """Its agent is started with them; nothing may come later."""
+    own = {"CUDA_VISIBLE_DEVICES": "0", "DISTRAIN_ENV": "CUDA_*"}
+    assert ordered(host, own=own, CUDA_VISIBLE_DEVICES="1", A="1").environment == {"A": "1"}
 
 
 def test_the_hostfile_goes_before_what_is_for_all_and_that_before_ones_own() -> None:
