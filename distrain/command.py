@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,7 +16,7 @@ from distrain import driver, job
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.gpus import find_gpus
-from distrain.hostfile import total_slots
+from distrain.hostfile import split_ssh_args, total_slots
 from distrain.output import warn
 from distrain.preflight import Preflight, show
 from distrain.runpaths import RunPaths
@@ -198,6 +199,7 @@ def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
         )
     if options.nproc_per_node and len(hosts) > 1:
         raise ValueError("--nproc-per-node: with several hosts, their slots say how many each gets; or --num-workers")
+    split_ssh_args(options.ssh_args or "", "--ssh-args")
     return hosts
 
 
@@ -205,6 +207,9 @@ def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int 
     amount: str | None = options.num_workers or options.nproc_per_node
     if amount is None:
         return total_slots(hosts)
+    if options.nproc_per_node not in (None, amount):
+        both = f"--num-workers {amount}, but --nproc-per-node {options.nproc_per_node}"
+        raise ValueError(f"{both}: they are the same for a single host; drop one of the two")
     least, colon, most = amount.partition(":")
     if colon:
         return int(least), int(most)
@@ -214,15 +219,19 @@ def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int 
 
 
 def _amount(text: str) -> str:
-    if text not in ("gpu", "cpu", "auto"):
-        for number in text.split(":", 1):
-            int(number)
+    if not re.fullmatch(r"\d+(:\d+)?|gpu|cpu|auto", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"must be a number such as 4, or 2:8, gpu, cpu or auto; got {text!r}")
     return text
 
 
 def _count(text: str) -> int:
     """As torchrun: a number, or one for each CPU or GPU; ``auto`` takes GPUs if there are any."""
     gpus = len(find_gpus(os.environ)) if text in ("gpu", "auto") else 0
+    if text == "gpu" and not gpus:
+        raise ValueError(
+            "one worker for each GPU was asked for, but no usable NVIDIA GPU was found (driver missing, or hidden by "
+            "CUDA_VISIBLE_DEVICES); name a number, or take cpu"
+        )
     if text == "cpu" or (text == "auto" and not gpus):
         return usable_cpus()
     return gpus if text in ("gpu", "auto") else int(text)
@@ -284,7 +293,7 @@ def _driver_environment(options: argparse.Namespace) -> dict[str, str]:
     if options.hosts:
         environment["DISTRAIN_HOSTS"] = options.hosts
     if options.hostfile:
-        environment["DISTRAIN_HOSTFILE"] = os.path.abspath(options.hostfile)
+        environment["DISTRAIN_HOSTFILE"] = os.path.abspath(os.path.expanduser(options.hostfile))
     if options.ssh_args:
         environment["DISTRAIN_SSH_ARGS"] = options.ssh_args
     return environment
@@ -345,6 +354,8 @@ def _ranks(text: str | None) -> list[int] | None:
         first, dash, last = part.partition("-")
         if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
             raise ValueError(f"--ranks-shown {text!r}: must be ranks such as 0,2-5")
+        if int(last or first) < int(first):
+            raise ValueError(f"--ranks-shown {text!r}: {part.strip()} has no rank in it; the lower one comes first")
         found += range(int(first), int(last or first) + 1)
     return found
 

@@ -353,6 +353,17 @@ def test_a_script_or_module_that_calls_fit_itself_runs_once(launch: Launch, tmp_
     assert "--storage-path: without effect, as" in run.stderr
 
 
+def test_a_script_that_calls_fit_itself_finds_a_hostfile_in_the_home_directory(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell does not expand what follows the ``=``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    (tmp_path / "drive.py").write_text(DRIVER)
+    run = launch("--hostfile=~/hosts", "--env", "MINE=x", "drive.py")
+    assert lines(run) == ["[rank 0] worker 0 x", "[rank 1] worker 1 x", "driver [] None"]
+
+
 def test_a_fit_that_cannot_be_seen_in_the_script_does_not_start_a_run_in_each_worker(
     launch: Launch, tmp_path: Path
 ) -> None:
