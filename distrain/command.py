@@ -23,7 +23,7 @@ from distrain.runpaths import RunPaths
 from distrain.stores import here_of
 from distrain.survey import usable_cpus
 from distrain.trainer import run_work
-from distrain.transport import hosts_of, order_for, ssh_args_of, transports_for
+from distrain.transport import LAUNCH_OPTIONS, hosts_of, order_for, ssh_args_of, transports_for
 from distrain.version import __version__
 from distrain.watch import request_stacks
 
@@ -296,6 +296,8 @@ def _driver_environment(options: argparse.Namespace) -> dict[str, str]:
         environment["DISTRAIN_HOSTFILE"] = os.path.abspath(os.path.expanduser(options.hostfile))
     if options.ssh_args:
         environment["DISTRAIN_SSH_ARGS"] = options.ssh_args
+    given = {"--hosts": options.hosts, "--hostfile": options.hostfile, "--ssh-args": options.ssh_args}
+    environment[LAUNCH_OPTIONS] = ",".join(option for option, value in given.items() if value)
     return environment
 
 

@@ -364,6 +364,29 @@ def test_a_script_that_calls_fit_itself_finds_a_hostfile_in_the_home_directory(
     assert lines(run) == ["[rank 0] worker 0 x", "[rank 1] worker 1 x", "driver [] None"]
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("num_workers=2", []),
+        ("num_workers=2, hosts='localhost:2'", ["--hosts"]),
+        ("num_workers=2, hosts='localhost:2', ssh_args='-v'", ["--hosts, --ssh-args"]),
+        ("num_workers=0", ["--hosts, --ssh-args"]),
+    ],
+)
+def test_options_that_the_script_overrules_are_said_to_do_nothing(
+    launch: Launch, tmp_path: Path, config: str, said: list[str]
+) -> None:
+    """But not in a worker, which is another matter."""
+    (tmp_path / "drive.py").write_text(
+        DRIVER.replace("num_workers=2", config).replace('"worker"', "'DISTRAIN_LAUNCH_OPTIONS' in os.environ")
+    )
+    run = launch("--hosts", "localhost:3", "--ssh-args=-q", "--env", "MINE=x", "drive.py")
+    assert run.returncode == 0, run.stderr
+    text = ": without effect, as the script's ScalingConfig says otherwise"
+    assert re.findall(f"distrain: (.*){text}", run.stderr) == said
+    assert run.stdout.count("] False ") == (2 if "2" in config else 0)
+
+
 def test_a_fit_that_cannot_be_seen_in_the_script_does_not_start_a_run_in_each_worker(
     launch: Launch, tmp_path: Path
 ) -> None:
