@@ -81,14 +81,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
         work = _work(options)
         if _is_driver(work, user_path):
             _become_driver(options, parser)
-        scaling = ScalingConfig(
-            num_workers=_num_workers(options, hosts),
-            use_gpu=options.use_gpu,
-            start_method=options.start_method,
-            hosts=options.hosts,
-            hostfile=options.hostfile,
-            ssh_args=options.ssh_args or (),
-        )
+        scaling = _scaling(options, hosts)
         run = RunConfig(
             name=options.name,
             storage_path=options.storage_path,
@@ -201,6 +194,17 @@ def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
         raise ValueError("--nproc-per-node: with several hosts, their slots say how many each gets; or --num-workers")
     split_ssh_args(options.ssh_args or "", "--ssh-args")
     return hosts
+
+
+def _scaling(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> ScalingConfig:
+    return ScalingConfig(
+        num_workers=_num_workers(options, hosts),
+        use_gpu=options.use_gpu,
+        start_method=options.start_method,
+        hosts=options.hosts,
+        hostfile=options.hostfile,
+        ssh_args=options.ssh_args or (),
+    )
 
 
 def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int | tuple[int, int]:
@@ -408,7 +412,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
     """0 if the hosts can train together, else 1."""
     from rich.console import Console
 
-    scaling = ScalingConfig(ssh_args=options.ssh_args or ())
+    scaling = _scaling(options, hosts)
     transports = transports_for(hosts, ssh_args_of(scaling, os.environ))
     orders = {
         transport.host.name: order_for(
@@ -420,9 +424,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
         )
         for transport in transports
     }
-    preflight = Preflight(
-        transports, orders, storage_path=options.storage_path, sys_path=user_path, use_gpu=options.use_gpu
-    )
+    preflight = Preflight(transports, orders, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:
         preflight.run()
     except KeyboardInterrupt:

@@ -88,16 +88,62 @@ def test_ranks_are_placed_by_slots(ssh: Callable[..., Path], fit_on: FitOn, tmp_
     assert arguments.count("my config") == 3
 
 
+FAKE_NVML = """
+#include <stdio.h>
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 6; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)(1L + index); return 0; }
+int nvmlDeviceGetName(void *device, char *text, unsigned size) { return snprintf(text, size, "Fake") < 0; }
+int nvmlDeviceGetUUID(void *device, char *text, unsigned size) { return snprintf(text, size, "GPU-%p", device) < 0; }
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) { return 3; }
+"""
+
+
+@pytest.fixture
+def six_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A driver that knows of six GPUs on every host. Returns what an ssh has to do first."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler here")
+    (tmp_path / "nvml.c").write_text(FAKE_NVML)
+    driver = tmp_path / "driver" / "libnvidia-ml.so.1"
+    driver.parent.mkdir()
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, tmp_path / "nvml.c"], check=True, timeout=60)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver.parent))
+    return f"command='export LD_LIBRARY_PATH={driver.parent}; '$command"
+
+
 def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
-    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path, six_gpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever all workers are to see."""
+
     def train() -> None:
         distrain.report({"shown": os.environ.get("CUDA_VISIBLE_DEVICES")})
 
-    ssh()
+    def shown(**scaling: Any) -> list[str | None]:
+        run = {"worker_runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "1"}}}
+        result = fit_on(train, run, num_workers=4, hostfile=tmp_path / "hosts", **scaling)
+        return [reported(result.path, rank)[0]["shown"] for rank in range(4)]
+
+    ssh(six_gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     (tmp_path / "hosts").write_text("one gpus=0,2\ntwo\nlocalhost gpus=5\n")
-    result = fit_on(train, num_workers=4, hostfile=tmp_path / "hosts")
-    assert [reported(result.path, rank)[0]["shown"] for rank in range(4)] == ["0,2", "0,2", None, "5"]
+    assert shown() == ["0,2", "0,2", "1", "5"]
+    assert shown(use_gpu=True) == ["0,2", "0,2", "1", "5"]
+
+
+@pytest.mark.parametrize("use_gpu", [False, True])
+def test_a_gpu_that_a_host_does_not_have_is_named_with_it(
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path, six_gpus: str, use_gpu: bool
+) -> None:
+    """CUDA would pass over it and all that follow."""
+    ssh(six_gpus)
+    (tmp_path / "hosts").write_text("one gpus=0,7 slots=1\n")
+    with pytest.raises(
+        LaunchError, match=r"^one: gpus=0,7 in the hostfile, but it has no GPU 7, or that is named twice"
+    ):
+        fit_on(where_am_i, num_workers=1, hostfile=tmp_path / "hosts", use_gpu=use_gpu)
 
 
 def test_all_hosts_are_contacted_at_the_same_time(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
