@@ -260,9 +260,10 @@ def _work(options: argparse.Namespace) -> job.Work:
             raise ValueError(f"{options.target} is a function, which takes no arguments; use --config and --set")
         if place.endswith(".py"):
             _existing(place)
-        return job.TargetWork(backend=backend, target=options.target, config=_config(options))
+        return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
     _no_config(options, "a script")
-    return job.ScriptWork(backend=backend, path=_existing(options.target), argv=options.arguments)
+    path = _existing(options.target)
+    return job.ScriptWork(backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd())
 
 
 def _is_driver(work: job.Work, user_path: Sequence[str]) -> bool:

@@ -113,6 +113,29 @@ def test_a_script_sees_itself_as_under_plain_python(launch: Launch, tmp_path: Pa
     assert lines(launch(script, cwd=elsewhere)) == [f"[rank 0] {plain.stdout.rstrip()}"]
 
 
+@pytest.mark.parametrize("target", ["pack/train.py", "pack/train.py:train"])
+def test_a_host_with_another_directory_takes_its_own_file_or_the_one_that_was_named(
+    launch: Launch, tmp_path: Path, target: str
+) -> None:
+    """What lies beside it comes from the same place."""
+    for place in (tmp_path / "here" / "pack", tmp_path / "own" / "pack"):
+        place.mkdir(parents=True)
+        (place / "sibling.py").write_text(f"word = {place.parent.name!r}")
+        (place / "train.py").write_text(
+            "import os, sys, sibling\n"
+            "def train(): pass\n"
+            "print(sibling.word, os.path.basename(os.getcwd()), os.path.relpath(__file__, '..'), sys.argv[0])\n"
+        )
+    (tmp_path / "none").mkdir()
+    here, is_script = tmp_path / "here", target.endswith(".py")
+    for cwd, expected in (("own", "own own own/pack/train.py"), ("none", "here none here/pack/train.py")):
+        (here / "hosts").write_text(f"localhost cwd={tmp_path / cwd}\n")
+        [line] = lines(launch("--hostfile", "hosts", target, cwd=here))
+        assert line.startswith(f"[rank 0] {expected} ")
+        if is_script:
+            assert line.endswith(" pack/train.py" if cwd == "own" else f" {here}/pack/train.py")
+
+
 def test_the_number_of_workers_may_be_a_range(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os\nprint(os.environ['WORLD_SIZE'])")
     wide = launch("--num-workers", "1:2", "--hosts-wait", "5", "train.py")

@@ -16,8 +16,17 @@ from typing import Any
 import pytest
 
 import distrain
-from distrain import BackendConfig, LaunchError, ResourcesError, Result, RunConfig, ScalingConfig, process
-from distrain.job import FunctionWork
+from distrain import (
+    BackendConfig,
+    LaunchError,
+    ResourcesError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WorkerGroupError,
+    process,
+)
+from distrain.job import FunctionWork, ScriptWork
 from distrain.trainer import run_work
 from tests.process.conftest import reported
 
@@ -244,6 +253,20 @@ def test_a_host_without_the_directory_is_named(ssh: Callable[..., Path], fit_on:
     ssh()
     text = failure(fit_on, tmp_path / "hosts", "far cwd=/nowhere")
     assert text.startswith("far: no worker can run in /nowhere: No such file or directory; create it, or set cwd=")
+
+
+def test_a_host_without_the_script_is_named_with_all_places_where_it_was_looked_for(
+    ssh: Callable[..., Path], storage: Path, tmp_path: Path
+) -> None:
+    ssh()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "hosts").write_text(f"far cwd={tmp_path}/own\n")
+    work = ScriptWork(path="train.py", launched_in="/launched/in", backend=BackendConfig())
+    with pytest.raises(WorkerGroupError) as raised:
+        run_work(work, ScalingConfig(hostfile=tmp_path / "hosts"), RunConfig(storage_path=storage))
+    [first, *_] = str(raised.value).splitlines()
+    assert first.startswith("rank 0 on far: ")
+    assert f"this host has no file {tmp_path}/own/train.py and no file /launched/in/train.py; share it" in first
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(
