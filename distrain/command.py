@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,14 +16,14 @@ from distrain import driver, job
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.gpus import find_gpus
-from distrain.hostfile import total_slots
+from distrain.hostfile import split_ssh_args, total_slots
 from distrain.output import warn
 from distrain.preflight import Preflight, show
 from distrain.runpaths import RunPaths
 from distrain.stores import here_of
 from distrain.survey import usable_cpus
 from distrain.trainer import run_work
-from distrain.transport import hosts_of, order_for, ssh_args_of, transports_for
+from distrain.transport import LAUNCH_OPTIONS, hosts_of, order_for, ssh_args_of, transports_for
 from distrain.version import __version__
 from distrain.watch import request_stacks
 
@@ -80,14 +81,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
         work = _work(options)
         if _is_driver(work, user_path):
             _become_driver(options, parser)
-        scaling = ScalingConfig(
-            num_workers=_num_workers(options, hosts),
-            use_gpu=options.use_gpu,
-            start_method=options.start_method,
-            hosts=options.hosts,
-            hostfile=options.hostfile,
-            ssh_args=options.ssh_args or (),
-        )
+        scaling = _scaling(options, hosts)
         run = RunConfig(
             name=options.name,
             storage_path=options.storage_path,
@@ -198,13 +192,28 @@ def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
         )
     if options.nproc_per_node and len(hosts) > 1:
         raise ValueError("--nproc-per-node: with several hosts, their slots say how many each gets; or --num-workers")
+    split_ssh_args(options.ssh_args or "", "--ssh-args")
     return hosts
+
+
+def _scaling(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> ScalingConfig:
+    return ScalingConfig(
+        num_workers=_num_workers(options, hosts),
+        use_gpu=options.use_gpu,
+        start_method=options.start_method,
+        hosts=options.hosts,
+        hostfile=options.hostfile,
+        ssh_args=options.ssh_args or (),
+    )
 
 
 def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int | tuple[int, int]:
     amount: str | None = options.num_workers or options.nproc_per_node
     if amount is None:
         return total_slots(hosts)
+    if options.nproc_per_node not in (None, amount):
+        both = f"--num-workers {amount}, but --nproc-per-node {options.nproc_per_node}"
+        raise ValueError(f"{both}: they are the same for a single host; drop one of the two")
     least, colon, most = amount.partition(":")
     if colon:
         return int(least), int(most)
@@ -214,15 +223,19 @@ def _num_workers(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> int 
 
 
 def _amount(text: str) -> str:
-    if text not in ("gpu", "cpu", "auto"):
-        for number in text.split(":", 1):
-            int(number)
+    if not re.fullmatch(r"\d+(:\d+)?|gpu|cpu|auto", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"must be a number such as 4, or 2:8, gpu, cpu or auto; got {text!r}")
     return text
 
 
 def _count(text: str) -> int:
     """As torchrun: a number, or one for each CPU or GPU; ``auto`` takes GPUs if there are any."""
     gpus = len(find_gpus(os.environ)) if text in ("gpu", "auto") else 0
+    if text == "gpu" and not gpus:
+        raise ValueError(
+            "one worker for each GPU was asked for, but no usable NVIDIA GPU was found (driver missing, or hidden by "
+            "CUDA_VISIBLE_DEVICES); name a number, or take cpu"
+        )
     if text == "cpu" or (text == "auto" and not gpus):
         return usable_cpus()
     return gpus if text in ("gpu", "auto") else int(text)
@@ -247,9 +260,10 @@ def _work(options: argparse.Namespace) -> job.Work:
             raise ValueError(f"{options.target} is a function, which takes no arguments; use --config and --set")
         if place.endswith(".py"):
             _existing(place)
-        return job.TargetWork(backend=backend, target=options.target, config=_config(options))
+        return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
     _no_config(options, "a script")
-    return job.ScriptWork(backend=backend, path=_existing(options.target), argv=options.arguments)
+    path = _existing(options.target)
+    return job.ScriptWork(backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd())
 
 
 def _is_driver(work: job.Work, user_path: Sequence[str]) -> bool:
@@ -284,9 +298,11 @@ def _driver_environment(options: argparse.Namespace) -> dict[str, str]:
     if options.hosts:
         environment["DISTRAIN_HOSTS"] = options.hosts
     if options.hostfile:
-        environment["DISTRAIN_HOSTFILE"] = os.path.abspath(options.hostfile)
+        environment["DISTRAIN_HOSTFILE"] = os.path.abspath(os.path.expanduser(options.hostfile))
     if options.ssh_args:
         environment["DISTRAIN_SSH_ARGS"] = options.ssh_args
+    given = {"--hosts": options.hosts, "--hostfile": options.hostfile, "--ssh-args": options.ssh_args}
+    environment[LAUNCH_OPTIONS] = ",".join(option for option, value in given.items() if value)
     return environment
 
 
@@ -345,6 +361,8 @@ def _ranks(text: str | None) -> list[int] | None:
         first, dash, last = part.partition("-")
         if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
             raise ValueError(f"--ranks-shown {text!r}: must be ranks such as 0,2-5")
+        if int(last or first) < int(first):
+            raise ValueError(f"--ranks-shown {text!r}: {part.strip()} has no rank in it; the lower one comes first")
         found += range(int(first), int(last or first) + 1)
     return found
 
@@ -395,7 +413,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
     """0 if the hosts can train together, else 1."""
     from rich.console import Console
 
-    scaling = ScalingConfig(ssh_args=options.ssh_args or ())
+    scaling = _scaling(options, hosts)
     transports = transports_for(hosts, ssh_args_of(scaling, os.environ))
     orders = {
         transport.host.name: order_for(
@@ -407,9 +425,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
         )
         for transport in transports
     }
-    preflight = Preflight(
-        transports, orders, storage_path=options.storage_path, sys_path=user_path, use_gpu=options.use_gpu
-    )
+    preflight = Preflight(transports, orders, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:
         preflight.run()
     except KeyboardInterrupt:

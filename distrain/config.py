@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distrain.absent import without
 from distrain.callbacks import UserCallback
-from distrain.hostfile import parse_hosts
+from distrain.hostfile import parse_hosts, split_ssh_args
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -118,7 +117,7 @@ class ScalingConfig:
                     _check_type(f"ScalingConfig.{name}", part, str, "a str or a list of str")
                 object.__setattr__(self, name, tuple(value))
         if isinstance(self.ssh_args, str):
-            object.__setattr__(self, "ssh_args", tuple(shlex.split(self.ssh_args)))
+            object.__setattr__(self, "ssh_args", split_ssh_args(self.ssh_args, "ScalingConfig.ssh_args"))
         if self.hostfile is not None:
             _check_type("ScalingConfig.hostfile", self.hostfile, (str, os.PathLike), "a str or a Path")
             object.__setattr__(self, "hostfile", os.fspath(self.hostfile))

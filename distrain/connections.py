@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distrain import process, wire
 from distrain.host_link import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink, agent_argv, close_all, sweeper_argv
+from distrain.hosts import Gpu, gpu_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +74,7 @@ class Connections:
         run_id, flags = self._request.run_id, self._request.python_flags
         on_host = self._id_on(transport.host.name)
         ids = f"{process.extended_run_ids(run_id)}:{on_host}"
-        gpus = "gpus" if self._request.scaling.use_gpu else "no-gpus"
+        gpus = "gpus" if self._request.scaling.use_gpu or transport.host.gpus else "no-gpus"
         return agent_argv(transport, ids, run_id, gpus, *([on_host] if again else []), flags=flags)
 
     def _id_on(self, name: str) -> str:
@@ -84,6 +85,10 @@ class Connections:
             self._drop(link, message.text)
             return
         if isinstance(message, wire.Hello):
+            named = self._transports[link.name].host.gpus
+            if problem := gpu_problem(named, [Gpu(**gpu) for gpu in message.gpus or ()]):
+                self._drop(link, problem)
+                return
             self.ping()  # by its lease, from now on
         self._heard(link.name, message)
 

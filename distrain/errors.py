@@ -6,7 +6,7 @@
     ├── InvalidTransition      a state machine was asked for an illegal move (a bug in distrain)
     ├── WireError              bytes on the wire that are not our protocol
     ├── JobError               train_func or its config cannot be pickled, found or called
-    ├── HostfileError          a hostfile, or hosts=, cannot be read or understood
+    ├── HostfileError          a hostfile, hosts= or ssh_args= cannot be read or understood
     ├── ResourcesError         more slots, GPUs, CPUs or memory asked for than the hosts have
     ├── StorageError           the run directory cannot be used
     ├── CheckpointError        a checkpoint cannot be reported, read or committed

@@ -13,6 +13,7 @@ from distrain import process, wire
 from distrain.channel import Channel
 from distrain.checks import refusal
 from distrain.errors import WireError
+from distrain.transport import LAUNCH_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Seque
     worker is for its own host."""
     gpus = transport.host.gpus
     shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
-    hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
+    hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE", "-u", LAUNCH_OPTIONS]
     program = _program(transport, *arguments, flags=flags)
     return transport.argv(["env", *hidden, f"{process.RUN_IDS}={run_ids}", *shown, *program])
 

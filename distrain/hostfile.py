@@ -23,13 +23,22 @@ from distrain.errors import HostfileError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["LOCALHOST", "HostSpec", "parse_hostfile", "parse_hosts", "total_slots"]
+__all__ = ["LOCALHOST", "HostSpec", "parse_hostfile", "parse_hosts", "split_ssh_args", "total_slots"]
 
 LOCALHOST = "localhost"
 _KEYS = ("slots", "gpus", "python", "cwd")
+_ALWAYS_SET = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "TF_CONFIG"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+        "TORCHELASTIC_USE_AGENT_STORE",
+    }
+)
+"""Variables that each rank is given in any case."""
 _HOST = re.compile(
-    r"(?:(?P<user>[^\s@:\[\]=-][^\s@:\[\]=]*)@)?"
-    r"(?:\[(?P<v6>[^\]]*)\]|(?P<name>[^\s@:\[\]=-][^\s@:\[\]=]*))"
+    r"(?:(?P<user>[^\s\0@:,;\[\]=-][^\s\0@:,;\[\]=]*)@)?"
+    r"(?:\[(?P<v6>[^\]\0]*)\]|(?P<name>[\w.+%][\w.+%-]*))"  # names that ssh knows from its configuration included
     r"(?::(?P<number>\d+))?"
 )
 _WORD = re.compile(r"""\s*(?P<comment>\#.*)|\s*(?P<word>(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)(?=\s|$)|\s*$""")
@@ -67,6 +76,8 @@ def parse_hostfile(text: str, source: str) -> tuple[HostSpec, ...]:
     hosts: dict[str, tuple[HostSpec, int]] = {}
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         try:
+            if "\0" in line:
+                raise ValueError("there is a NUL byte in this line, which no host name, path or variable can have")
             host = _parse_line(list(_words(line)))
             if host is None:
                 continue
@@ -98,17 +109,30 @@ def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]
     return tuple(found.values())
 
 
+def split_ssh_args(text: str, source: str) -> tuple[str, ...]:
+    """Arguments for ssh as a shell takes them apart. ``source`` is where they stand, for errors. Raises
+    HostfileError."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise HostfileError(f"{source}: {text!r}: {str(error).lower()}") from None
+
+
 def total_slots(hosts: Sequence[HostSpec]) -> int:
     return sum(host.slots or 1 for host in hosts)
 
 
 def _words(line: str) -> Iterator[str]:
-    """Words as a shell takes them apart, up to a comment. Raises ValueError for a quote that is not closed."""
+    """Words as a shell takes them apart, up to a comment. Raises ValueError for a quote that is not closed, and for a
+    backslash with nothing behind it."""
     position = 0
     while position < len(line):
         found = _WORD.match(line, position)
         if found is None:
-            raise ValueError(f"a quote is not closed: {line[position:].strip()}")
+            rest = line[position:].strip()
+            if rest.endswith("\\") and not {"'", '"'} & set(rest):
+                raise ValueError(f"{rest}: nothing follows the backslash; a host is described in one line")
+            raise ValueError(f"a quote is not closed: {rest}")
         if found["comment"]:
             return
         if found["word"]:
@@ -141,8 +165,8 @@ def _parse_host(word: str) -> tuple[HostSpec, str | None]:
     """``[user@]host[:number]``, and the number. Raises ValueError."""
     found = _HOST.fullmatch(word)
     if found is None:
-        hint = f"; an IPv6 address needs brackets: [{word}]" if word.count(":") > 1 and "[" not in word else ""
-        raise ValueError(f"{word!r} is not a host: must be host, user@host, host:number or [IPv6 address]{hint}")
+        text = f"{word!r} is not a host: must be host, user@host, host:number or [IPv6 address]"
+        raise ValueError(text + _hint(word))
     address = found["name"]
     if address is None:
         try:
@@ -150,6 +174,16 @@ def _parse_host(word: str) -> tuple[HostSpec, str | None]:
         except ValueError:
             raise ValueError(f"[{found['v6']}] is not an IPv6 address") from None
     return HostSpec(name=_bracketed(address), address=address, user=found["user"]), found["number"]
+
+
+def _hint(word: str) -> str:
+    """What somebody may have meant by what is not a host."""
+    if re.search("[,;]", word):
+        return f"; several hosts are several lines of a hostfile, or hosts={re.sub('[,;]+', ',', word)}"
+    try:
+        return f"; an IPv6 address needs brackets: [{ipaddress.IPv6Address(word)}]"
+    except ValueError:
+        return ""
 
 
 def _bracketed(address: str) -> str:
@@ -162,8 +196,11 @@ def _option(word: str) -> tuple[str, str]:
     if not equals:
         raise ValueError(f"{word!r} is not of the form key=value; {known}")
     if key.startswith("env."):
-        if not _VARIABLE.fullmatch(key.removeprefix("env.")):
+        name = key.removeprefix("env.")
+        if not _VARIABLE.fullmatch(name):
             raise ValueError(f"{key}: not a name of an environment variable")
+        if name in _ALWAYS_SET:
+            raise ValueError(f"{key}: each rank is given its own {name}; leave it out")
         if key == "env.CUDA_VISIBLE_DEVICES":
             raise ValueError(f"{key}: say gpus={value}, so that they are counted, too")
     elif key not in _KEYS:

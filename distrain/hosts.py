@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Gpu", "HostFacts", "HostOrder"]
+__all__ = ["Gpu", "HostFacts", "HostOrder", "gpu_problem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,28 @@ class Gpu:
     @property
     def is_mig(self) -> bool:
         return self.uuid != self.board
+
+
+def gpu_problem(named: Sequence[str], found: Sequence[Gpu]) -> str | None:
+    """What is wrong with the GPUs that the hostfile names for a host: ``found`` are those that CUDA shows there, which
+    ends at the first bad entry."""
+    left = list(found)
+    for entry in named:
+        mine = _shown_as(entry, left)
+        if not mine:
+            which = f"GPU {entry}" if entry.isdigit() else entry
+            text = f"gpus={','.join(named)} in the hostfile, but it has no {which}, or that is named twice"
+            return f"{text}; nvidia-smi -L shows there which it has"
+        left = [gpu for gpu in left if gpu not in mine]
+    return None
+
+
+def _shown_as(entry: str, left: Sequence[Gpu]) -> list[Gpu]:
+    """Which of those that are left stand for an entry; an index may be any GPU, so it is the next."""
+    if entry.startswith("MIG-"):
+        return [gpu for gpu in left if gpu.uuid.startswith(entry)][:1]
+    boards = [gpu.board for gpu in left if entry.isdigit() or gpu.board.startswith(entry)]
+    return [gpu for gpu in left if gpu.board in boards[:1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

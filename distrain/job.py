@@ -91,10 +91,12 @@ class FunctionWork(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetWork(Work):
-    """``file.py:function`` or ``module:function``, imported in the worker, so that the coordinator need not."""
+    """``file.py:function`` or ``module:function``, imported in the worker, so that the coordinator need not.
+    launched_in: see :class:`ScriptWork`."""
 
     target: str
     config: dict[str, Any]
+    launched_in: str = ""
 
     def run(self) -> Any:
         return call_with_config(self._load(), self.config)
@@ -104,7 +106,8 @@ class TargetWork(Work):
 
     def _load(self) -> Callable[..., Any]:
         place, _, name = self.target.rpartition(":")
-        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        is_file = place.endswith(".py")
+        module = _import_file(Path(_found(place, self.launched_in))) if is_file else importlib.import_module(place)
         function = getattr(module, name, None)
         if not callable(function):
             raise JobError(f"{self.target}: {place} has no function {name!r}")
@@ -113,23 +116,40 @@ class TargetWork(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptWork(Work):
-    """A script (``path``) or a module (``module``) with its own arguments, run as ``__main__`` as torchrun does."""
+    """A script (``path``) or a module (``module``) with its own arguments, run as ``__main__`` as torchrun does.
+    launched_in: the directory in which the launcher has found the script, where workers may be in another."""
 
     path: str | None = None
     module: str | None = None
     argv: list[str] = field(default_factory=list)
+    launched_in: str = ""
     initialises_backend = False
 
     def run(self) -> None:
         from distrain import main_module
 
-        sys.argv = [self.path or str(self.module), *self.argv]
         if self.module is not None:
+            sys.argv = [self.module, *self.argv]
             main_module.run_module(self.module)
         else:
             assert self.path is not None
-            sys.path[0:0] = [str(Path(self.path).resolve().parent)]
-            main_module.run_script(self.path)
+            path = _found(self.path, self.launched_in)
+            sys.argv = [path, *self.argv]
+            sys.path[0:0] = [str(Path(path).resolve().parent)]
+            main_module.run_script(path)
+
+
+def _found(path: str, launched_in: str) -> str:
+    """The user's file, seen from the working directory, where a host may have a copy of its own, or else from where it
+    was launched, which hosts may share. Raises JobError."""
+    if os.path.isfile(path):
+        return path
+    launched = os.path.join(launched_in, path)
+    if os.path.isfile(launched):
+        return launched
+    places = dict.fromkeys(map(os.path.abspath, (path, launched)))
+    hint = "share it between the hosts, copy it there, or set cwd= in the hostfile"
+    raise JobError(f"this host has no file {' and no file '.join(places)}; {hint}")
 
 
 def _copied(config: dict[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers
     shares = shares_of(slots, workers_on(slots, scaling) if num_workers is None else num_workers)
     used = [host for host in hosts if shares[host.name]]
     ranks: list[RankPlan] = []
-    boards: list[tuple[str, str]] = []
+    boards: list[str] = []  # of all hosts: two of them may be the same machine under two names
     for node_rank, host in enumerate(used):
         share = shares[host.name]
         _check_resources(host, share, scaling)
@@ -101,7 +101,7 @@ def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers
         for local_rank in range(share):
             devices = _devices(local_rank, scaling.gpus_per_worker)
             gpus = [host.gpus[index] for index in devices] if host.gpus else []
-            boards += ((host.name, board) for board in {gpu.board for gpu in gpus})
+            boards += {gpu.board for gpu in gpus}
             mig = next((gpu.uuid for gpu in gpus if gpu.is_mig), None)
             ranks.append(
                 RankPlan(

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING
 
 from distrain import checks, process, wire
 from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
+from distrain.errors import ResourcesError
 from distrain.host_link import PING_INTERVAL_S, HostLink, agent_argv, close_all
+from distrain.hosts import Gpu, gpu_problem
 from distrain.inspection import package_versions
 from distrain.loop import Loop
 from distrain.neighbours import REACH_S
 from distrain.output import without_controls
+from distrain.plan import shares_of, workers_on
 from distrain.runpaths import choose_run
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from distrain.config import ScalingConfig
     from distrain.hosts import HostOrder
     from distrain.transport import Transport
 
@@ -40,7 +44,7 @@ CONNECT_TIMEOUT_S = 60.0
 PAIRS_TIMEOUT_S = 3 * REACH_S
 _COLUMNS = (
     *("host", "ssh", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),
-    *("CPUs", "RAM free", "disk free", "GPUs"),
+    *("slots", "CPUs", "RAM free", "disk free", "GPUs"),
 )
 _LOOPBACK = "127.0.0.1"
 _SSH_FAILED = 255
@@ -91,19 +95,29 @@ class Preflight:
         *,
         storage_path: str | None,
         sys_path: Sequence[str],
-        use_gpu: bool = False,
+        scaling: ScalingConfig,
     ) -> None:
         self.findings: list[Finding] = []
         self._hosts = {t.host.name: _Host(t, orders[t.host.name]) for t in transports}
         self._storage = choose_run(storage_path, None).parent
         self._own = package_versions(PACKAGES, sys_path)
-        self._use_gpu = use_gpu
+        self._scaling = scaling
+        self._shares = self._placed()
         self._id = uuid.uuid4().hex
         self._witness = self._storage / f".distrain-check-{self._id}"
         self._has_storage = False
         self._on_hosts = isinstance(self._storage, Path)  # else each uploader tries it when a run begins
         self._pairs: Pairs | None = None
         self._loop = Loop()
+
+    def _placed(self) -> dict[str, int]:
+        """How many workers each host gets."""
+        slots = {name: host.order.slots for name, host in self._hosts.items()}
+        try:
+            return shares_of(slots, workers_on(slots, self._scaling))
+        except ResourcesError as error:
+            self.findings.append(Finding(HERE, "slots", str(error)))
+            return {}
 
     @property
     def is_fit(self) -> bool:
@@ -228,10 +242,17 @@ class Preflight:
             *checks.disk_findings(name, message, storage),
             *checks.clock_findings(name, host.ahead_s, uncertain_s),
         ]
-        slots, gpus = host.order.slots or 1, len(host.hello.gpus or ())
-        if self._use_gpu and gpus < slots:
-            text = f"it has {gpus} usable GPUs for {slots} slots; lower slots= in the hostfile, or look at its driver"
-            self.findings.append(Finding(name, "GPUs", text))
+        self._check_gpus(host, [Gpu(**gpu) for gpu in host.hello.gpus or ()])
+
+    def _check_gpus(self, host: _Host, gpus: Sequence[Gpu]) -> None:
+        """A host that gets none of the workers is a spare one, which may get as many as it has slots."""
+        workers = self._shares.get(host.name) or host.order.slots or 1
+        problem = gpu_problem(host.transport.host.gpus, gpus)
+        if self._scaling.use_gpu and len(gpus) < workers and not problem:
+            few = "ask for fewer (--num-workers, or slots= in the hostfile), or look at its driver"
+            problem = f"it has {len(gpus)} usable GPUs for {workers} workers; {few}"
+        if problem:
+            self.findings.append(Finding(host.name, "GPUs", problem))
 
     def _fail(self, host: _Host, about: str, text: str) -> None:
         host.failed = True
@@ -284,7 +305,11 @@ class Preflight:
         return [here, *(self._row(host) for host in self._hosts.values())]
 
     def _row(self, host: _Host) -> dict[str, str]:
-        row = {"host": host.name, **{name: _version(version) for name, version in host.versions.items()}}
+        row = {
+            "host": host.name,
+            "slots": str(host.order.slots or ""),
+            **{name: _version(version) for name, version in host.versions.items()},
+        }
         if host.greeted_in_s is not None:
             row["ssh"] = "not needed" if host.order.is_local else f"{host.greeted_in_s:.2f} s"
         if (hello := host.hello) is not None and (seen := host.inspected) is not None:

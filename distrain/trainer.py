@@ -46,7 +46,7 @@ from distrain.result import Result, last_metrics, make_result, pickle_or_none
 from distrain.runpaths import read_manifest
 from distrain.states import RunState
 from distrain.stores import damage_elsewhere, open_run
-from distrain.transport import LocalTransport, Transport, hosts_of, order_for, ssh_args_of, transports_for
+from distrain.transport import LocalTransport, Transport, hosts_of, order_for, overruled, ssh_args_of, transports_for
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -202,6 +202,8 @@ def run_work(
 def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
     """To all hosts, those included that get ranks only if others are lost. Raises HostfileError, and ResourcesError if
     there are too few slots."""
+    if options := overruled(scaling, os.environ):
+        warn(f"{', '.join(options)}: without effect, as the script's ScalingConfig says otherwise")
     if scaling.num_workers == 0:
         return [LocalTransport()]
     hosts = hosts_of(scaling, os.environ)

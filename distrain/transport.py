@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from distrain.errors import HostfileError
-from distrain.hostfile import HostSpec, parse_hostfile, parse_hosts
+from distrain.hostfile import HostSpec, parse_hostfile, parse_hosts, split_ssh_args
 from distrain.hosts import HostOrder
 
 if TYPE_CHECKING:
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORWARDED",
+    "LAUNCH_OPTIONS",
     "LocalTransport",
     "PrefixTransport",
     "SshTransport",
     "Transport",
     "hosts_of",
     "order_for",
+    "overruled",
     "ssh_args_of",
     "transports_for",
 ]
@@ -50,6 +52,9 @@ FORWARDED = (
 names more of them."""
 SAME_INTERPRETER = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 """Likewise, but only where the interpreter is the one of the user's process: they belong to it."""
+MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+LAUNCH_OPTIONS = "DISTRAIN_LAUNCH_OPTIONS"
+"""Environment variable of a script that calls fit() itself: options of the command line that stand in others."""
 
 
 class Transport(Protocol):
@@ -92,7 +97,8 @@ class PrefixTransport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTransport:
     """A host behind the system's OpenSSH client, with the user's own configuration. ``arguments`` are the user's for
-    ssh; they come first, since of an option that is given twice ssh takes the first."""
+    ssh on every host. Of an option that is given twice ssh takes the first: the host's own, then the user's, then
+    ours."""
 
     host: HostSpec
     arguments: tuple[str, ...] = ()
@@ -108,10 +114,11 @@ class SshTransport:
             "ClearAllForwardings": "yes",  # of the user's configuration: their ports are taken by the user's own ssh
         }
         return [
-            *("ssh", "-T", *self.arguments),
-            *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
+            *("ssh", "-T"),
             *(("-p", str(host.port)) if host.port is not None else ()),
             *(("-l", host.user) if host.user is not None else ()),
+            *self.arguments,
+            *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
             *("--", host.address, shlex.join(command)),
         ]
 
@@ -142,8 +149,20 @@ def _read(path: str, named_by: str) -> tuple[HostSpec, ...]:
 
 
 def ssh_args_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Further arguments for ssh: those of ``scaling``, else of DISTRAIN_SSH_ARGS."""
-    return tuple(scaling.ssh_args) or tuple(shlex.split(environment.get("DISTRAIN_SSH_ARGS", "")))
+    """Further arguments for ssh: those of ``scaling``, else of DISTRAIN_SSH_ARGS. Raises HostfileError."""
+    return tuple(scaling.ssh_args) or split_ssh_args(environment.get("DISTRAIN_SSH_ARGS", ""), "DISTRAIN_SSH_ARGS")
+
+
+def overruled(scaling: ScalingConfig, environment: Mapping[str, str]) -> list[str]:
+    """Options of the command line that this config, made by the script, leaves without effect."""
+    names_hosts = scaling.hosts is not None or scaling.hostfile is not None or scaling.num_workers == 0
+    without_effect = {
+        "--hosts": names_hosts,
+        "--hostfile": names_hosts,
+        "--ssh-args": bool(scaling.ssh_args) or scaling.num_workers == 0,
+    }
+    given = environment.get(LAUNCH_OPTIONS, "").split(",")
+    return [option for option in given if without_effect.get(option)]
 
 
 def transports_for(
@@ -169,22 +188,29 @@ def order_for(
     """What a host is to do: as this process has it, ``own_environment`` being its, unless the hostfile says otherwise.
     ``environment``: what the user wants all workers to have."""
     host = transport.host
-    forwarded = {} if host.is_local else _forwarded(own_environment, same_interpreter=host.python is None)
+    variables = {**_forwarded(own_environment, host), **environment, **host.environment}
+    if host.gpus:  # its agent has them in CUDA_VISIBLE_DEVICES; what is for all hosts is not as exact
+        variables.pop("CUDA_VISIBLE_DEVICES", None)
     return HostOrder(
         lease_s=transport.lease_s,
         slots=host.slots,
         is_local=host.is_local,
         directory=host.cwd or directory,
         sys_path=list(sys_path) if host.python is None else _for_another_interpreter(sys_path),
-        environment={**forwarded, **environment, **host.environment},
+        environment=variables,
     )
 
 
-def _forwarded(own: Mapping[str, str], *, same_interpreter: bool) -> dict[str, str]:
-    patterns = [*FORWARDED, *(SAME_INTERPRETER if same_interpreter else ())]
-    patterns += own.get("DISTRAIN_ENV", "").split(",")
+def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:
+    """This machine's workers inherit all that they are to have. But the ranks meet where the variables for it say only
+    if the user names them: those that merely stand in an environment are often another launcher's."""
+    named = [pattern.strip() for pattern in own.get("DISTRAIN_ENV", "").split(",")]
+    patterns = [*named, *FORWARDED, *(SAME_INTERPRETER if host.python is None else ())]
+    candidates = MEETING_PLACE if host.is_local else own
     return {
-        name: value for name, value in own.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        name: own[name]
+        for name in candidates
+        if name in own and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
 
 

@@ -70,7 +70,14 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(
         (["nowhere.py:train"], "nowhere.py"),
         (["-m"], "-m"),
         (["--num-workers", "two", "train.py"], "--num-workers"),
-        (["--num-workers", "-1", "train.py"], "num_workers"),
+        (["--num-workers", "-1", "train.py"], "--num-workers: must be a number such as 4, or 2:8, gpu, cpu or auto"),
+        (["--num-workers", "-1", "--hosts", "a:1", "train.py"], "--num-workers: must be a number"),
+        (["--num-workers", "1:x", "train.py"], "--num-workers: must be a number such as 4, or 2:8, gpu, cpu or auto"),
+        (["--num-workers", "1", "--nproc-per-node", "3", "train.py"], "--num-workers 1, but --nproc-per-node 3"),
+        (["--num-workers", "gpu", "train.py"], "no usable NVIDIA GPU was found"),
+        (["--nproc-per-node", "gpu", "train.py"], "no usable NVIDIA GPU was found"),
+        (["--ranks-shown", "0,3-1", "train.py"], "--ranks-shown '0,3-1': 3-1 has no rank in it"),
+        (["--ssh-args", '-i "my key', "train.py"], "--ssh-args: '-i \"my key': no closing quotation"),
         (["--max-failures", "-2", "train.py"], "max_failures"),
         (["--no-such-option", "train.py"], "--no-such-option"),
         (["--name", "a/b", "train.py"], "name"),
@@ -84,8 +91,9 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(
     ],
 )
 def test_a_wrong_command_line_is_refused_with_code_2(
-    launch: Launch, tmp_path: Path, arguments: list[str], said: str
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "train.py").write_text("def train(): pass\nopen('started', 'w')")
     (tmp_path / "list.json").write_text("[1]")
     run = launch(*arguments)
@@ -93,6 +101,11 @@ def test_a_wrong_command_line_is_refused_with_code_2(
     assert said in run.stderr.splitlines()[-1]
     assert "Traceback" not in run.stderr
     assert not (tmp_path / "started").exists()
+
+
+def test_two_numbers_of_workers_may_be_the_same(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    assert launch("--num-workers", "1", "--nproc-per-node", "1", "train.py").returncode == 0
 
 
 def test_more_gpus_than_there_are_is_code_2(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,17 @@ from typing import Any
 import pytest
 
 import distrain
-from distrain import BackendConfig, LaunchError, ResourcesError, Result, RunConfig, ScalingConfig, process
-from distrain.job import FunctionWork
+from distrain import (
+    BackendConfig,
+    LaunchError,
+    ResourcesError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WorkerGroupError,
+    process,
+)
+from distrain.job import FunctionWork, ScriptWork
 from distrain.trainer import run_work
 from tests.process.conftest import reported
 
@@ -88,16 +97,62 @@ def test_ranks_are_placed_by_slots(ssh: Callable[..., Path], fit_on: FitOn, tmp_
     assert arguments.count("my config") == 3
 
 
+FAKE_NVML = """
+#include <stdio.h>
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 6; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)(1L + index); return 0; }
+int nvmlDeviceGetName(void *device, char *text, unsigned size) { return snprintf(text, size, "Fake") < 0; }
+int nvmlDeviceGetUUID(void *device, char *text, unsigned size) { return snprintf(text, size, "GPU-%p", device) < 0; }
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) { return 3; }
+"""
+
+
+@pytest.fixture
+def six_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A driver that knows of six GPUs on every host. Returns what an ssh has to do first."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler here")
+    (tmp_path / "nvml.c").write_text(FAKE_NVML)
+    driver = tmp_path / "driver" / "libnvidia-ml.so.1"
+    driver.parent.mkdir()
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, tmp_path / "nvml.c"], check=True, timeout=60)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver.parent))
+    return f"command='export LD_LIBRARY_PATH={driver.parent}; '$command"
+
+
 def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
-    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path, six_gpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever all workers are to see."""
+
     def train() -> None:
         distrain.report({"shown": os.environ.get("CUDA_VISIBLE_DEVICES")})
 
-    ssh()
+    def shown(**scaling: Any) -> list[str | None]:
+        run = {"worker_runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": "1"}}}
+        result = fit_on(train, run, num_workers=4, hostfile=tmp_path / "hosts", **scaling)
+        return [reported(result.path, rank)[0]["shown"] for rank in range(4)]
+
+    ssh(six_gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     (tmp_path / "hosts").write_text("one gpus=0,2\ntwo\nlocalhost gpus=5\n")
-    result = fit_on(train, num_workers=4, hostfile=tmp_path / "hosts")
-    assert [reported(result.path, rank)[0]["shown"] for rank in range(4)] == ["0,2", "0,2", None, "5"]
+    assert shown() == ["0,2", "0,2", "1", "5"]
+    assert shown(use_gpu=True) == ["0,2", "0,2", "1", "5"]
+
+
+@pytest.mark.parametrize("use_gpu", [False, True])
+def test_a_gpu_that_a_host_does_not_have_is_named_with_it(
+    ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path, six_gpus: str, use_gpu: bool
+) -> None:
+    """CUDA would pass over it and all that follow."""
+    ssh(six_gpus)
+    (tmp_path / "hosts").write_text("one gpus=0,7 slots=1\n")
+    with pytest.raises(
+        LaunchError, match=r"^one: gpus=0,7 in the hostfile, but it has no GPU 7, or that is named twice"
+    ):
+        fit_on(where_am_i, num_workers=1, hostfile=tmp_path / "hosts", use_gpu=use_gpu)
 
 
 def test_all_hosts_are_contacted_at_the_same_time(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
@@ -151,6 +206,28 @@ def test_nothing_but_the_list_goes_along(
     assert "value-17" not in log.read_text()
 
 
+@pytest.mark.parametrize("hosts", ["localhost:1,one:1", "one:1,localhost:1"])
+@pytest.mark.parametrize("named", [None, "MY_OWN, MASTER_ADDR,MASTER_PORT"])
+def test_ranks_meet_where_the_user_says_and_not_where_another_launcher_did(
+    ssh: Callable[..., Path], fit_on: FitOn, monkeypatch: pytest.MonkeyPatch, hosts: str, named: str | None
+) -> None:
+    def train() -> None:
+        distrain.report({name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")})
+
+    ssh()
+    theirs = {"MASTER_ADDR": "127.0.0.9", "MASTER_PORT": "29511"}
+    for name, value in theirs.items():
+        monkeypatch.setenv(name, value)
+    if named is not None:
+        monkeypatch.setenv("DISTRAIN_ENV", named)
+    first, second = reported(fit_on(train, num_workers=2, hosts=hosts).path)
+    assert first == second
+    if named is not None:
+        assert first == theirs
+    else:
+        assert (first["MASTER_ADDR"], first["MASTER_PORT"] != "29511") == ("127.0.0.1", True)
+
+
 # -- what a host may lack --------------------------------------------------------------------------------------------
 
 
@@ -176,6 +253,20 @@ def test_a_host_without_the_directory_is_named(ssh: Callable[..., Path], fit_on:
     ssh()
     text = failure(fit_on, tmp_path / "hosts", "far cwd=/nowhere")
     assert text.startswith("far: no worker can run in /nowhere: No such file or directory; create it, or set cwd=")
+
+
+def test_a_host_without_the_script_is_named_with_all_places_where_it_was_looked_for(
+    ssh: Callable[..., Path], storage: Path, tmp_path: Path
+) -> None:
+    ssh()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "hosts").write_text(f"far cwd={tmp_path}/own\n")
+    work = ScriptWork(path="train.py", launched_in="/launched/in", backend=BackendConfig())
+    with pytest.raises(WorkerGroupError) as raised:
+        run_work(work, ScalingConfig(hostfile=tmp_path / "hosts"), RunConfig(storage_path=storage))
+    [first, *_] = str(raised.value).splitlines()
+    assert first.startswith("rank 0 on far: ")
+    assert f"this host has no file {tmp_path}/own/train.py and no file /launched/in/train.py; share it" in first
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(

@@ -67,13 +67,38 @@ def test_a_greeting_at_login_does_no_harm(check: Check) -> None:
     assert done.returncode == 0
 
 
-def test_a_gpu_is_looked_for_if_it_is_asked_for(check: Check, tmp_path: Path) -> None:
-    """None has this name."""
-    (tmp_path / "hosts").write_text("one gpus=GPU-none\n")
-    assert check("--hostfile", "hosts").returncode == 0
-    done = check("--hostfile", "hosts", "--use-gpu")
+def test_a_gpu_is_looked_for_if_it_is_asked_for(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert check("--hosts", "one:1").returncode == 0
+    done = check("--hosts", "one:1", "--use-gpu")
     assert done.returncode == 1
-    assert "one: it has 0 usable GPUs for 1 slots; lower slots= in the hostfile" in done.stdout
+    assert "one: it has 0 usable GPUs for 1 workers; ask for fewer (--num-workers, or slots= in the" in done.stdout
+
+
+def test_gpus_are_counted_for_as_many_workers_as_are_asked_for(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = check("--use-gpu", "--num-workers", "3")
+    assert done.returncode == 1
+    assert "localhost: it has 0 usable GPUs for 3 workers" in done.stdout
+
+
+def test_a_gpu_that_the_hostfile_names_has_to_be_there(check: Check, tmp_path: Path) -> None:
+    """None has this name. What else is wrong with the host is told, too."""
+    (tmp_path / "hosts").write_text("one gpus=GPU-none cwd=/nowhere\ntwo\n")
+    done = check("--hostfile", "hosts")
+    assert done.returncode == 1
+    assert "one: gpus=GPU-none in the hostfile, but it has no GPU-none, or that is named twice; " in done.stdout
+    assert "one: no worker can run in /nowhere" in done.stdout
+
+
+def test_too_few_slots_for_the_workers_are_told(check: Check) -> None:
+    done = check("--hosts", "one:1,two:2", "--num-workers", "50")
+    assert done.returncode == 1
+    told = "this machine: num_workers is 50, but the hosts have only 3 slots: one 1, two 2. Ask for fewer workers, or"
+    assert told in done.stdout
+    assert done.stdout.splitlines()[-1] == "cannot train like this: this machine"
+    assert check("--hosts", "one:1,two:2", "--num-workers", "2:50").returncode == 0
+    assert check("--num-workers", "50").returncode == 0  # this machine without slots takes any number
 
 
 def test_a_storage_that_cannot_be_used_is_told(check: Check, tmp_path: Path) -> None:

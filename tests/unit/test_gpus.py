@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distrain import gpus
-from distrain.hosts import Gpu
+from distrain.hosts import Gpu, gpu_problem
 
 
 def whole(number: int) -> list[Gpu]:
@@ -66,3 +66,30 @@ def test_without_gpus_nothing_is_seen() -> None:
 def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_LIBRARIES", ("libno-such-library.so",))
     assert gpus.find_gpus({}) == ()
+
+
+@pytest.mark.parametrize("boards", [FOUR, MIXED], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    ("named", "bad"),
+    [
+        ("0,2", None),
+        ("2,0", None),
+        ("GPU-2,0,GPU-1", None),
+        ("0,7", "GPU 7"),
+        ("7,0", "GPU 7"),
+        ("0,GPU-none", "GPU-none"),
+        ("0,MIG-99", "MIG-99"),
+        ("0,GPU-0f3a", "GPU-0f3a"),
+    ],
+)
+def test_the_first_gpu_of_a_hostfile_that_is_not_there_is_named(
+    boards: list[list[Gpu]], named: str, bad: str | None
+) -> None:
+    problem = gpu_problem(named.split(","), gpus.visible(boards, named))
+    assert problem is None if bad is None else f"gpus={named} in the hostfile, but it has no {bad}, or" in str(problem)
+
+
+def test_instances_of_one_gpu_are_gpus_of_their_own_in_a_hostfile() -> None:
+    named = "MIG-10,MIG-11,GPU-2"
+    assert gpu_problem(named.split(","), gpus.visible(MIXED, named)) is None
+    assert "no MIG-12" in str(gpu_problem(["MIG-10", "MIG-12"], gpus.visible(MIXED, "MIG-10,MIG-12")))

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distrain.config import ScalingConfig
 from distrain.errors import HostfileError
 from distrain.hostfile import HostSpec, parse_hostfile, parse_hosts, total_slots
+from distrain.hosts import HostFacts
+from distrain.plan import make_plan, rank_environment
 
 
 def only(line: str) -> HostSpec:
@@ -48,6 +51,11 @@ def test_users_ports_and_ipv6(word: str, name: str, user: str | None, address: s
     host = only(word)
     assert (host.name, host.user, host.address, host.port) == (name, user, address, port)
     assert not host.is_local
+
+
+@pytest.mark.parametrize("name", ["gpu_1", "my+alias", "büro-3", "2a", "a%b", "node-07.rack.lan."])
+def test_names_of_an_ssh_configuration_are_understood(name: str) -> None:
+    assert only(name).address == name
 
 
 def test_localhost_is_this_machine_unless_it_has_a_user_or_a_port() -> None:
@@ -126,7 +134,17 @@ def test_hosts_may_be_a_list_with_users_and_ipv6() -> None:
         ("a env.=1", "env.: not a name of an environment variable"),
         ("a env.A-B=1", "env.A-B: not a name"),
         ("a env.CUDA_VISIBLE_DEVICES=0,1", "say gpus=0,1, so that they are counted, too"),
+        ("a env.RANK=3", "env.RANK: each rank is given its own RANK; leave it out"),
+        ("a env.TF_CONFIG={}", "env.TF_CONFIG: each rank is given its own TF_CONFIG"),
+        ("a env.X=1\0 slots=2", "there is a NUL byte in this line"),
         ("a cwd='/x", "a quote is not closed: cwd='/x"),
+        ("a env.X='\\", "a quote is not closed: env.X='\\"),
+        ("a slots=4 \\", "\\: nothing follows the backslash; a host is described in one line"),
+        ("alpha,beta slots=4", "'alpha,beta' is not a host: must be host, user@host, host:number or [IPv6 address]; "),
+        ("alpha;beta", "several hosts are several lines of a hostfile, or hosts=alpha,beta"),
+        ("me@a,you@b", "several hosts are several lines of a hostfile, or hosts=me@a,you@b"),
+        ("hosts/alpha", "'hosts/alpha' is not a host"),
+        ("$(alpha)", "'$(alpha)' is not a host"),
         ("first slots=2", "first is named in line 1 already"),
         ("FIRST slots=2", "FIRST is named in line 1 already"),
         ("alice@first", "first is named in line 1 already"),
@@ -136,6 +154,19 @@ def test_an_error_names_file_line_and_cause(line: str, why: str) -> None:
     with pytest.raises(HostfileError, match=re.escape(why)) as raised:
         parse_hostfile(f"first\n\n{line}\n", "my/hosts")
     assert str(raised.value).startswith("my/hosts:3: ")
+
+
+def test_what_every_rank_is_given_cannot_be_set_for_a_host() -> None:
+    """All but where the ranks meet."""
+    plan = make_plan([HostFacts(name="one", cpus=1, memory_bytes=1)], ScalingConfig())
+    given = rank_environment(plan, plan.ranks[0], address="", port=1, run_id="", attempt=0, max_restarts=0)
+    refused = set()
+    for name in given:
+        try:
+            only(f"a env.{name}=1")
+        except HostfileError:
+            refused.add(name)
+    assert refused == given.keys() - {"MASTER_ADDR", "MASTER_PORT"}
 
 
 @pytest.mark.parametrize("text", ["", "\n# nobody\n"])
@@ -151,6 +182,9 @@ def test_a_hostfile_without_a_host_is_an_error(text: str) -> None:
         ("a:4,,b:4", "'': '' is not a host"),
         ("a:4,a:2", "'a:2': named twice"),
         ("a slots=4", "'a slots=4': 'a slots=4' is not a host"),
+        ("a:4:2", "'a:4:2' is not a host: must be host, user@host, host:number or [IPv6 address]; must be host:slots"),
+        ("a:4;b:4", "several hosts are several lines of a hostfile, or hosts=a:4,b:4; must be host:slots, such as"),
+        ("fd77::11", "an IPv6 address needs brackets: [fd77::11]"),
         ("", "is not a host"),
     ],
 )

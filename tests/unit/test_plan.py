@@ -279,9 +279,14 @@ def test_whether_workers_share_a_gpu(facts: HostFacts, workers: int, each: float
     assert make_plan([facts], scaling).shares_gpu is shares
 
 
-def test_gpus_of_different_hosts_are_different_ones() -> None:
-    """Even if they have the same UUID, as the hosts of this test have."""
-    assert not make_plan([host("one", gpus=1, slots=1), host("two", gpus=1)], with_gpus(2)).shares_gpu
+@pytest.mark.parametrize(("uuids", "shares"), [(("GPU-0", "GPU-1"), False), (("GPU-0", "GPU-0"), True)])
+def test_a_gpu_is_known_by_its_uuid_whatever_its_host_is_called(uuids: tuple[str, str], shares: bool) -> None:
+    """localhost and 127.0.0.1 may stand in one hostfile."""
+    hosts = [
+        HostFacts(name=name, cpus=1, memory_bytes=GIB, gpus=(gpu(uuid),), slots=1)
+        for name, uuid in zip(("one", "two"), uuids, strict=True)
+    ]
+    assert make_plan(hosts, with_gpus(2)).shares_gpu is shares
 
 
 # -- accelerator_type ------------------------------------------------------------------------------------------------

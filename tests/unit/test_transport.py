@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,13 @@ def test_arguments_of_the_user_come_before_ours(tmp_path: Path) -> None:
     assert (options["connecttimeout"], options["port"]) == ("77", "23")
 
 
+def test_what_a_host_says_of_itself_goes_before_the_arguments_for_all(tmp_path: Path) -> None:
+    options = effective(ssh("-p", "2200", "-l", "you", "-o", "Port=23", user="me", port=2222), tmp_path)
+    assert (options["port"], options["user"]) == ("2222", "me")
+    options = effective(ssh("-o", "Port=23", "-l", "you", port=2222), tmp_path)
+    assert (options["port"], options["user"]) == ("2222", "you")
+
+
 def test_user_port_and_ipv6_are_options_of_their_own(tmp_path: Path) -> None:
     options = effective(ssh(user="alice", port=2222, address="fd77::11"), tmp_path)
     assert (options["user"], options["port"], options["hostname"]) == ("alice", "2222", "fd77::11")
@@ -131,6 +139,13 @@ def test_arguments_for_ssh_are_a_list_or_a_line() -> None:
     assert ssh_args_of(ScalingConfig(), {"DISTRAIN_SSH_ARGS": "-F 'my config'"}) == ("-F", "my config")
 
 
+def test_arguments_for_ssh_with_an_open_quote_are_refused_by_name() -> None:
+    with pytest.raises(HostfileError, match=r"^DISTRAIN_SSH_ARGS: .*my key.*: no closing quotation$"):
+        ssh_args_of(ScalingConfig(), {"DISTRAIN_SSH_ARGS": '-i "my key'})
+    with pytest.raises(HostfileError, match=r"^ScalingConfig\.ssh_args: .*my key.*: no closing quotation$"):
+        ScalingConfig(ssh_args='-i "my key')
+
+
 def test_only_localhost_needs_no_ssh() -> None:
     local, far = transports_for([HostSpec(slots=2), FAR], ("-v",))
     assert local.argv(["x"]) == ["x"]
@@ -159,6 +174,29 @@ def test_settings_of_tensorflow_go_along_but_not_which_worker_the_users_process_
 
 def test_to_this_machine_nothing_has_to_go() -> None:
     assert ordered(HostSpec(), own={"NCCL_DEBUG": "INFO"}, A="1").environment == {"A": "1"}
+
+
+def test_variables_may_be_named_with_blanks_between_them() -> None:
+    own = {"X": "1", "B": "2"}
+    assert ordered(FAR, own={**own, "DISTRAIN_ENV": " X, B ,"}).environment == {"X": "1", "B": "2"}
+
+
+@pytest.mark.parametrize("host", [HostSpec(), FAR])
+def test_where_the_ranks_meet_goes_along_if_the_user_names_it(host: HostSpec) -> None:
+    """Also to this machine, which has it anyway: but not every value there is meant for us."""
+    own = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511", "X": "1"}
+    assert not ordered(host, own=own).environment
+    assert ordered(host, own={**own, "DISTRAIN_ENV": "MASTER_*"}).environment == {
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29511",
+    }
+
+
+@pytest.mark.parametrize("host", [HostSpec(gpus=("2",)), replace(FAR, gpus=("2",))])
+def test_the_gpus_of_a_host_go_before_those_for_all(host: HostSpec) -> None:
+    """Its agent is started with them; nothing may come later."""
+    own = {"CUDA_VISIBLE_DEVICES": "0", "DISTRAIN_ENV": "CUDA_*"}
+    assert ordered(host, own=own, CUDA_VISIBLE_DEVICES="1", A="1").environment == {"A": "1"}
 
 
 def test_the_hostfile_goes_before_what_is_for_all_and_that_before_ones_own() -> None:
