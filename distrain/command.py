@@ -18,7 +18,8 @@ from distrain.errors import DistrainError, LaunchError, PreemptionError, Trainin
 from distrain.gpus import find_gpus
 from distrain.hostfile import split_ssh_args, total_slots
 from distrain.output import warn
-from distrain.preflight import Preflight, show
+from distrain.preflight import Preflight
+from distrain.preflight_table import show
 from distrain.runpaths import RunPaths
 from distrain.stores import here_of
 from distrain.survey import usable_cpus

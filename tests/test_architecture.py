@@ -32,7 +32,7 @@ FLOORS = [
     "metrics", "context", "session", "collective", "execution", "validations", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",
     "stores", "manifest", "validator", "coordinator",
-    "desk", "outer", "local", "trainer", "preflight",
+    "desk", "outer", "local", "trainer", "preflight", "preflight_table",
     "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
     "torch.sampler", "torch.reproducibility", "torch.data",
     "tensorflow.checkpoint", "tensorflow.config", "tensorflow.trainer", "tensorflow.data", "tensorflow.keras",
