@@ -198,7 +198,7 @@ class Coordinator:
         match message:
             case wire.Reserved() if not self._store.settled:
                 self._loop.call_in(f"reserved {host}", _SETTLE_S, lambda: self._on_message(host, message))
-            case wire.Gone() if self._waits_for_uploads():
+            case wire.Gone() if self.machine.attempt_is_on and self._waits_for_uploads():
                 self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
                 if failed is not None:

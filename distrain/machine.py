@@ -58,6 +58,8 @@ STOP_TIMEOUT_S = 10.0
 """Beyond the grace: after this an agent that cannot empty its host is given up, by name."""
 EXIT_TIMEOUT_S = 30.0
 """For exit handlers, after the work was done and reported; whoever needs longer is killed without being a failure."""
+LEASE_MARGIN_S = 2.0
+"""Until it is known that a host has been silent for as long as its lease."""
 TERM_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for ranks that were asked to stop, and did not."""
 _STORY_LENGTH = 200
@@ -155,6 +157,11 @@ class RunMachine:
         """Ranks of the latest attempt whose hosts are lost."""
         return [number for number, rank in self._ranks.items() if self._roster.is_gone(rank.plan.host)]
 
+    @property
+    def attempt_is_on(self) -> bool:
+        """Whether there may be processes of the latest attempt."""
+        return self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
+
     def deadline(self) -> float | None:
         """When the machine wants a :class:`Tick`."""
         return min((moment for moment in (self._deadline, self._votes.deadline) if moment is not None), default=None)
@@ -175,7 +182,9 @@ class RunMachine:
                 if isinstance(message, (wire.Outcome, wire.Exited)) and message.attempt == self.attempt:
                     self._ranks[message.rank].reports = reports
                 return self._on_message(host, message, now)
-            case Hung():
+            case Hung():  # unless the attempt has ended while it was found out where the ranks are
+                if self.state not in (RunState.STARTING, RunState.RUNNING):
+                    return []
                 self.hung = event
                 return self._stop(0.0, now)
             case HostLost(host, why):
@@ -233,7 +242,7 @@ class RunMachine:
         if self.state is not RunState.CONNECTING:
             self._move(RunState.CONNECTING)
         if standing is Standing.HOPELESS:
-            self._ranks, self.hung = {}, None  # it is not for what they did that the run ends
+            self._forget_attempt()
             return self._give_up(self._too_few_hosts(), now)
         self._deadline = self._roster.deadline()
         return asked
@@ -244,9 +253,14 @@ class RunMachine:
             self.plan = make_plan(self._roster.present, self.request.scaling)
         except ResourcesError as error:
             self.resources_missing = True
+            self._forget_attempt()
             return self._give_up(str(error), now)
         told = [*self._say_change(before, self.plan), *self._prepare_hosts(self.plan)]
         return [*told, *self._reserve(now)]
+
+    def _forget_attempt(self) -> None:
+        """It is not for what its ranks did that the run ends."""
+        self._ranks, self.hung = {}, None
 
     def _say_change(self, before: WorldPlan | None, plan: WorldPlan) -> list[Action]:
         """What is not as in the attempt before, or as the user expects it."""
@@ -453,7 +467,7 @@ class RunMachine:
             return []
         again = self.stop_reason is not None
         self.stop_reason = self.stop_reason or why
-        if not self._started():
+        if not self.attempt_is_on:
             self._end(RunState.ABORTED)
             return []
         if again or self.state is RunState.STOPPING:
@@ -485,15 +499,20 @@ class RunMachine:
         assert self.plan is not None
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
-        self._deadline = now + grace_s + STOP_TIMEOUT_S
         hosts = [host for host in self.plan.hosts if not self._roster.is_gone(host)]
         if not hosts:
             return self._all_gone(now)
+        self._deadline = now + grace_s + self._stop_timeout_s(hosts)
         stop = wire.Stop(attempt=self.attempt, grace_s=grace_s, culprit_known=culprit_known)
         return [Tell(host, stop) for host in hosts]
 
+    def _stop_timeout_s(self, hosts: Iterable[str]) -> float:
+        """A host that is silent is lost when its lease has run out, which another attempt may be able to do without."""
+        orders = [self.request.hosts[host] for host in hosts]
+        return max([STOP_TIMEOUT_S, *(order.lease_s + LEASE_MARGIN_S for order in orders if not order.is_local)])
+
     def _on_gone(self, host: str, message: wire.Gone, now: float) -> list[Action]:
-        if self.state is RunState.WAITING:  # said twice: once as its workers had ended, and once as it was told to stop
+        if not self.attempt_is_on:  # said twice: once as its workers had ended, and once as it was told to stop
             return []
         self._gone.add(host)
         assert self.plan is not None
@@ -548,8 +567,9 @@ class RunMachine:
             return "\n    ".join([f"no rank has made progress for {self.hung.after_s:g} s", *self.hung.where])
         culprit = culprit_first(self.failures)[0]
         if culprit.lost:
-            lost = rank_list(failure.rank for failure in self.failures if failure.lost)
-            return f"rank(s) {lost} on {culprit.host} were {culprit.summary}"
+            lost = [failure for failure in self.failures if failure.lost]
+            ranks = {(f.host, f.summary): rank_list(g.rank for g in lost if g.host == f.host) for f in lost}
+            return "; ".join(f"rank(s) {of} on {host} were {summary}" for (host, summary), of in ranks.items())
         return f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}"
 
     def _may_retry(self) -> bool:
@@ -582,7 +602,11 @@ class RunMachine:
     def _stop_or_give_up(self, problem: str, now: float) -> list[Action]:
         if self.state is RunState.STOPPING:
             return []
-        return self._stop(0.0, now) if self._started() else self._give_up(problem, now)
+        if self.attempt_is_on:
+            return self._stop(0.0, now)
+        if self.state in (RunState.CONNECTING, RunState.WAITING):
+            self._forget_attempt()
+        return self._give_up(problem, now)
 
     def _on_host_lost(self, host: str, why: str, now: float) -> list[Action]:
         if self._roster.is_gone(host):
@@ -595,6 +619,16 @@ class RunMachine:
             return []
         if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks):
             return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
+        self._lose_ranks(host, why)
+        if self.state is RunState.RESERVING and not self.retries.ever_entered:
+            return self._give_up(self._roster.told(), now)
+        if self.state is RunState.STOPPING:
+            return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
+        if all(rank.rank in self.outcomes for rank in self.plan.on(host)):
+            return [Say(f"{host}: {why}; its ranks had done their work, and the others go on")]
+        return self._stop(0.0, now)
+
+    def _lose_ranks(self, host: str, why: str) -> None:
         for number, rank in self._ranks.items():
             if rank.plan.host == host and rank.exited is None:
                 rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=why)
@@ -602,11 +636,6 @@ class RunMachine:
                 if rank.outcome is None:
                     self._order += 1
                     rank.failed_order = self._order
-        if self.state is RunState.RESERVING and not self.retries.ever_entered:
-            return self._give_up(self._roster.told(), now)
-        if self.state is RunState.STOPPING:
-            return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
-        return self._stop(0.0, now)
 
     def _on_tick(self, now: float) -> list[Action]:
         ordered = self._ordered(self._votes.tick(now))
@@ -630,7 +659,8 @@ class RunMachine:
                 text = f"rank(s) {late or 'none'} had finished, but did not leave within {EXIT_TIMEOUT_S:g} s; killed"
                 return [Say(text), *self._stop(0.0, now)]
             case _:
-                return self._give_up(f"{', '.join(self._occupied())}: processes could not be ended in time", now)
+                text = f"{', '.join(self._occupied())}: processes could not be ended in time"
+                return [Say(text), *self._all_gone(now)] if self.is_done else self._give_up(text, now)
 
     def _give_up(self, problem: str, now: float) -> list[Action]:
         self.problem = self.problem or problem
@@ -638,9 +668,6 @@ class RunMachine:
         return []
 
     # -- moves ----------------------------------------------------------------------------------------------------
-
-    def _started(self) -> bool:
-        return self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
 
     def _end(self, state: RunState) -> None:
         self._deadline = None

@@ -64,6 +64,8 @@ class StopVotes:
         """The rank will not call it any more."""
         self.listeners.discard(rank)
         self._votes.pop(rank, None)
+        if not self._votes:
+            self.deadline = None
         return self._settle()
 
     def tick(self, now: float) -> list[Order]:

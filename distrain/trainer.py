@@ -456,7 +456,7 @@ class _Run:
             found, stopped=end.stopped_ranks, finished=end.finished, where=end.where, last_lines=end.last_lines
         )
         return WorkerGroupError(
-            without_controls("\n".join([screen, *_storage_lines(end), *self._postscript(end, result)])),
+            without_controls("\n".join([screen, *_beside(end), *self._postscript(end, result)])),
             worker_failures={f.rank: end.errors.get(f.rank) or job.original(f) for f in found},
             culprit=found[0].rank,
             exit_code=found[0].exit_code,
@@ -494,7 +494,7 @@ class _Run:
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if end.where:
             lines += ["ranks that did not stop in time were killed:", *(f"    {line}" for line in end.where)]
-        return [*lines, *_storage_lines(end), f"run:  {result.path}"]
+        return [*lines, *_beside(end), f"run:  {result.path}"]
 
     def _postscript(self, end: RunEnd, result: Result) -> list[str]:
         """What every account of a failure ends with."""
@@ -506,9 +506,11 @@ class _Run:
         return [*lines, f"run:  {result.path}"]
 
 
-def _storage_lines(end: RunEnd) -> list[str]:
-    """For an account of something else."""
-    return [f"besides, the storage has failed: {end.problem}"] if end.storage_failed else []
+def _beside(end: RunEnd) -> list[str]:
+    """What went wrong, too, for the account of a failure of ranks. Lost hosts are in it already."""
+    if end.storage_failed:
+        return [f"besides, the storage has failed: {end.problem}"]
+    return [f"besides, {end.problem}"] if end.problem and not any(failure.lost for failure in end.failures) else []
 
 
 def _exit_with_143() -> None:

@@ -128,6 +128,22 @@ def lose_the_last_host_for_ever(config: dict[str, Any]) -> int:
     return lose_the_last_host_once(config)
 
 
+def outlive_the_host_of_the_last_rank(config: dict[str, Any]) -> int:
+    """Whose rank has returned when its agent is killed."""
+    count = begin()
+    agent = Path(config["place"], "agent")
+    if is_last():
+        agent.write_text(str(psutil.Process().parents()[1].pid))
+    distrain.collective.barrier()
+    if is_last():
+        return count
+    time.sleep(0.5)
+    os.kill(int(agent.read_text()), signal.SIGKILL)
+    time.sleep(1.0)
+    distrain.report({"host": os.environ["FAKE_HOST"], "of": 2, "after": True})
+    return count
+
+
 # -- the host that is back -------------------------------------------------------------------------------------------
 
 
@@ -135,6 +151,30 @@ def test_the_agent_of_this_machine_is_replaced(fit: Fit, test_run_id: str) -> No
     result = fit(lose_the_last_host_once, failure_config=RESTARTS)
     assert result.return_value == 1
     assert not run_members(test_run_id)
+
+
+def test_a_host_whose_ranks_have_returned_is_not_missed(
+    hosts: Hosts, capfd: pytest.CaptureFixture[str], test_run_id: str
+) -> None:
+    result = hosts(outlive_the_host_of_the_last_rank, workers=2, one=1, two=1)
+    assert (result.return_value, result.metrics["after"]) == (0, True)
+    assert "; its ranks had done their work, and the others go on" in capfd.readouterr().err
+    assert not run_members(test_run_id)
+
+
+def test_a_frozen_host_is_lost_when_its_lease_ends_though_another_rank_has_failed_before(hosts: Hosts) -> None:
+    def freeze_and_fail(config: dict[str, Any]) -> int:
+        count = begin()
+        distrain.collective.barrier()
+        if count == 0 and is_last():
+            kill_the_agent(signal.SIGSTOP)
+        time.sleep(0.5)
+        if count == 0:
+            raise ConnectionError("Connection reset by peer")
+        return count
+
+    failures = FailureConfig(max_failures=1, host_lease_s=12.0, host_wait_s=30.0)
+    assert hosts(freeze_and_fail, workers=2, failures=failures, one=1, two=1).return_value == 1
 
 
 def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from distrain.job import Job
 from distrain.machine import (
     CONNECT_TIMEOUT_S,
     EXIT_TIMEOUT_S,
+    LEASE_MARGIN_S,
     RETURN_S,
     STOP_TIMEOUT_S,
     Action,
@@ -26,6 +27,7 @@ from distrain.machine import (
     Connect,
     HostLost,
     HostSaid,
+    Hung,
     RunMachine,
     RunRequest,
     Say,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from distrain.plan import RankPlan, WorldPlan
 
 GRACE_S = 2.0
+LEASE_S = 15.0
 CONSEQUENCE = "RuntimeError: Connection closed by peer"
 
 
@@ -56,7 +59,7 @@ def request(names: list[str], workers: int, **options: Any) -> RunRequest:
 
 
 def order(slots: int, **options: Any) -> HostOrder:
-    return HostOrder(**{"lease_s": 15.0, "slots": slots, "directory": "/work", "sys_path": ["/work"], **options})
+    return HostOrder(**{"lease_s": LEASE_S, "slots": slots, "directory": "/work", "sys_path": ["/work"], **options})
 
 
 def hello(cpus: int = 4, gpus: int | None = None, network: str = "here", address: str = "") -> wire.Hello:
@@ -489,7 +492,7 @@ def test_the_first_request_to_stop_leaves_the_grace() -> None:
     actions = play.happens(StopAsked("SIGINT"))
     assert stops(actions) == {"one": GRACE_S, "two": GRACE_S}
     assert "SIGINT" in said(actions)
-    assert play.machine.deadline() == play.now + GRACE_S + STOP_TIMEOUT_S
+    assert play.machine.deadline() == play.now + GRACE_S + LEASE_S + LEASE_MARGIN_S
 
 
 def test_the_second_request_kills_at_once() -> None:
@@ -805,6 +808,104 @@ def test_an_unreachable_host_is_replaced_at_the_start_and_that_is_said() -> None
     assert said(play.says("three", hello())) == "4 workers on one, three, without two\n    two: no route"
 
 
+# -- several things at once ------------------------------------------------------------------------------------------
+
+
+def test_a_host_whose_ranks_have_done_their_work_is_not_missed() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
+    play.succeeds(2)
+    play.succeeds(3)
+    actions = play.happens(HostLost("two", "cut"))
+    assert said(actions) == "two: cut; its ranks had done their work, and the others go on"
+    assert (stops(actions), play.state) == ({}, RunState.RUNNING)
+    play.succeeds(0)
+    released = told(play.succeeds(1), wire.Release)
+    assert [(host, message.rank) for host, message in released] == [("one", 0), ("one", 1)]
+    play.gone("one")
+    assert (play.state, play.machine.failures) == (RunState.FINISHED, [])
+
+
+def test_a_host_of_which_one_rank_has_done_its_work_is_lost_with_the_other() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
+    play.succeeds(2)
+    assert stops(play.happens(HostLost("two", "cut"))) == {"one": 0.0}
+    assert "rank(s) 3 on two were lost: cut" in said(play.gone("one"))
+
+
+def test_a_silent_host_is_lost_before_it_is_given_up() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
+    play.raises(0)
+    play.gone("one")
+    play.now += STOP_TIMEOUT_S
+    assert play.happens(Tick()) == []
+    play.now += LEASE_S - STOP_TIMEOUT_S
+    assert asked(play.happens(HostLost("two", "silent for 15 s"))) == ["two"]
+    assert play.state is RunState.CONNECTING
+
+
+def test_this_machine_is_given_up_earlier_as_its_lease_is_for_ctrl_z() -> None:
+    play = Play(workers=2, orders={"one": order(2, is_local=True, lease_s=86400.0)}).run()
+    play.raises(0)
+    assert play.machine.deadline() == play.now + STOP_TIMEOUT_S
+
+
+def test_a_host_that_freezes_when_all_work_is_done_does_not_make_the_run_a_failed_one() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.all_succeed()
+    play.gone("one")
+    for wait_s in (EXIT_TIMEOUT_S, LEASE_S + LEASE_MARGIN_S):
+        play.now += wait_s
+        actions = play.happens(Tick())
+    assert "two: processes could not be ended in time" in said(actions)
+    assert play.state is RunState.FINISHED
+
+
+@pytest.mark.parametrize("backoff_s", [0.0, 3.0])
+def test_a_hang_that_is_told_after_its_attempt_has_ended_is_none(backoff_s: float) -> None:
+    config = FailureConfig(max_failures=3, backoff_s=backoff_s)
+    play = Play(hosts=2, workers=4, failure_config=config).run()
+    play.happens(HostLost("two", "silent"))
+    hung = Hung(after_s=2.0, where=("rank 0 somewhere",), suspects=(0,))
+    assert play.happens(hung) == []
+    play.gone("one")
+    state = play.state
+    assert play.happens(hung) == []
+    assert (play.state, play.machine.hung, play.machine.retries.used) == (state, None, 1)
+
+
+def test_an_end_that_is_told_again_while_the_lost_host_is_asked_is_one_end() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1, host_wait_s=30.0)).run()
+    play.raises(0)
+    play.gone("one")
+    assert asked(play.happens(HostLost("two", "cut"))) == ["two"]
+    assert play.gone("one") == []
+    assert (play.state, play.machine.retries.used) == (RunState.CONNECTING, 1)
+
+
+def test_a_host_that_comes_back_with_too_little_is_what_the_run_ends_for() -> None:
+    gpus = [{"name": "A", "uuid": f"GPU-{n}", "board": f"GPU-{n}"} for n in range(4)]
+    scaling = ScalingConfig(num_workers=4, use_gpu=True)
+    config = FailureConfig(max_failures=3, host_wait_s=30.0)
+    play = Play(hosts=2, workers=4, scaling=scaling, failure_config=config)
+    play.says("one", hello(gpus=gpus[:2]))
+    play.says("two", hello(gpus=gpus[2:]))
+    play.begin_attempt()
+    play.raises(0, CONSEQUENCE)
+    play.happens(HostLost("two", "cut"))
+    play.gone("one")
+    play.says("two", hello(gpus=gpus[2:3]))
+    assert (play.state, play.machine.failures) == (RunState.FAILED, [])
+    assert str(play.machine.problem).startswith("two has 1 GPUs, but 2 worker(s)")
+
+
+def test_each_lost_host_is_told_with_its_own_ranks_and_reason() -> None:
+    play = Play(hosts=3, workers=6, failure_config=FailureConfig(max_failures=1, host_wait_s=30.0)).run()
+    play.happens(HostLost("two", "cut"))
+    play.happens(HostLost("three", "power"))
+    told_of = said(play.gone("one"))
+    assert "rank(s) 2, 3 on two were lost: cut; rank(s) 4, 5 on three were lost: power" in told_of
+
+
 # -- as many workers as there are slots ------------------------------------------------------------------------------
 
 
@@ -995,7 +1096,7 @@ def test_hosts_that_cannot_be_emptied_are_given_up_by_name() -> None:
     play = Play(hosts=2, workers=4).run()
     play.raises(0)
     play.gone("one")
-    play.now += STOP_TIMEOUT_S
+    play.now += LEASE_S + LEASE_MARGIN_S
     play.happens(Tick())
     assert play.state is RunState.FAILED
     assert str(play.machine.problem).startswith("two: ")

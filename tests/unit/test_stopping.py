@@ -87,6 +87,13 @@ def test_without_votes_there_is_no_decision() -> None:
     assert votes().finished(0) == []
 
 
+def test_who_fails_while_it_waits_leaves_nothing_to_wait_for() -> None:
+    made = votes(0, 1)
+    made.vote(0, 7, 10.0)
+    made.finished(0)
+    assert made.deadline is None
+
+
 # -- some do not come ------------------------------------------------------------------------------------------------
 
 
