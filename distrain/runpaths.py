@@ -34,7 +34,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE
+from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.errors import StorageError
 from distrain.place import OPENING_PATIENCE_S, Place, locate
 
@@ -46,7 +46,6 @@ __all__ = ["DAMAGED", "DAMAGED_FILE", "PENDING_FILE", "RunPaths", "choose_run", 
 
 _DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
-PENDING_FILE = ".pending.json"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _MANIFEST = "run.json"

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.files import sync_directory, write_and_sync, write_atomically
 from distrain.output import warn
@@ -344,12 +344,12 @@ class RunStore:
             for position in sorted(positions, reverse=True):
                 path = self.committed[position].path
                 assert isinstance(path, Path)
-                if is_being_read(path):
-                    continue
-                del self.committed[position]
                 aside = self.paths.staging / f"deleted-{path.name}-{uuid.uuid4().hex[:8]}"
-                path.rename(aside)
-                self._vanished.append(aside)
+                with unread(path) as free:
+                    if free:
+                        del self.committed[position]
+                        path.rename(aside)
+                        self._vanished.append(aside)
         finally:
             self._wipe()
 
@@ -423,20 +423,3 @@ def _open_lines(path: Path) -> IO[str]:
 
 def _validation_of(asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if asked is None else {**asked, "status": PENDING}
-
-
-def is_being_read(path: Path) -> bool:
-    """Whether somebody is in ``Checkpoint.as_directory()`` of a local checkpoint, as far as the file system tells."""
-    try:
-        fd = os.open(path / MANIFEST_FILE, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return False

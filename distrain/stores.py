@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import process, wire
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.keeper import Keeper
 from distrain.output import say, warn
@@ -274,7 +274,9 @@ class RemoteStore(RunStore):
             return
         names = [self.committed.pop(position).path.name for position in sorted(positions, reverse=True)]
         for name in names:
-            shutil.rmtree(self.paths.fetched / name, ignore_errors=True)
+            with unread(self.paths.fetched / name) as free:
+                if free:
+                    shutil.rmtree(self.paths.fetched / name, ignore_errors=True)
         self._order(
             wire.Remove, partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"), directories=names
         )

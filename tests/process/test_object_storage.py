@@ -540,6 +540,37 @@ def test_a_checkpoint_without_files_can_be_read(one_fit: Fit, bucket: Bucket) ->
     assert one_fit(train, name="run").return_value == []
 
 
+def test_a_download_that_overlaps_with_the_deletion_says_why_it_failed(one_fit: Fit) -> None:
+    def train(config: dict[str, Any]) -> str:
+        def report(files: int) -> None:
+            folder = Path(tempfile.mkdtemp())
+            for index in range(files):
+                (folder / str(index)).write_bytes(b"x")
+            distrain.report({}, checkpoint=Checkpoint(folder))
+            distrain.get_all_reported_checkpoints()
+
+        def get_all(place: Place, names: list[str], target: Path) -> None:
+            whole(place, names[:1], target)
+            report(1)
+            report(1)
+            while place.exists():
+                time.sleep(0.05)
+            whole(place, names[1:], target)
+
+        report(2)
+        first, whole = distrain.get_checkpoint(), Place.get_all
+        assert first is not None
+        Place.get_all = get_all  # type: ignore[method-assign, assignment]
+        try:
+            return first.to_directory()
+        except CheckpointError as error:
+            return str(error)
+
+    error = one_fit(train, name="run", workers=1, checkpoint_config=CheckpointConfig(num_to_keep=1)).return_value
+    assert "checkpoint_000000 was deleted while it was read" in error
+    assert "num_to_keep does not wait for it: read a newer checkpoint, or have the run keep more of them" in error
+
+
 def test_what_was_never_finished_is_swept_and_its_name_not_used_again(one_fit: Fit, bucket: Bucket) -> None:
     with pytest.raises(TrainingFailedError):
         one_fit(train, {"fail_at": 1}, name="run")

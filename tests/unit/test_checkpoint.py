@@ -309,3 +309,12 @@ def test_a_download_that_fails_leaves_nothing(downloads: Path, monkeypatch: pyte
     with pytest.raises(CheckpointError, match="No space left"), Checkpoint("memory://c/a").as_directory():
         pass
     assert [path for path in downloads.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_half_of_what_is_being_deleted_elsewhere_is_not_read(downloads: Path) -> None:
+    MemoryFileSystem().pipe_file("c/a/.pending.json", b"{}")
+    with (
+        pytest.raises(CheckpointError, match=r"was deleted while it was read .*CheckpointConfig\.num_to_keep"),
+        Checkpoint("memory://c/a").as_directory(),
+    ):
+        pass

@@ -176,6 +176,35 @@ def test_a_checkpoint_that_somebody_reads_is_not_deleted(store: RunStore) -> Non
     assert not folders[0].exists()
 
 
+def test_a_checkpoint_whose_validation_ends_while_somebody_reads_it_is_not_deleted(store: RunStore) -> None:
+    saved = commit(store, 1)
+    commit(store, 2)
+    with Checkpoint(saved.path).as_directory() as folder:
+        store.amend(saved, "VALIDATED", {"accuracy": 1.0})  # which replaces the manifest
+        store.delete([0])
+        assert Path(folder, "model.pt").read_bytes() == b"weights"
+    store.delete([0])
+    assert not Path(folder).exists()
+
+
+def test_a_checkpoint_that_is_deleted_as_somebody_begins_to_read_it_is_not_read(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = commit(store, 1)
+    commit(store, 2)
+    checkpoint, opened = Checkpoint(saved.path), os.open
+
+    def delete_when_opened(path: Any, flags: int, *rest: Any) -> int:
+        fd = opened(path, flags, *rest)
+        monkeypatch.setattr(os, "open", opened)
+        store.delete([0])
+        return fd
+
+    monkeypatch.setattr(os, "open", delete_when_opened)
+    with pytest.raises(CheckpointError, match=r"was deleted by num_to_keep"), checkpoint.as_directory():
+        pass
+
+
 def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path) -> None:
     first = RunStore(root)
     (first.staging_directory(0, 1, 0) / "model.pt").write_bytes(b"half")
