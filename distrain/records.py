@@ -17,7 +17,15 @@ from distrain.place import Place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["PENDING", "CommittedCheckpoint", "committed_at", "damage_of", "read_metrics", "without_nonfinite"]
+__all__ = [
+    "PENDING",
+    "CommittedCheckpoint",
+    "committed_at",
+    "damage_of",
+    "no_metadata",
+    "read_metrics",
+    "without_nonfinite",
+]
 
 PENDING = "PENDING_VALIDATION"
 
@@ -57,6 +65,11 @@ def committed_at(path: Path | Place, manifest: Mapping[str, Any] | None = None) 
             f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on"
         ) from error
     return CommittedCheckpoint(path, metrics, manifest.get("validation"))
+
+
+def no_metadata(checkpoint: Path | Place) -> str:
+    """What to say of one whose own metadata cannot be added to."""
+    return f"{METADATA_FILE} of {checkpoint} holds no JSON object; the run's metadata is not added to it"
 
 
 def damage_of(path: Path, *, thoroughly: bool = True) -> str | None:

@@ -25,7 +25,7 @@ from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.files import sync_directory, write_and_sync, write_atomically
 from distrain.output import warn
-from distrain.records import PENDING, CommittedCheckpoint, committed_at, damage_of, without_nonfinite
+from distrain.records import PENDING, CommittedCheckpoint, committed_at, damage_of, no_metadata, without_nonfinite
 from distrain.rounds import Commit, CommittedFile
 from distrain.runpaths import DAMAGED, RunPaths
 
@@ -251,12 +251,12 @@ class RunStore:
             target = merged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / f"rank_{file.rank}" / file.path).rename(target)
-        write_and_sync(merged / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, merged, validation))
-        _sync_directories(merged, commit)
         name = name or self.paths.checkpoint(self._next_index).name
         final = self._free(name)
         if final.name != name:
             warn(f"there is a {name} in {self.paths.root} already; this checkpoint is called {final.name}")
+        write_and_sync(merged / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, merged, final, validation))
+        _sync_directories(merged, commit)
         merged.rename(final)
         saved = self._committed(final, commit, validation)
         shutil.rmtree(root, ignore_errors=True)
@@ -268,7 +268,9 @@ class RunStore:
         """See :meth:`commit`."""
         self._check_place()
         _sync_directories(folder, commit)
-        write_atomically(folder / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, folder, validation))
+        write_atomically(
+            folder / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, folder, folder, validation)
+        )
         sync_directory(folder)
         return self._committed(folder, commit, validation)
 
@@ -301,9 +303,10 @@ class RunStore:
         return path
 
     def _manifest_with_metadata(
-        self, attempt: int, commit: Commit, folder: Path, validation: Mapping[str, Any] | None
+        self, attempt: int, commit: Commit, folder: Path, final: Path, validation: Mapping[str, Any] | None
     ) -> bytes:
-        commit = replace(commit, files=tuple(self._with_metadata(folder, commit.files)))
+        """Of a checkpoint that is in this folder, and will be in its final one."""
+        commit = replace(commit, files=tuple(self._with_metadata(folder, commit.files, final)))
         return json.dumps(self._manifest(attempt, commit, validation), indent=1).encode()
 
     def _manifest(self, attempt: int, commit: Commit, validation: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -319,7 +322,7 @@ class RunStore:
             "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in commit.files},
         }
 
-    def _with_metadata(self, folder: Path, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
+    def _with_metadata(self, folder: Path, files: Sequence[CommittedFile], final: Path) -> Sequence[CommittedFile]:
         """Add the run's metadata to the checkpoint's own, which come first."""
         if not self.metadata:
             return files
@@ -329,7 +332,7 @@ class RunStore:
         except ValueError:
             own = None
         if not isinstance(own, dict):
-            warn(f"{METADATA_FILE} of a checkpoint holds no JSON object; the run's metadata is not added to it")
+            warn(no_metadata(final))
             return files
         data = json.dumps({**self.metadata, **own}).encode()
         write_and_sync(path, data)

@@ -26,6 +26,7 @@ from distrain import (
     Checkpoint,
     CheckpointConfig,
     CheckpointUploadMode,
+    DataParallelTrainer,
     FailureConfig,
     Result,
     RunConfig,
@@ -528,6 +529,29 @@ def test_the_same_bytes_written_again_are_no_damage(one_fit: Fit, bucket: Bucket
         fact["version"] = "of the other bucket"
     bucket.write("run", "checkpoint_000001/.manifest.json", json.dumps(manifest).encode())
     assert one_fit(train, {}, name="run").return_value == 2
+
+
+@pytest.mark.parametrize("where", ["memory", "bucket"])
+def test_metadata_that_is_no_json_keeps_no_checkpoint_from_being_committed(
+    where: str, one_fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: dict[str, Any]) -> None:
+        folder = tempfile.mkdtemp()
+        Path(folder, ".metadata.json").write_text("hello")
+        distrain.report({"step": 1}, checkpoint=Checkpoint(folder))
+
+    url = f"memory://{uuid.uuid4().hex}" if where == "memory" else str(one_fit.storage)
+    trainer = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=url, name="run"),
+        metadata={"run": 1},
+    )
+    checkpoint = trainer.fit().checkpoint
+    assert checkpoint is not None
+    assert f".metadata.json of {checkpoint.path} holds no JSON object; the run's" in capsys.readouterr().err
+    with checkpoint.as_directory() as folder:
+        assert Path(folder, ".metadata.json").read_text() == "hello"
 
 
 def test_a_checkpoint_without_files_can_be_read(one_fit: Fit, bucket: Bucket) -> None:
