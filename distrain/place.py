@@ -107,9 +107,8 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place
     text = os.fspath(path)
     if filesystem is not None:
         given = as_fsspec(filesystem)
-        if _protocol(given) == "file":
-            return Path(os.path.abspath(given._strip_protocol(text)))
-        return Place(text.rstrip("/"), given)
+        local = _local_path(given, text)
+        return Place(text.rstrip("/"), given) if local is None else Path(os.path.abspath(local))
     scheme, separator, rest = text.partition("://")
     if separator and scheme in ("file", "local"):
         return Path(os.path.abspath(rest))
@@ -120,14 +119,29 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place
     return Path(os.path.abspath(Path(text).expanduser()))
 
 
-def _protocol(filesystem: AbstractFileSystem) -> str:
-    """Its name: that of what it wraps, if it is a wrapper."""
-    inner = getattr(filesystem, "fs", None)
-    if type(filesystem).__name__ == "DirFileSystem":
-        return _protocol(inner)
-    if type(filesystem).__name__ == "ArrowFSWrapper":
-        return "file" if getattr(inner, "type_name", "") == "local" else str(getattr(inner, "type_name", ""))
-    protocol = filesystem.protocol
+def _local_path(filesystem: Any, path: str) -> str | None:
+    """What a path in the local filesystem, or in one that shows a part of it, is called there; None in another one."""
+    match type(filesystem).__name__:
+        case "DirFileSystem":
+            return _local_path(filesystem.fs, filesystem._join(path))
+        case "ArrowFSWrapper":
+            return _local_path(filesystem.fs, path)
+        case "SubTreeFileSystem":
+            return _local_path(filesystem.base_fs, f"{filesystem.base_path}/{path}")
+    if _protocol(filesystem) != "file":
+        return None
+    stripped: str = filesystem._strip_protocol(path) if hasattr(filesystem, "_strip_protocol") else path
+    return stripped
+
+
+def _protocol(filesystem: Any) -> str:
+    """Its name, as fsspec or pyarrow says; that of what it wraps, if it is a wrapper."""
+    match type(filesystem).__name__:
+        case "DirFileSystem" | "ArrowFSWrapper":
+            return _protocol(filesystem.fs)
+        case "SubTreeFileSystem":
+            return _protocol(filesystem.base_fs)
+    protocol: Any = filesystem.protocol if hasattr(filesystem, "protocol") else filesystem.type_name
     name: str = protocol if isinstance(protocol, str) else protocol[0]
     return "file" if name == "local" else name
 

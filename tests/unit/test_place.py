@@ -81,6 +81,26 @@ def test_pyarrows_local_filesystem_is_a_local_path() -> None:
     assert locate("/runs", ArrowsLocalFileSystem()) == Path("/runs")
 
 
+def test_a_part_of_the_local_filesystem_is_a_local_path_below_it(tmp_path: Path) -> None:
+    from pyarrow.fs import LocalFileSystem as ArrowsLocalFileSystem
+    from pyarrow.fs import SubTreeFileSystem
+
+    part, arrows = DirFileSystem(str(tmp_path), LocalFileSystem()), ArrowsLocalFileSystem()
+    for filesystem in (part, SubTreeFileSystem(str(tmp_path), arrows)):
+        for path in ("runs", "/runs", "runs/"):
+            assert locate(path, filesystem) == tmp_path / "runs"
+    assert locate("runs", DirFileSystem("deep", part)) == tmp_path / "deep" / "runs"
+    assert locate("runs", SubTreeFileSystem("deep", SubTreeFileSystem(str(tmp_path), arrows))) == tmp_path / "deep/runs"
+
+
+def test_a_part_of_a_filesystem_elsewhere_is_elsewhere() -> None:
+    found = locate("runs", DirFileSystem("/bucket", MemoryFileSystem()))
+    assert isinstance(found, Place)
+    (found / "x").write(b"1")
+    assert MemoryFileSystem().cat_file("/bucket/runs/x") == b"1"
+    assert found.is_of_this_process
+
+
 def test_a_url_is_a_place_and_stays_as_it_was_written() -> None:
     found = locate("memory://runs/")
     assert isinstance(found, Place)
