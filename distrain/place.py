@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import inspect
 import os
 import pickle
 import tempfile
@@ -63,6 +64,7 @@ _FINAL_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAME
 """The same, of a local file that is copied to or from."""
 _FINAL_NAMES = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError"})
 """The same of botocore, which need not be installed."""
+_VERSION_MARK = "?versionId="
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_settings.content_md5", "mtime", "created")
 """What tells an object from another one of the same name, in the order of preference; each filesystem has its name."""
 
@@ -80,8 +82,15 @@ def tell_troubles_to(hear: Callable[[str], None]) -> None:
 
 
 def is_url(path: str) -> bool:
-    """Whether a path says which filesystem it is on; ``file://`` included."""
-    return "://" in path or "::" in path
+    """Whether a path says which filesystem it is on; ``file://`` included. What Path has made of an absolute path never
+    does, also if a name in it has ``::``, with which fsspec chains filesystems."""
+    return "://" in path or ("::" in path and path.partition("::")[0] in _protocols())
+
+
+def _protocols() -> set[str]:
+    from fsspec import available_protocols
+
+    return set(available_protocols())
 
 
 def as_fsspec(filesystem: Any) -> AbstractFileSystem:
@@ -200,15 +209,27 @@ class Place:
 
     @property
     def _resolved(self) -> tuple[AbstractFileSystem, str]:
+        found = self._found()
+        if _VERSION_MARK in self.url and _protocol(found[0]) in ("s3", "s3a"):
+            raise OSError(
+                f"{self.url}: s3fs takes what follows {_VERSION_MARK!r} for a version of the object, not for a part of "
+                "its name: give the file, or the run, another name"
+            )
+        return found
+
+    def _found(self) -> tuple[AbstractFileSystem, str]:
         if self.given is not None:
             return self.given, self.given._strip_protocol(self.url)
         import fsspec
 
         try:
-            found: tuple[AbstractFileSystem, str] = fsspec.core.url_to_fs(self.url)
+            if not _has_names_like_a_chain(self.url):
+                found: tuple[AbstractFileSystem, str] = fsspec.core.url_to_fs(self.url)
+                return found
+            kind = fsspec.get_filesystem_class(fsspec.core.split_protocol(self.url)[0])
+            return kind(**kind._get_kwargs_from_urls(self.url)), kind._strip_protocol(self.url)
         except (ImportError, ValueError, OSError) as error:
             raise OSError(f"{self.url}: {error}") from error
-        return found
 
     @property
     def name(self) -> str:
@@ -320,8 +341,8 @@ class Place:
         """Copy files from below a local directory to below here, many at once where the filesystem can."""
         for folder in {(self / name).parent.url: (self / name) for name in names}.values():
             folder._make_parent()
-        paths = [str(source / name) for name in names]
-        self._try("write", lambda fs, path: fs.put(paths, [f"{path}/{name}" for name in names]))
+        sources, targets = [str(source / name) for name in names], [(self / name).path for name in names]
+        self._try("write", lambda fs, path: fs.put(sources, targets))
 
     def remove(self) -> None:
         """Delete a file, or all that is below; harmless if there is nothing."""
@@ -368,6 +389,18 @@ class Place:
         kinds = (PermissionError, FileNotFoundError, FileExistsError)
         kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
         return kind(f"cannot {what} {self.url}{tried}: {type(error).__name__}: {error}")
+
+
+def _has_names_like_a_chain(url: str) -> bool:
+    """Whether it has ``::`` in names, and not between filesystems of which one is in, or behind, the next."""
+    import fsspec
+
+    protocol = fsspec.core.split_protocol(url.partition("::")[0])[0]
+    if "::" not in url or protocol is None:
+        return False
+    kinds = fsspec.get_filesystem_class(protocol).__mro__
+    wanted = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+    return not wanted & {"fo", "target_protocol"}
 
 
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})

@@ -554,6 +554,42 @@ def test_metadata_that_is_no_json_keeps_no_checkpoint_from_being_committed(
         assert Path(folder, ".metadata.json").read_text() == "hello"
 
 
+NAMES = ["a::b", "ünï", "a b", "x#y%20z", "q?x=7", "st*r", "[ab]"]
+
+
+def train_with_names(config: dict[str, Any]) -> list[str]:
+    folder = Path(tempfile.mkdtemp())
+    for name in config["names"]:
+        (folder / name).write_text(name)
+    distrain.report({}, checkpoint=Checkpoint(folder))
+    distrain.get_all_reported_checkpoints()
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    with checkpoint.as_directory() as read:
+        return sorted(path.read_text() for path in Path(read).iterdir() if not path.name.startswith("."))
+
+
+@pytest.mark.parametrize("where", ["local", "bucket"])
+@pytest.mark.parametrize("name", ["exp::1", "r?x#1 %20"])
+def test_names_may_look_like_parts_of_urls(fit: Fit, bucket: Bucket, where: str, name: str) -> None:
+    there = fit if where == "local" else replace(fit, storage=bucket.url)  # type: ignore[arg-type]
+    result = there(train_with_names, {"names": NAMES}, name=name, workers=1)
+    assert result.return_value == sorted(NAMES)
+    assert Result.from_path(result.path).return_value == sorted(NAMES)
+    assert result.path.endswith(f"/{name}")
+
+
+@pytest.mark.parametrize("names", [["q?versionId=7"], ["a", "q?versionId=7"]])
+def test_a_file_whose_name_s3_does_not_take_is_named_by_report(one_fit: Fit, names: list[str]) -> None:
+    with pytest.raises(TrainingFailedError, match=r"q\?versionId=7: s3fs takes .*: give the file, or the run, another"):
+        one_fit(train_with_names, {"names": names}, name="run", workers=1)
+
+
+def test_a_run_whose_name_s3_does_not_take_is_refused_at_once(one_fit: Fit) -> None:
+    with pytest.raises(StorageError, match=r"r\?versionId=7.*: s3fs takes .*: give the file, or the run, another name"):
+        one_fit(train_with_names, {"names": []}, name="r?versionId=7")
+
+
 def test_a_checkpoint_without_files_can_be_read(one_fit: Fit, bucket: Bucket) -> None:
     def train(config: dict[str, Any]) -> list[str]:
         distrain.report({}, checkpoint=Checkpoint(tempfile.mkdtemp()))

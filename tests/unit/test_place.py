@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import threading
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,8 @@ class Unpicklable(MemoryFileSystem):  # type: ignore[misc]
         ("local:///runs", Path("/runs")),
         ("~/runs", Path.home() / "runs"),
         ("runs", Path.cwd() / "runs"),
+        ("/runs/exp::1/checkpoint", Path("/runs/exp::1/checkpoint")),
+        ("exp::1", Path.cwd() / "exp::1"),
     ],
 )
 def test_local_paths(path: Any, expected: Path) -> None:
@@ -115,6 +118,30 @@ def test_the_root_of_a_filesystem_is_a_place_too() -> None:
     assert (str(found / "run"), (found / "run").name, (found / "run").path) == ("memory://run", "run", "/run")
     assert (found / "run").parent == found
     assert str((found / "run" / "x").parent) == "memory://run"
+
+
+def test_two_colons_in_a_name_chain_no_filesystems() -> None:
+    run = locate("memory://runs")
+    assert isinstance(run, Place)
+    (run / "exp::1" / "a::b").write(b"1")
+    found = locate("memory://runs/exp::1")
+    assert isinstance(found, Place)
+    assert (found.name, found.names(), list(found.files())) == ("exp::1", ["a::b"], ["a::b"])
+    assert (found / "a::b").read() == b"1"
+
+
+def test_filesystems_can_be_chained_by_two_colons(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "runs.zip", "w") as archive:
+        archive.writestr("runs/x", b"1")
+    for url, kind in (
+        (f"zip://runs::{tmp_path}/runs.zip", "ZipFileSystem"),
+        (f"zip://runs::file://{tmp_path}/runs.zip", "ZipFileSystem"),
+        ("dir://runs::memory://x", "DirFileSystem"),
+        ("simplecache::memory://runs", "SimpleCacheFileSystem"),
+    ):
+        found = locate(url)
+        assert isinstance(found, Place)
+        assert (type(found.filesystem).__name__, found.path.strip("/")) == (kind, "runs")
 
 
 def test_a_protocol_that_nobody_knows_is_said_at_once() -> None:
