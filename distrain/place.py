@@ -16,8 +16,9 @@ import tempfile
 import time
 import zlib
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import cloudpickle
 
@@ -68,6 +69,15 @@ _VERSION_MARK = "?versionId="
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_settings.content_md5", "mtime", "created")
 """What tells an object from another one of the same name, in the order of preference; each filesystem has its name."""
 
+
+def _patience_s() -> float:
+    text = os.environ.get(_PATIENCE_VARIABLE, str(_PATIENCE_S))
+    with contextlib.suppress(ValueError):
+        if (patience_s := float(text)) >= 0:
+            return patience_s
+    raise OSError(f"the environment variable {_PATIENCE_VARIABLE} must be a number of seconds, 0 or more, got {text!r}")
+
+
 _T = TypeVar("_T")
 _tell: Callable[[str], None] = warn
 
@@ -111,21 +121,30 @@ def as_fsspec(filesystem: Any) -> AbstractFileSystem:
 def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place:
     """Where a path or URL leads to: an absolute local path, or a place elsewhere. Nothing is looked at yet.
 
-    Raises OSError if the filesystem that a URL names cannot be had.
+    ``file://`` URLs are decoded (%20 is a space), which makes this the inverse of :meth:`pathlib.Path.as_uri`. Raises
+    OSError if the filesystem that a URL names cannot be had, or for what was a URL before it became a Path.
     """
     text = os.fspath(path)
+    if isinstance(path, PurePath):
+        _refuse_former_url(path)
     if filesystem is not None:
         given = as_fsspec(filesystem)
         local = _local_path(given, text)
         return Place(text.rstrip("/"), given) if local is None else Path(os.path.abspath(local))
     scheme, separator, rest = text.partition("://")
     if separator and scheme in ("file", "local"):
-        return Path(os.path.abspath(rest))
+        return Path(os.path.abspath(Path(os.fsdecode(unquote_to_bytes(rest))).expanduser()))
     if is_url(text):
         place = Place(text.rstrip("/") if rest.strip("/") else f"{scheme}://")
         _ = place.filesystem  # a name that no filesystem has is known at once
         return place
     return Path(os.path.abspath(Path(text).expanduser()))
+
+
+def _refuse_former_url(path: PurePath) -> None:
+    protocol, colon, rest = (path.parts or ("",))[0].partition(":")
+    if colon and not rest and protocol in _protocols():
+        raise OSError(f"{path} is a {type(path).__name__}, in which a URL loses a slash: give the URL as a string")
 
 
 def _local_path(filesystem: Any, path: str) -> str | None:
@@ -190,12 +209,13 @@ class Place:
     """A directory or file elsewhere.
 
     url: as people write it; a path within ``given``, if that is not None. patience_s: for how long what may be a
-    passing trouble is tried again; default: what the environment says (DISTRAIN_STORAGE_PATIENCE_S), or 300.
+    passing trouble is tried again; default: what the environment says (DISTRAIN_STORAGE_PATIENCE_S), or 300; raises
+    OSError if that is no number.
     """
 
     url: str
     given: AbstractFileSystem | None = None
-    patience_s: float = field(default_factory=lambda: float(os.environ.get(_PATIENCE_VARIABLE, _PATIENCE_S)))
+    patience_s: float = field(default_factory=_patience_s)
 
     @property
     def filesystem(self) -> AbstractFileSystem:

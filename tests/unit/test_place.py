@@ -67,6 +67,9 @@ class Unpicklable(MemoryFileSystem):  # type: ignore[misc]
         ("runs", Path.cwd() / "runs"),
         ("/runs/exp::1/checkpoint", Path("/runs/exp::1/checkpoint")),
         ("exp::1", Path.cwd() / "exp::1"),
+        ("file:///a%20b/%C3%BC", Path("/a b/ü")),
+        ("file://~/runs", Path.home() / "runs"),
+        (Path("lr:"), Path.cwd() / "lr:"),
     ],
 )
 def test_local_paths(path: Any, expected: Path) -> None:
@@ -147,6 +150,11 @@ def test_filesystems_can_be_chained_by_two_colons(tmp_path: Path) -> None:
 def test_a_protocol_that_nobody_knows_is_said_at_once() -> None:
     with pytest.raises(OSError, match="nosuch://bucket: Protocol not known: nosuch"):
         locate("nosuch://bucket")
+
+
+def test_a_url_that_has_become_a_path_is_refused() -> None:
+    with pytest.raises(OSError, match=r"s3:/bucket/runs is a PosixPath, .*: give the URL as a string"):
+        locate(Path("s3://bucket/runs"))
 
 
 def test_what_is_no_filesystem_is_refused() -> None:
@@ -289,6 +297,13 @@ def test_a_trouble_that_lasts_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_environment_says_how_long_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", "2.5")
     assert Place("memory://x").patience_s == 2.5
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])
+def test_an_environment_that_says_nonsense_of_it_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", text)
+    with pytest.raises(OSError, match=f"DISTRAIN_STORAGE_PATIENCE_S must be a number of seconds, .*, got '{text}'"):
+        locate("memory://x")
 
 
 # -- temporary files -------------------------------------------------------------------------------------------------
