@@ -19,7 +19,7 @@ from distrain.errors import StorageError, TrainingFailedError
 from distrain.place import Place, locate
 from distrain.records import CommittedCheckpoint, committed_at, read_metrics
 from distrain.rounds import best_first, score
-from distrain.runpaths import RunPaths, read_manifest
+from distrain.runpaths import RunPaths, is_copy, read_manifest
 
 if TYPE_CHECKING:
     import os
@@ -159,10 +159,11 @@ def _readable_elsewhere(run: Place) -> list[CommittedCheckpoint]:
     for name in run.names():
         try:
             manifest = json.loads((run / name / MANIFEST_FILE).read())
-            found.append((manifest["index"], committed_at(run / name, manifest)))
+            if not is_copy(name, manifest):
+                found.append((manifest["index"], committed_at(run / name, manifest)))
         except (FileNotFoundError, NotADirectoryError):  # something else
             continue
-        except (ValueError, KeyError, TypeError, StorageError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, StorageError) as error:
             warnings.warn(f"passed over: {run / name} is damaged, its manifest cannot be read ({error})", stacklevel=3)
     return [checkpoint for _, checkpoint in sorted(found, key=lambda pair: pair[0])]
 

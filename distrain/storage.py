@@ -30,13 +30,13 @@ from distrain.rounds import Commit, CommittedFile
 from distrain.runpaths import DAMAGED, RunPaths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distrain import wire
     from distrain.loop import Loop
     from distrain.place import Place
 
-__all__ = ["RunStore"]
+__all__ = ["RunStore", "warn_of_lost"]
 
 
 class RunStore:
@@ -108,7 +108,12 @@ class RunStore:
 
     def _find(self) -> tuple[int, list[CommittedCheckpoint]]:
         """The number of the next checkpoint, and those that there are."""
-        return self.paths.next_index(), self._intact()
+        intact = self._intact()
+        like = os.listdir(intact[-1].path) if intact and isinstance(intact[-1].path, Path) else None
+        for path in self.paths.without_manifest():
+            with contextlib.suppress(OSError):  # it is not ours to read, then
+                warn_of_lost(path, os.listdir(path), like)
+        return self.paths.next_index(), intact
 
     def _lock(self) -> int:
         fd = os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -307,11 +312,14 @@ class RunStore:
     ) -> bytes:
         """Of a checkpoint that is in this folder, and will be in its final one."""
         commit = replace(commit, files=tuple(self._with_metadata(folder, commit.files, final)))
-        return json.dumps(self._manifest(attempt, commit, validation), indent=1).encode()
+        return json.dumps(self._manifest(attempt, commit, final.name, validation), indent=1).encode()
 
-    def _manifest(self, attempt: int, commit: Commit, validation: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _manifest(
+        self, attempt: int, commit: Commit, name: str, validation: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         finite, nonfinite = without_nonfinite(commit.metrics)
         return {
+            "name": name,
             "index": self._next_index,
             "attempt": attempt,
             "time": time.time(),
@@ -422,6 +430,14 @@ def _open_lines(path: Path) -> IO[str]:
     if end < size:
         file.truncate(end)
     return file
+
+
+def warn_of_lost(path: Path | Place, names: Iterable[str], like: Iterable[str] | None) -> None:
+    """Say that a directory with files of these ``names`` has no manifest, if it looks like a checkpoint, and not like
+    something else that the user keeps there. ``like``: the names of the files of one; None if there is none."""
+    visible = {name for name in names if not name.startswith(".")}
+    if visible and (like is None or visible & set(like)):
+        warn(f"{path} has no {MANIFEST_FILE}: it was never finished, or has lost it; the run does not go on from it")
 
 
 def _validation_of(asked: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -631,6 +631,23 @@ def test_a_download_that_overlaps_with_the_deletion_says_why_it_failed(one_fit: 
     assert "num_to_keep does not wait for it: read a newer checkpoint, or have the run keep more of them" in error
 
 
+def test_copies_and_what_has_lost_its_manifest_are_left_alone_and_the_latter_is_told_of(
+    one_fit: Fit, bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TrainingFailedError):
+        one_fit(train, {"fail_at": 2}, name="run")
+    for path in ("step.txt", "rank_0.bin", "rank_1.bin", ".manifest.json"):
+        bucket.write("run", f"mine/{path}", bucket.read("run", f"checkpoint_000001/{path}"))
+    bucket.delete("run", "checkpoint_000002/.manifest.json")
+    bucket.write("run", "tensorboard/events", b"no checkpoint")
+    result = one_fit(train, {}, name="run", checkpoint_config=CheckpointConfig(num_to_keep=1))
+    assert result.return_value == 2
+    assert f"{bucket.url}/run/checkpoint_000002 has no .manifest.json: " in (said := capsys.readouterr().err)
+    assert "tensorboard" not in said
+    assert {"mine/step.txt", "checkpoint_000002/step.txt", "checkpoint_000003/step.txt"} <= bucket.files("run").keys()
+    assert len(Result.from_path(result.path).best_checkpoints) == 1
+
+
 def test_what_was_never_finished_is_swept_and_its_name_not_used_again(one_fit: Fit, bucket: Bucket) -> None:
     with pytest.raises(TrainingFailedError):
         one_fit(train, {"fail_at": 1}, name="run")
