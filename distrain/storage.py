@@ -39,6 +39,35 @@ if TYPE_CHECKING:
 __all__ = ["RunStore", "warn_of_lost"]
 
 
+class _Lock:
+    """The descriptor that a lock hangs on. A forked child closes it, as the lock is there until nobody has it open.
+
+    A child that C code has forked, and that executes no program, keeps it. POSIX locks, which nobody inherits, would
+    end as soon as this process closes any descriptor of the file, and keep no second run out of the same process.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        _locks.add(self)
+
+    def release(self) -> None:
+        """Once, as by then somebody else may have a descriptor of this number."""
+        if self in _locks:
+            _locks.remove(self)
+            os.close(self.fd)
+
+
+_locks: set[_Lock] = set()
+
+
+def _drop_locks() -> None:
+    for lock in list(_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_drop_locks)
+
+
 class RunStore:
     """The coordinator's hand on the run directory. Raises StorageError if it cannot be used or is in use."""
 
@@ -55,8 +84,8 @@ class RunStore:
         with contextlib.ExitStack() as undo:
             try:
                 root.mkdir(parents=True, exist_ok=True)
-                self._lock_fd = self._lock()
-                undo.callback(os.close, self._lock_fd)
+                self._lock = self._take_lock()
+                undo.callback(self._lock.release)
                 self._take(undo)
                 self._metrics = undo.enter_context(_open_lines(self.paths.metrics))
                 self._place = root.stat()
@@ -115,26 +144,26 @@ class RunStore:
                 warn_of_lost(path, os.listdir(path), like)
         return self.paths.next_index(), intact
 
-    def _lock(self) -> int:
-        fd = os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _take_lock(self) -> _Lock:
+        lock = _Lock(os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(fd, 64).decode(errors="replace").strip()
-            os.close(fd)
+            holder = os.read(lock.fd, 64).decode(errors="replace").strip()
+            lock.release()
             raise StorageError(
                 f"another run (process {holder or 'unknown'}) is using {self.place}; "
                 "wait for it, or give this run another name (RunConfig.name)"
             ) from None
         except OSError:  # a file system without locks: then nobody can be told apart
-            return fd
+            return lock
         try:
-            os.ftruncate(fd, 0)
-            os.write(fd, f"{os.getpid()}\n".encode())
+            os.ftruncate(lock.fd, 0)
+            os.write(lock.fd, f"{os.getpid()}\n".encode())
         except OSError:  # a full disk
-            os.close(fd)
+            lock.release()
             raise
-        return fd
+        return lock
 
     def _sweep(self) -> None:
         """Half-written checkpoints and half-done deletions of earlier runs: nobody can be writing them now."""
@@ -169,7 +198,7 @@ class RunStore:
                 self._metrics.close()
             shutil.rmtree(self.paths.staging, ignore_errors=True)
         finally:
-            os.close(self._lock_fd)
+            self._lock.release()
 
     def drop_end(self) -> None:
         """Delete what an earlier, failed part of this run left as its end. Raises OSError."""

@@ -214,7 +214,7 @@ def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path)
     first = RunStore(root)
     (first.staging_directory(0, 1, 0) / "model.pt").write_bytes(b"half")
     first._metrics.close()
-    os.close(first._lock_fd)  # as a crash does it
+    first._lock.release()  # as a crash does it
     second = RunStore(root)
     assert not second.paths.staging.exists()
     second.close()
@@ -422,6 +422,37 @@ def test_a_directory_in_use_by_another_process_is_refused_with_its_pid(root: Pat
             RunStore(root)
         holder.communicate()
     RunStore(root).close()
+
+
+FORK_AND_DIE = """
+import os, sys, time
+from distrain import RunConfig, ScalingConfig
+from distrain.trainer import DataParallelTrainer
+
+def train(config):
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        sys.stdout.close()
+        time.sleep(60)
+    os.kill(os.getpid(), 9)
+
+run = RunConfig(storage_path=sys.argv[1], name="run")
+DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0), run_config=run).fit()
+"""
+
+
+def test_a_child_that_train_func_has_forked_does_not_hold_the_run_directory(root: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORK_AND_DIE, str(root.parent)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.wait()
+    try:
+        RunStore(root).close()
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_closed_store_gives_the_directory_free(root: Path) -> None:
