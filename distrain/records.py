@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,16 +139,23 @@ def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
 
 def read_metrics(path: Path | Place, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
     """The lines of a metrics.jsonl (of one rank, or of all), with non-finite numbers restored. A torn last line, as a
-    power cut leaves it, is passed over. Raises OSError; no file is no line."""
+    power cut leaves it, is passed over, and so are others that cannot be understood, with a warning. Raises OSError; no
+    file is no line."""
     try:
         lines = io.BytesIO(path.read()) if isinstance(path, Place) else path.open("rb")
     except FileNotFoundError:
         return
     with lines:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 break
-            record = json.loads(line)
-            if rank is None or record["rank"] == rank:
+            try:
+                record = json.loads(line)
                 record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
+                wanted = rank is None or record["rank"] == rank
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                why = f"{type(error).__name__}: {error}"
+                warnings.warn(f"passed over: line {number} of {path} cannot be understood ({why})", stacklevel=2)
+                continue
+            if wanted:
                 yield record
