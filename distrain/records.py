@@ -150,7 +150,7 @@ def read_metrics(path: Path | Place, *, rank: int | None = 0) -> Iterator[dict[s
             if not line.endswith(b"\n"):
                 break
             try:
-                record = json.loads(line)
+                record = json.loads(line.decode())  # not as UTF-32, which zeros are taken for
                 record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
                 wanted = rank is None or record["rank"] == rank
             except (ValueError, KeyError, TypeError, AttributeError) as error:
