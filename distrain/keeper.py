@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
-from distrain.errors import StorageError
+from distrain.errors import DistrainError
 from distrain.files import crc32_of
 from distrain.output import warn
 from distrain.place import OPENING_PATIENCE_S, Place, decode_filesystem
@@ -191,6 +191,6 @@ def _each(take: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files
 
 
 def _why(order: wire.Message, error: Exception) -> str:
-    if isinstance(error, (OSError, StorageError)):
+    if isinstance(error, (OSError, DistrainError)):
         return str(error)
     return f"{type(order).__name__}: {type(error).__name__}: {error}"
