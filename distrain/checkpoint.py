@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from typing_extensions import Self
 
-__all__ = ["Checkpoint", "files_of", "reading"]
+__all__ = ["Checkpoint", "files_of", "reading", "unread"]
 
 METADATA_FILE = ".metadata.json"
 MANIFEST_FILE = ".manifest.json"
+PENDING_FILE = ".pending.json"
+"""Elsewhere: in one that is not complete yet, or not any more."""
 DICT_FILE = "dict_checkpoint.pkl"
 _COMPLETE = ".complete"
 _AGAIN_S = 0.02
@@ -79,7 +81,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The files as a local directory, for reading; a committed checkpoint is not deleted meanwhile.
+        """The files as a local directory, for reading; a committed local checkpoint is not deleted meanwhile.
 
         A local one is not copied. One elsewhere is downloaded into a temporary directory, which all processes of the
         host that read it at that time share; one made by :meth:`from_dict` is written to one. Both go with the context.
@@ -141,7 +143,11 @@ class Checkpoint:
             if names := files_of(place):
                 place.get_all(names, target)
         except FileNotFoundError as error:
-            raise CheckpointError(f"{self.path} was deleted while it was read ({error})") from error
+            raise CheckpointError(
+                f"{self.path} was deleted while it was read ({error}). Who reads what is elsewhere cannot be seen, so "
+                "num_to_keep does not wait for it: read a newer checkpoint, or have the run keep more of them "
+                "(CheckpointConfig.num_to_keep)"
+            ) from error
         except OSError as error:
             raise CheckpointError(f"the checkpoint {self.path} cannot be read: {error}") from error
 
@@ -336,24 +342,60 @@ class Checkpoint:
 
 
 def files_of(place: Place) -> list[str]:
-    """The files of a checkpoint elsewhere: those of its manifest, if it has one, and its metadata. Raises OSError."""
+    """The files of a checkpoint elsewhere: those of its manifest, if it has one, and its metadata. Raises OSError:
+    FileNotFoundError for one that is half deleted, or was never finished."""
     present = [name for name in place.files() if name != MANIFEST_FILE]
     try:
         named = json.loads((place / MANIFEST_FILE).read())["files"]
     except FileNotFoundError:
+        if PENDING_FILE in present:
+            raise
         return present
     return sorted({*named, *({METADATA_FILE} & set(present))})
 
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Nobody deletes this local checkpoint meanwhile; where there are no locks, we do without."""
+    """Nobody deletes this local checkpoint meanwhile; where there are no locks, we do without.
+
+    Raises CheckpointError if it was deleted just before.
+    """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            fd = os.open(folder / MANIFEST_FILE, os.O_RDONLY)
-            stack.callback(os.close, fd)
-            fcntl.flock(fd, fcntl.LOCK_SH)
+        for path in _locked(folder):
+            with contextlib.suppress(OSError):
+                fd = os.open(path, os.O_RDONLY)
+                stack.callback(os.close, fd)
+                fcntl.flock(fd, fcntl.LOCK_SH)
+                if path == folder and not _is_at(fd, folder):
+                    raise CheckpointError(f"{folder} was deleted by num_to_keep just before it was read")
         yield
+
+
+@contextlib.contextmanager
+def unread(folder: Path) -> Iterator[bool]:
+    """Whether nobody reads this local checkpoint, as far as the file system tells. If so, nobody begins to before the
+    context ends."""
+    with contextlib.ExitStack() as stack:
+        yield all(_lock_alone(path, stack) for path in _locked(folder))
+
+
+def _lock_alone(path: Path, stack: contextlib.ExitStack) -> bool:
+    """False if somebody else has a lock."""
+    try:
+        fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # which NFS wants for such a lock
+        stack.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no such file, or no locks
+        return True
+    return True
+
+
+def _locked(folder: Path) -> tuple[Path, Path]:
+    """What who reads a checkpoint locks: the directory, as the manifest may be replaced meanwhile, and the manifest, as
+    some shared file systems tell other hosts of locks of files only."""
+    return folder, folder / MANIFEST_FILE
 
 
 @contextlib.contextmanager

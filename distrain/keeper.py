@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
-from distrain.errors import StorageError
+from distrain.errors import DistrainError
 from distrain.files import crc32_of
+from distrain.output import warn
 from distrain.place import OPENING_PATIENCE_S, Place, decode_filesystem
+from distrain.records import no_metadata
 from distrain.runlock import RunLock
 from distrain.runpaths import PENDING_FILE, RunPaths
 from distrain.uploads import taker
@@ -34,8 +36,10 @@ __all__ = ["Keeper"]
 class Keeper:
     """Does what the coordinator orders, one order after the other, and says what came of it. Raises nothing."""
 
-    def __init__(self, run: Place | None = None) -> None:
+    def __init__(self, run: Place | None = None, tell: Callable[[str], None] = warn) -> None:
+        """``tell`` hears what the user should read, but is no failure."""
         self._run = run
+        self._tell = tell
         self._opened: wire.OpenStorage | None = None
         self._mirrored: dict[str, tuple[int, int]] = {}
 
@@ -59,8 +63,8 @@ class Keeper:
                 case _:
                     raise AssertionError(f"not an order: {order!r:.200}")
             return wire.Kept(token=order.token)
-        except (OSError, StorageError) as error:
-            return wire.failed_answer(order, str(error))
+        except Exception as error:  # who waits for the answer must get one, whatever a filesystem comes up with
+            return wire.failed_answer(order, _why(order, error))
 
     def _open(self, order: wire.OpenStorage) -> None:
         """See whether we can write, read and delete there. Raises OSError."""
@@ -82,8 +86,8 @@ class Keeper:
             take = taker(source, Path(order.directory), delete=order.delete) if self._run is None else self._put(order)
             files = _each(take, order.files)
             skipped = _each(lambda path: crc32_of(source / path), order.others)
-        except OSError as error:
-            return wire.failed_answer(order, f"{error}; what could not be stored is in {order.source}")
+        except Exception as error:
+            return wire.failed_answer(order, f"{_why(order, error)}; what could not be stored is in {order.source}")
         if order.delete:
             with contextlib.suppress(OSError):
                 shutil.rmtree(source)
@@ -126,8 +130,14 @@ class Keeper:
 
     def _add_metadata(self, target: Place, metadata: dict[str, object], files: dict[str, dict[str, object]]) -> None:
         """The run's, beside the checkpoint's own, which come first."""
-        own = json.loads((target / METADATA_FILE).read()) if METADATA_FILE in files else {}
-        data = json.dumps({**metadata, **own} if isinstance(own, dict) else own).encode()
+        try:
+            own = json.loads((target / METADATA_FILE).read()) if METADATA_FILE in files else {}
+        except ValueError:
+            own = None
+        if not isinstance(own, dict):
+            self._tell(no_metadata(target))
+            return
+        data = json.dumps({**metadata, **own}).encode()
         (target / METADATA_FILE).write(data)
         files[METADATA_FILE] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}", "rank": 0}
 
@@ -178,3 +188,9 @@ class Keeper:
 
 def _each(take: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:
     return [(path, *take(path)) for path in paths]
+
+
+def _why(order: wire.Message, error: Exception) -> str:
+    if isinstance(error, (OSError, DistrainError)):
+        return str(error)
+    return f"{type(order).__name__}: {type(error).__name__}: {error}"

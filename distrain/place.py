@@ -9,14 +9,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import inspect
 import os
 import pickle
 import tempfile
 import time
 import zlib
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import cloudpickle
 
@@ -63,8 +65,18 @@ _FINAL_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAME
 """The same, of a local file that is copied to or from."""
 _FINAL_NAMES = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError"})
 """The same of botocore, which need not be installed."""
+_VERSION_MARK = "?versionId="
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_settings.content_md5", "mtime", "created")
 """What tells an object from another one of the same name, in the order of preference; each filesystem has its name."""
+
+
+def _patience_s() -> float:
+    text = os.environ.get(_PATIENCE_VARIABLE, str(_PATIENCE_S))
+    with contextlib.suppress(ValueError):
+        if (patience_s := float(text)) >= 0:
+            return patience_s
+    raise OSError(f"the environment variable {_PATIENCE_VARIABLE} must be a number of seconds, 0 or more, got {text!r}")
+
 
 _T = TypeVar("_T")
 _tell: Callable[[str], None] = warn
@@ -80,8 +92,15 @@ def tell_troubles_to(hear: Callable[[str], None]) -> None:
 
 
 def is_url(path: str) -> bool:
-    """Whether a path says which filesystem it is on; ``file://`` included."""
-    return "://" in path or "::" in path
+    """Whether a path says which filesystem it is on; ``file://`` included. What Path has made of an absolute path never
+    does, also if a name in it has ``::``, with which fsspec chains filesystems."""
+    return "://" in path or ("::" in path and path.partition("::")[0] in _protocols())
+
+
+def _protocols() -> set[str]:
+    from fsspec import available_protocols
+
+    return set(available_protocols())
 
 
 def as_fsspec(filesystem: Any) -> AbstractFileSystem:
@@ -102,17 +121,19 @@ def as_fsspec(filesystem: Any) -> AbstractFileSystem:
 def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place:
     """Where a path or URL leads to: an absolute local path, or a place elsewhere. Nothing is looked at yet.
 
-    Raises OSError if the filesystem that a URL names cannot be had.
+    ``file://`` URLs are decoded (%20 is a space), which makes this the inverse of :meth:`pathlib.Path.as_uri`. Raises
+    OSError if the filesystem that a URL names cannot be had, or for what was a URL before it became a Path.
     """
     text = os.fspath(path)
+    if isinstance(path, PurePath):
+        _refuse_former_url(path)
     if filesystem is not None:
         given = as_fsspec(filesystem)
-        if _protocol(given) == "file":
-            return Path(os.path.abspath(given._strip_protocol(text)))
-        return Place(text.rstrip("/"), given)
+        local = _local_path(given, text)
+        return Place(text.rstrip("/"), given) if local is None else Path(os.path.abspath(local))
     scheme, separator, rest = text.partition("://")
     if separator and scheme in ("file", "local"):
-        return Path(os.path.abspath(rest))
+        return Path(os.path.abspath(Path(os.fsdecode(unquote_to_bytes(rest))).expanduser()))
     if is_url(text):
         place = Place(text.rstrip("/") if rest.strip("/") else f"{scheme}://")
         _ = place.filesystem  # a name that no filesystem has is known at once
@@ -120,14 +141,35 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place
     return Path(os.path.abspath(Path(text).expanduser()))
 
 
-def _protocol(filesystem: AbstractFileSystem) -> str:
-    """Its name: that of what it wraps, if it is a wrapper."""
-    inner = getattr(filesystem, "fs", None)
-    if type(filesystem).__name__ == "DirFileSystem":
-        return _protocol(inner)
-    if type(filesystem).__name__ == "ArrowFSWrapper":
-        return "file" if getattr(inner, "type_name", "") == "local" else str(getattr(inner, "type_name", ""))
-    protocol = filesystem.protocol
+def _refuse_former_url(path: PurePath) -> None:
+    protocol, colon, rest = (path.parts or ("",))[0].partition(":")
+    if colon and not rest and protocol in _protocols():
+        raise OSError(f"{path} is a {type(path).__name__}, in which a URL loses a slash: give the URL as a string")
+
+
+def _local_path(filesystem: Any, path: str) -> str | None:
+    """What a path in the local filesystem, or in one that shows a part of it, is called there; None in another one."""
+    match type(filesystem).__name__:
+        case "DirFileSystem":
+            return _local_path(filesystem.fs, filesystem._join(path))
+        case "ArrowFSWrapper":
+            return _local_path(filesystem.fs, path)
+        case "SubTreeFileSystem":
+            return _local_path(filesystem.base_fs, f"{filesystem.base_path}/{path}")
+    if _protocol(filesystem) != "file":
+        return None
+    stripped: str = filesystem._strip_protocol(path) if hasattr(filesystem, "_strip_protocol") else path
+    return stripped
+
+
+def _protocol(filesystem: Any) -> str:
+    """Its name, as fsspec or pyarrow says; that of what it wraps, if it is a wrapper."""
+    match type(filesystem).__name__:
+        case "DirFileSystem" | "ArrowFSWrapper":
+            return _protocol(filesystem.fs)
+        case "SubTreeFileSystem":
+            return _protocol(filesystem.base_fs)
+    protocol: Any = filesystem.protocol if hasattr(filesystem, "protocol") else filesystem.type_name
     name: str = protocol if isinstance(protocol, str) else protocol[0]
     return "file" if name == "local" else name
 
@@ -167,12 +209,13 @@ class Place:
     """A directory or file elsewhere.
 
     url: as people write it; a path within ``given``, if that is not None. patience_s: for how long what may be a
-    passing trouble is tried again; default: what the environment says (DISTRAIN_STORAGE_PATIENCE_S), or 300.
+    passing trouble is tried again; default: what the environment says (DISTRAIN_STORAGE_PATIENCE_S), or 300; raises
+    OSError if that is no number.
     """
 
     url: str
     given: AbstractFileSystem | None = None
-    patience_s: float = field(default_factory=lambda: float(os.environ.get(_PATIENCE_VARIABLE, _PATIENCE_S)))
+    patience_s: float = field(default_factory=_patience_s)
 
     @property
     def filesystem(self) -> AbstractFileSystem:
@@ -186,15 +229,27 @@ class Place:
 
     @property
     def _resolved(self) -> tuple[AbstractFileSystem, str]:
+        found = self._found()
+        if _VERSION_MARK in self.url and _protocol(found[0]) in ("s3", "s3a"):
+            raise OSError(
+                f"{self.url}: s3fs takes what follows {_VERSION_MARK!r} for a version of the object, not for a part of "
+                "its name: give the file, or the run, another name"
+            )
+        return found
+
+    def _found(self) -> tuple[AbstractFileSystem, str]:
         if self.given is not None:
             return self.given, self.given._strip_protocol(self.url)
         import fsspec
 
         try:
-            found: tuple[AbstractFileSystem, str] = fsspec.core.url_to_fs(self.url)
+            if not _has_names_like_a_chain(self.url):
+                found: tuple[AbstractFileSystem, str] = fsspec.core.url_to_fs(self.url)
+                return found
+            kind = fsspec.get_filesystem_class(fsspec.core.split_protocol(self.url)[0])
+            return kind(**kind._get_kwargs_from_urls(self.url)), kind._strip_protocol(self.url)
         except (ImportError, ValueError, OSError) as error:
             raise OSError(f"{self.url}: {error}") from error
-        return found
 
     @property
     def name(self) -> str:
@@ -306,8 +361,8 @@ class Place:
         """Copy files from below a local directory to below here, many at once where the filesystem can."""
         for folder in {(self / name).parent.url: (self / name) for name in names}.values():
             folder._make_parent()
-        paths = [str(source / name) for name in names]
-        self._try("write", lambda fs, path: fs.put(paths, [f"{path}/{name}" for name in names]))
+        sources, targets = [str(source / name) for name in names], [(self / name).path for name in names]
+        self._try("write", lambda fs, path: fs.put(sources, targets))
 
     def remove(self) -> None:
         """Delete a file, or all that is below; harmless if there is nothing."""
@@ -354,6 +409,18 @@ class Place:
         kinds = (PermissionError, FileNotFoundError, FileExistsError)
         kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
         return kind(f"cannot {what} {self.url}{tried}: {type(error).__name__}: {error}")
+
+
+def _has_names_like_a_chain(url: str) -> bool:
+    """Whether it has ``::`` in names, and not between filesystems of which one is in, or behind, the next."""
+    import fsspec
+
+    protocol = fsspec.core.split_protocol(url.partition("::")[0])[0]
+    if "::" not in url or protocol is None:
+        return False
+    kinds = fsspec.get_filesystem_class(protocol).__mro__
+    wanted = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+    return not wanted & {"fo", "target_protocol"}
 
 
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})

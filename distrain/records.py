@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,15 @@ from distrain.place import Place
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["PENDING", "CommittedCheckpoint", "committed_at", "damage_of", "read_metrics", "without_nonfinite"]
+__all__ = [
+    "PENDING",
+    "CommittedCheckpoint",
+    "committed_at",
+    "damage_of",
+    "no_metadata",
+    "read_metrics",
+    "without_nonfinite",
+]
 
 PENDING = "PENDING_VALIDATION"
 
@@ -57,6 +66,11 @@ def committed_at(path: Path | Place, manifest: Mapping[str, Any] | None = None) 
             f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on"
         ) from error
     return CommittedCheckpoint(path, metrics, manifest.get("validation"))
+
+
+def no_metadata(checkpoint: Path | Place) -> str:
+    """What to say of one whose own metadata cannot be added to."""
+    return f"{METADATA_FILE} of {checkpoint} holds no JSON object; the run's metadata is not added to it"
 
 
 def damage_of(path: Path, *, thoroughly: bool = True) -> str | None:
@@ -125,16 +139,23 @@ def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
 
 def read_metrics(path: Path | Place, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
     """The lines of a metrics.jsonl (of one rank, or of all), with non-finite numbers restored. A torn last line, as a
-    power cut leaves it, is passed over. Raises OSError; no file is no line."""
+    power cut leaves it, is passed over, and so are others that cannot be understood, with a warning. Raises OSError; no
+    file is no line."""
     try:
         lines = io.BytesIO(path.read()) if isinstance(path, Place) else path.open("rb")
     except FileNotFoundError:
         return
     with lines:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 break
-            record = json.loads(line)
-            if rank is None or record["rank"] == rank:
+            try:
+                record = json.loads(line.decode())  # not as UTF-32, which zeros are taken for
                 record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
+                wanted = rank is None or record["rank"] == rank
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                why = f"{type(error).__name__}: {error}"
+                warnings.warn(f"passed over: line {number} of {path} cannot be understood ({why})", stacklevel=2)
+                continue
+            if wanted:
                 yield record

@@ -19,7 +19,7 @@ from distrain.errors import StorageError, TrainingFailedError
 from distrain.place import Place, locate
 from distrain.records import CommittedCheckpoint, committed_at, read_metrics
 from distrain.rounds import best_first, score
-from distrain.runpaths import RunPaths, read_manifest
+from distrain.runpaths import RunPaths, is_copy, read_manifest
 
 if TYPE_CHECKING:
     import os
@@ -112,9 +112,16 @@ class Result:
         scored = [(score(metrics, metric, mode), checkpoint) for checkpoint, metrics in self.best_checkpoints]
         best, checkpoint = max(scored, key=lambda pair: pair[0])
         if best == -math.inf:
-            known = sorted({name for _, metrics in self.best_checkpoints for name in _flat(metrics)})
-            raise RuntimeError(f"no checkpoint has a metric {metric!r}; there are {', '.join(known) or 'none'}")
+            raise RuntimeError(self._why_none_is_best(metric))
         return checkpoint
+
+    def _why_none_is_best(self, metric: str) -> str:
+        flat = [_flat(metrics) for _, metrics in self.best_checkpoints]
+        known = sorted({name for metrics in flat for name in metrics})
+        if metric in known:
+            values = ", ".join(repr(metrics.get(metric)) for metrics in flat)
+            return f"the metric {metric!r} is of no checkpoint a number that could be the best: {values:.200}"
+        return f"no checkpoint has a metric {metric!r}; there are {', '.join(known) or 'none'}"
 
     def __repr__(self) -> str:
         lines = [f"path={self.path!r}", f"metrics={self.metrics!r}", f"checkpoint={self.checkpoint!r}"]
@@ -130,6 +137,7 @@ class Result:
         return f"<table>{''.join(cells)}</table>"
 
 
+_MOST_LOOKS = 10
 _NAMES = RunPaths(Path())
 _METRICS, _RETURN_VALUE = _NAMES.metrics.name, _NAMES.return_value.name
 _ERROR_TEXT, _ERROR_PICKLE = _NAMES.error_text.name, _NAMES.error_pickle.name
@@ -147,11 +155,25 @@ def _readable(run: Path | Place) -> Iterator[CommittedCheckpoint]:
     if isinstance(run, Place):
         yield from _readable_elsewhere(run)
         return
+    for _ in range(_MOST_LOOKS):
+        found, gone = _readable_here(run)
+        if not gone:  # nothing was deleted meanwhile, as of a run that goes on: what took its place is there, too
+            break
+    yield from found
+
+
+def _readable_here(run: Path) -> tuple[list[CommittedCheckpoint], bool]:
+    """And whether there were more, which are gone."""
+    found, gone = [], False
     for folder in RunPaths(run).checkpoints():
         try:
-            yield committed_at(folder)
+            found.append(committed_at(folder))
         except StorageError as error:
-            warnings.warn(f"passed over: {error}", stacklevel=3)
+            if folder.exists():
+                warnings.warn(f"passed over: {error}", stacklevel=4)
+            else:
+                gone = True
+    return found, gone
 
 
 def _readable_elsewhere(run: Place) -> list[CommittedCheckpoint]:
@@ -159,10 +181,11 @@ def _readable_elsewhere(run: Place) -> list[CommittedCheckpoint]:
     for name in run.names():
         try:
             manifest = json.loads((run / name / MANIFEST_FILE).read())
-            found.append((manifest["index"], committed_at(run / name, manifest)))
+            if not is_copy(name, manifest):
+                found.append((manifest["index"], committed_at(run / name, manifest)))
         except (FileNotFoundError, NotADirectoryError):  # something else
             continue
-        except (ValueError, KeyError, TypeError, StorageError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, StorageError) as error:
             warnings.warn(f"passed over: {run / name} is damaged, its manifest cannot be read ({error})", stacklevel=3)
     return [checkpoint for _, checkpoint in sorted(found, key=lambda pair: pair[0])]
 

@@ -359,9 +359,7 @@ class Rounds:
 
 def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
     """Larger is better; missing, non-numeric and NaN scores are -inf, whatever the order."""
-    value: Any = metrics
-    for part in [attribute] if attribute in metrics else attribute.split("/"):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = _look_up(metrics, attribute)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return -math.inf
     try:
@@ -371,6 +369,20 @@ def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
     if math.isnan(number):
         return -math.inf
     return number if order == "max" else -number
+
+
+def _look_up(metrics: Any, attribute: str) -> Any:
+    """``"a/b"`` is ``metrics["a/b"]`` or ``metrics["a"]["b"]``, whichever there is; None if neither."""
+    if not isinstance(metrics, Mapping):
+        return None
+    if attribute in metrics:
+        return metrics[attribute]
+    parts = attribute.split("/")
+    for end in range(1, len(parts)):
+        found = _look_up(metrics.get("/".join(parts[:end])), "/".join(parts[end:]))
+        if found is not None:
+            return found
+    return None
 
 
 def best_first(metrics: Sequence[Mapping[str, Any]], config: CheckpointConfig) -> list[int]:

@@ -17,7 +17,7 @@
         .requests                   a named pipe, while it runs: where are the ranks?
 
 A checkpoint is written aside, flushed to disk with its manifest, then renamed: a directory named ``checkpoint_…`` is
-complete, always.
+complete, always. Its manifest says its name: one that somebody has copied, or renamed, is theirs and left alone.
 
 Elsewhere (S3, ...) the same files are there (see :mod:`distrain.stores`), but nothing can be renamed. There a
 checkpoint is complete when it has its .manifest.json, which is written last; until then it has a .pending.json. One
@@ -34,22 +34,33 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE
+from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.errors import StorageError
 from distrain.place import OPENING_PATIENCE_S, Place, locate
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["DAMAGED", "DAMAGED_FILE", "PENDING_FILE", "RunPaths", "choose_run", "number_of", "read_manifest"]
+__all__ = [
+    "DAMAGED",
+    "DAMAGED_FILE",
+    "PENDING_FILE",
+    "RunPaths",
+    "choose_run",
+    "is_copy",
+    "is_ours",
+    "number_of",
+    "read_manifest",
+]
 
 _DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
-PENDING_FILE = ".pending.json"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _MANIFEST = "run.json"
+_LOGS, _STACKS = "logs", "stacks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,7 @@ class RunPaths:
         return self.root / ".requests"
 
     def answer(self, token: str) -> Path:
-        return self.root / "stacks" / f"answer_{token}.txt"
+        return self.root / _STACKS / f"answer_{token}.txt"
 
     @property
     def staging(self) -> Path:
@@ -99,7 +110,7 @@ class RunPaths:
 
     @property
     def logs(self) -> Path:
-        return self.root / "logs"
+        return self.root / _LOGS
 
     def checkpoint(self, index: int) -> Path:
         return self.root / f"checkpoint_{index:06d}"
@@ -111,15 +122,22 @@ class RunPaths:
         return (logs / self.root.name if logs else self.logs) / "validation" / f"{checkpoint}.log"
 
     def stacks(self, attempt: int, rank: int) -> Path:
-        return self.root / "stacks" / f"attempt_{attempt}" / f"rank_{rank}.txt"
+        return self.root / _STACKS / f"attempt_{attempt}" / f"rank_{rank}.txt"
 
     def checkpoints(self) -> list[Path]:
-        """Committed checkpoints, oldest first: those of our names, and others with a manifest."""
-        return [path for _, path in self._numbered() if not path.name.startswith(DAMAGED)]
+        """Committed checkpoints, oldest first: those of our names, and others with a manifest; no copies."""
+        ours = [(path, said) for path, said in self._all() if not is_copy(path.name, said)]
+        ordered = sorted((_index_of(path, said), path) for path, said in ours)
+        return [path for _, path in ordered if not path.name.startswith(DAMAGED)]
 
     def next_index(self) -> int:
         """The number of the next checkpoint: none is used twice."""
-        return max((index + 1 for index, _ in self._numbered()), default=0)
+        return max((max(_index_of(*found), number_of(found[0].name)) + 1 for found in self._all()), default=0)
+
+    def without_manifest(self) -> list[Path]:
+        """What may have been a checkpoint of a name of the user's."""
+        others = self._folders() - {path for path, _ in self._all()}
+        return sorted(path for path in others if not is_ours(path.name))
 
     def make_room(self, path: Path) -> None:
         """Make the directory that this file of the run belongs in, but not the run directory itself, should that have
@@ -139,19 +157,43 @@ class RunPaths:
         """Local copies of checkpoints elsewhere."""
         return self.root / ".fetched"
 
-    def _numbered(self) -> list[tuple[int, Path]]:
+    def _folders(self) -> set[Path]:
         with contextlib.suppress(FileNotFoundError):
-            folders = [path for path in self.root.iterdir() if path.is_dir()]
-            found = [path for path in folders if _NUMBERED.match(path.name) or (path / MANIFEST_FILE).exists()]
-            return sorted((_index_of(path), path) for path in found)
-        return []
+            return {path for path in self.root.iterdir() if path.is_dir()}
+        return set()
+
+    def _all(self) -> list[tuple[Path, dict[str, Any]]]:
+        """All that is, was, or is a copy of, a checkpoint, and its manifest."""
+        found = ((path, _said_in(path)) for path in self._folders())
+        return [(path, said or {}) for path, said in found if said is not None or _NUMBERED.match(path.name)]
 
 
-def _index_of(path: Path) -> int:
+def _said_in(path: Path) -> dict[str, Any] | None:
+    """The manifest of a checkpoint, as far as it can be understood; None if it has none."""
+    try:
+        said = json.loads((path / MANIFEST_FILE).read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def is_ours(name: str) -> bool:
+    """Whether a directory of this name in the run directory is none of a checkpoint."""
+    return name.startswith(".") or name in (_LOGS, _STACKS)
+
+
+def is_copy(name: str, manifest: Mapping[str, Any]) -> bool:
+    """Whether the directory of this name has the manifest of another checkpoint. Older ones do not say their names."""
+    return bool(manifest.get("name", name) != name)
+
+
+def _index_of(path: Path, manifest: Mapping[str, Any]) -> int:
     """What its manifest says, as users may give names; else what its name says, or -1."""
     try:
-        return int(json.loads((path / MANIFEST_FILE).read_text())["index"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(manifest["index"])
+    except (ValueError, KeyError, TypeError):
         return number_of(path.name)
 
 

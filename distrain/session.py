@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -117,7 +118,7 @@ class Session:
         self.at_report()
         body = encode_metrics(metrics)
         _check_checkpoint(checkpoint, self.context)
-        _check_validation(storing, checkpoint, self.context)
+        task = _checked_task(storing, checkpoint, self.context)
         if not self._channel.uploads and storing.mode is ASYNC:
             storing = replace(storing, mode=SYNC, delete=storing.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
@@ -146,7 +147,7 @@ class Session:
                     mode=storing.mode.value,
                     name=storing.name,
                     delete=storing.deletes,
-                    validation=None if checkpoint is None else _task(storing.validation),
+                    validation=task,
                 )
             )
             if folder is None or ordinal is None:
@@ -193,7 +194,7 @@ class Session:
             self._raise_what_was_not_stored()
 
     def all_checkpoints(self, mode: CheckpointConsistencyMode, timeout_s: float | None) -> list[ReportedCheckpoint]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None or timeout_s == math.inf else time.monotonic() + timeout_s
         with self._alone("get_all_reported_checkpoints()"):
             self._asks += 1
             self._ask(mode, at_once=False)
@@ -451,6 +452,7 @@ def get_all_reported_checkpoints(
             f"get_all_reported_checkpoints(): consistency_mode must be a CheckpointConsistencyMode, got "
             f"{consistency_mode!r}"
         )
+    _check_timeout(timeout_s)
     return session_of("get_all_reported_checkpoints").all_checkpoints(consistency_mode, timeout_s)
 
 
@@ -572,23 +574,50 @@ def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
         raise ValueError(f"report(): {folder} is a committed checkpoint already")
 
 
-def _task(config: ValidationTaskConfig | None) -> dict[str, Any] | None:
-    if config is None:
-        return None
-    overrides = base64.b64encode(cloudpickle.dumps(dict(config.fn_kwargs or {}))).decode()
-    return {"overrides": overrides, "timeout_s": config.timeout_s}
-
-
-def _check_validation(storing: Storing, checkpoint: Checkpoint | None, context: TrainContext) -> None:
-    """Refuses what cannot have been meant."""
+def _checked_task(storing: Storing, checkpoint: Checkpoint | None, context: TrainContext) -> dict[str, Any] | None:
+    """How the checkpoint is to be validated; None if it is not. Refuses what cannot have been meant."""
     if storing.validation is None:
-        return
+        return None
     if checkpoint is None:
         raise ValueError("report(): validation needs a checkpoint: report(metrics, checkpoint=..., validation=...)")
     if not context.validates:
         raise ValueError(
             "report(): validation needs a function: TorchTrainer(..., validation_config=ValidationConfig(fn))"
         )
+    overrides = base64.b64encode(_pickled_arguments(storing.validation.fn_kwargs or {})).decode()
+    return {"overrides": overrides, "timeout_s": storing.validation.timeout_s}
+
+
+def _pickled_arguments(arguments: Mapping[str, Any]) -> bytes:
+    """Raises TypeError that names the one that cannot be pickled."""
+    try:
+        data: bytes = cloudpickle.dumps(dict(arguments))
+        return data
+    except Exception as error:
+        name = next((name for name, value in arguments.items() if not _can_pickle(value)), None)
+        where = "" if name is None else f"[{name!r}] ({type(arguments[name]).__qualname__})"
+        raise TypeError(
+            f"report(): ValidationTaskConfig.fn_kwargs{where} cannot be pickled: {error}. The validation function runs "
+            "in another process: make it there"
+        ) from error
+
+
+def _can_pickle(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _check_timeout(timeout_s: float | None) -> None:
+    label = "get_all_reported_checkpoints(): timeout_s"
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+        raise TypeError(f"{label} must be a number of seconds, or None, got {timeout_s!r} ({type(timeout_s).__name__})")
+    if not timeout_s >= 0:
+        raise ValueError(f"{label} must be 0 or more seconds, or None, got {timeout_s!r}")
 
 
 def _not_in_place(run: str, path: str) -> str:

@@ -21,22 +21,51 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.files import sync_directory, write_and_sync, write_atomically
 from distrain.output import warn
-from distrain.records import PENDING, CommittedCheckpoint, committed_at, damage_of, without_nonfinite
+from distrain.records import PENDING, CommittedCheckpoint, committed_at, damage_of, no_metadata, without_nonfinite
 from distrain.rounds import Commit, CommittedFile
 from distrain.runpaths import DAMAGED, RunPaths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distrain import wire
     from distrain.loop import Loop
     from distrain.place import Place
 
-__all__ = ["RunStore"]
+__all__ = ["RunStore", "warn_of_lost"]
+
+
+class _Lock:
+    """The descriptor that a lock hangs on. A forked child closes it, as the lock is there until nobody has it open.
+
+    A child that C code has forked, and that executes no program, keeps it. POSIX locks, which nobody inherits, would
+    end as soon as this process closes any descriptor of the file, and keep no second run out of the same process.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        _locks.add(self)
+
+    def release(self) -> None:
+        """Once, as by then somebody else may have a descriptor of this number."""
+        if self in _locks:
+            _locks.remove(self)
+            os.close(self.fd)
+
+
+_locks: set[_Lock] = set()
+
+
+def _drop_locks() -> None:
+    for lock in list(_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_drop_locks)
 
 
 class RunStore:
@@ -55,8 +84,8 @@ class RunStore:
         with contextlib.ExitStack() as undo:
             try:
                 root.mkdir(parents=True, exist_ok=True)
-                self._lock_fd = self._lock()
-                undo.callback(os.close, self._lock_fd)
+                self._lock = self._take_lock()
+                undo.callback(self._lock.release)
                 self._take(undo)
                 self._metrics = undo.enter_context(_open_lines(self.paths.metrics))
                 self._place = root.stat()
@@ -108,28 +137,33 @@ class RunStore:
 
     def _find(self) -> tuple[int, list[CommittedCheckpoint]]:
         """The number of the next checkpoint, and those that there are."""
-        return self.paths.next_index(), self._intact()
+        intact = self._intact()
+        like = os.listdir(intact[-1].path) if intact and isinstance(intact[-1].path, Path) else None
+        for path in self.paths.without_manifest():
+            with contextlib.suppress(OSError):  # it is not ours to read, then
+                warn_of_lost(path, os.listdir(path), like)
+        return self.paths.next_index(), intact
 
-    def _lock(self) -> int:
-        fd = os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _take_lock(self) -> _Lock:
+        lock = _Lock(os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(fd, 64).decode(errors="replace").strip()
-            os.close(fd)
+            holder = os.read(lock.fd, 64).decode(errors="replace").strip()
+            lock.release()
             raise StorageError(
                 f"another run (process {holder or 'unknown'}) is using {self.place}; "
                 "wait for it, or give this run another name (RunConfig.name)"
             ) from None
         except OSError:  # a file system without locks: then nobody can be told apart
-            return fd
+            return lock
         try:
-            os.ftruncate(fd, 0)
-            os.write(fd, f"{os.getpid()}\n".encode())
+            os.ftruncate(lock.fd, 0)
+            os.write(lock.fd, f"{os.getpid()}\n".encode())
         except OSError:  # a full disk
-            os.close(fd)
+            lock.release()
             raise
-        return fd
+        return lock
 
     def _sweep(self) -> None:
         """Half-written checkpoints and half-done deletions of earlier runs: nobody can be writing them now."""
@@ -164,7 +198,7 @@ class RunStore:
                 self._metrics.close()
             shutil.rmtree(self.paths.staging, ignore_errors=True)
         finally:
-            os.close(self._lock_fd)
+            self._lock.release()
 
     def drop_end(self) -> None:
         """Delete what an earlier, failed part of this run left as its end. Raises OSError."""
@@ -251,12 +285,12 @@ class RunStore:
             target = merged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / f"rank_{file.rank}" / file.path).rename(target)
-        write_and_sync(merged / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, merged, validation))
-        _sync_directories(merged, commit)
         name = name or self.paths.checkpoint(self._next_index).name
         final = self._free(name)
         if final.name != name:
             warn(f"there is a {name} in {self.paths.root} already; this checkpoint is called {final.name}")
+        write_and_sync(merged / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, merged, final, validation))
+        _sync_directories(merged, commit)
         merged.rename(final)
         saved = self._committed(final, commit, validation)
         shutil.rmtree(root, ignore_errors=True)
@@ -268,7 +302,9 @@ class RunStore:
         """See :meth:`commit`."""
         self._check_place()
         _sync_directories(folder, commit)
-        write_atomically(folder / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, folder, validation))
+        write_atomically(
+            folder / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, folder, folder, validation)
+        )
         sync_directory(folder)
         return self._committed(folder, commit, validation)
 
@@ -301,14 +337,18 @@ class RunStore:
         return path
 
     def _manifest_with_metadata(
-        self, attempt: int, commit: Commit, folder: Path, validation: Mapping[str, Any] | None
+        self, attempt: int, commit: Commit, folder: Path, final: Path, validation: Mapping[str, Any] | None
     ) -> bytes:
-        commit = replace(commit, files=tuple(self._with_metadata(folder, commit.files)))
-        return json.dumps(self._manifest(attempt, commit, validation), indent=1).encode()
+        """Of a checkpoint that is in this folder, and will be in its final one."""
+        commit = replace(commit, files=tuple(self._with_metadata(folder, commit.files, final)))
+        return json.dumps(self._manifest(attempt, commit, final.name, validation), indent=1).encode()
 
-    def _manifest(self, attempt: int, commit: Commit, validation: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _manifest(
+        self, attempt: int, commit: Commit, name: str, validation: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         finite, nonfinite = without_nonfinite(commit.metrics)
         return {
+            "name": name,
             "index": self._next_index,
             "attempt": attempt,
             "time": time.time(),
@@ -319,7 +359,7 @@ class RunStore:
             "files": {f.path: {"size": f.size, "crc32": f"{f.crc32:08x}", "rank": f.rank} for f in commit.files},
         }
 
-    def _with_metadata(self, folder: Path, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
+    def _with_metadata(self, folder: Path, files: Sequence[CommittedFile], final: Path) -> Sequence[CommittedFile]:
         """Add the run's metadata to the checkpoint's own, which come first."""
         if not self.metadata:
             return files
@@ -329,7 +369,7 @@ class RunStore:
         except ValueError:
             own = None
         if not isinstance(own, dict):
-            warn(f"{METADATA_FILE} of a checkpoint holds no JSON object; the run's metadata is not added to it")
+            warn(no_metadata(final))
             return files
         data = json.dumps({**self.metadata, **own}).encode()
         write_and_sync(path, data)
@@ -344,12 +384,12 @@ class RunStore:
             for position in sorted(positions, reverse=True):
                 path = self.committed[position].path
                 assert isinstance(path, Path)
-                if is_being_read(path):
-                    continue
-                del self.committed[position]
                 aside = self.paths.staging / f"deleted-{path.name}-{uuid.uuid4().hex[:8]}"
-                path.rename(aside)
-                self._vanished.append(aside)
+                with unread(path) as free:
+                    if free:
+                        del self.committed[position]
+                        path.rename(aside)
+                        self._vanished.append(aside)
         finally:
             self._wipe()
 
@@ -421,22 +461,13 @@ def _open_lines(path: Path) -> IO[str]:
     return file
 
 
+def warn_of_lost(path: Path | Place, names: Iterable[str], like: Iterable[str] | None) -> None:
+    """Say that a directory with files of these ``names`` has no manifest, if it looks like a checkpoint, and not like
+    something else that the user keeps there. ``like``: the names of the files of one; None if there is none."""
+    visible = {name for name in names if not name.startswith(".")}
+    if visible and (like is None or visible & set(like)):
+        warn(f"{path} has no {MANIFEST_FILE}: it was never finished, or has lost it; the run does not go on from it")
+
+
 def _validation_of(asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if asked is None else {**asked, "status": PENDING}
-
-
-def is_being_read(path: Path) -> bool:
-    """Whether somebody is in ``Checkpoint.as_directory()`` of a local checkpoint, as far as the file system tells."""
-    try:
-        fd = os.open(path / MANIFEST_FILE, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return False

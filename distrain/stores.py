@@ -17,15 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import process, wire
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.keeper import Keeper
 from distrain.output import say, warn
 from distrain.place import Place, encode_filesystem, locate, own_temporary_directory
 from distrain.records import CommittedCheckpoint, committed_at
 from distrain.runlock import RunLock
-from distrain.runpaths import DAMAGED_FILE, PENDING_FILE, choose_run, number_of, read_manifest
-from distrain.storage import RunStore
+from distrain.runpaths import DAMAGED_FILE, PENDING_FILE, choose_run, is_copy, is_ours, number_of, read_manifest
+from distrain.storage import RunStore, warn_of_lost
 from distrain.uploader_link import UploaderLink
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ class RemoteStore(RunStore):
         manifests = self._manifests([folder for folder, found in files.items() if MANIFEST_FILE in found], files)
         manifests.sort(key=lambda pair: pair[1]["index"])
         committed = [committed_at(self._run / folder, said) for folder, said in manifests]
+        like = {name.partition("/")[0] for name in files[manifests[-1][0]]} if manifests else None
+        for folder, found in files.items():
+            if not found.keys() & {"", MANIFEST_FILE, PENDING_FILE, DAMAGED_FILE} and not is_ours(folder):
+                warn_of_lost(self._run / folder, {name.partition("/")[0] for name in found}, like)
         index = max((said["index"] for _, said in manifests), default=-1)
         return max(index, *map(number_of, self._used), -1) + 1, committed
 
@@ -138,6 +142,8 @@ class RemoteStore(RunStore):
         intact = []
         for folder in folders:
             text = (self._run / folder / MANIFEST_FILE).read()
+            if _is_copy(folder, text):
+                continue
             damage = _damage_of(self._run / folder, text, files[folder])
             if damage is None:
                 intact.append((folder, json.loads(text)))
@@ -253,7 +259,7 @@ class RemoteStore(RunStore):
     ) -> None:
         directory = folder or self.target(attempt, commit.ordinal, commit.ranks[0], name=name)
         self._used.add(directory)
-        manifest = self._manifest(attempt, commit, validation)
+        manifest = self._manifest(attempt, commit, directory, validation)
         self._next_index += 1
 
         def published(failed: str | None) -> None:
@@ -274,7 +280,9 @@ class RemoteStore(RunStore):
             return
         names = [self.committed.pop(position).path.name for position in sorted(positions, reverse=True)]
         for name in names:
-            shutil.rmtree(self.paths.fetched / name, ignore_errors=True)
+            with unread(self.paths.fetched / name) as free:
+                if free:
+                    shutil.rmtree(self.paths.fetched / name, ignore_errors=True)
         self._order(
             wire.Remove, partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"), directories=names
         )
@@ -335,6 +343,13 @@ class RemoteStore(RunStore):
         if self._held is not None:
             with contextlib.suppress(OSError, StorageError):  # it is free in a while
                 self._held.release()
+
+
+def _is_copy(folder: str, manifest: bytes) -> bool:
+    with contextlib.suppress(ValueError):
+        said = json.loads(manifest)
+        return isinstance(said, dict) and is_copy(folder, said)
+    return False
 
 
 def _warn_if_failed(what: str, failed: str | None) -> None:

@@ -34,12 +34,12 @@ def main(arguments: list[str]) -> None:
 class _Uploader:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._keeper = Keeper()
+        self._keeper = Keeper(tell=self._tell)
         self._mirror_at: float | None = None
         self._complained = False
 
     def run(self) -> None:
-        tell_troubles_to(lambda text: self._channel.send(wire.Notice(text=text)))
+        tell_troubles_to(self._tell)
         while not self._channel.at_end:
             left_s = None if self._mirror_at is None else max(0.0, self._mirror_at - time.monotonic())
             for frame in self._channel.wait(left_s):
@@ -51,6 +51,9 @@ class _Uploader:
                     threading.Thread(target=self._beat, daemon=True).start()
             if self._mirror_at is not None and time.monotonic() >= self._mirror_at:
                 self._mirror()
+
+    def _tell(self, text: str) -> None:
+        self._channel.send(wire.Notice(text=text))
 
     def _mirror(self) -> None:
         began = time.monotonic()

@@ -26,6 +26,7 @@ from distrain import (
     Checkpoint,
     CheckpointConfig,
     CheckpointUploadMode,
+    DataParallelTrainer,
     FailureConfig,
     Result,
     RunConfig,
@@ -530,6 +531,65 @@ def test_the_same_bytes_written_again_are_no_damage(one_fit: Fit, bucket: Bucket
     assert one_fit(train, {}, name="run").return_value == 2
 
 
+@pytest.mark.parametrize("where", ["memory", "bucket"])
+def test_metadata_that_is_no_json_keeps_no_checkpoint_from_being_committed(
+    where: str, one_fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: dict[str, Any]) -> None:
+        folder = tempfile.mkdtemp()
+        Path(folder, ".metadata.json").write_text("hello")
+        distrain.report({"step": 1}, checkpoint=Checkpoint(folder))
+
+    url = f"memory://{uuid.uuid4().hex}" if where == "memory" else str(one_fit.storage)
+    trainer = DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path=url, name="run"),
+        metadata={"run": 1},
+    )
+    checkpoint = trainer.fit().checkpoint
+    assert checkpoint is not None
+    assert f".metadata.json of {checkpoint.path} holds no JSON object; the run's" in capsys.readouterr().err
+    with checkpoint.as_directory() as folder:
+        assert Path(folder, ".metadata.json").read_text() == "hello"
+
+
+NAMES = ["a::b", "ünï", "a b", "x#y%20z", "q?x=7", "st*r", "[ab]"]
+
+
+def train_with_names(config: dict[str, Any]) -> list[str]:
+    folder = Path(tempfile.mkdtemp())
+    for name in config["names"]:
+        (folder / name).write_text(name)
+    distrain.report({}, checkpoint=Checkpoint(folder))
+    distrain.get_all_reported_checkpoints()
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    with checkpoint.as_directory() as read:
+        return sorted(path.read_text() for path in Path(read).iterdir() if not path.name.startswith("."))
+
+
+@pytest.mark.parametrize("where", ["local", "bucket"])
+@pytest.mark.parametrize("name", ["exp::1", "r?x#1 %20"])
+def test_names_may_look_like_parts_of_urls(fit: Fit, bucket: Bucket, where: str, name: str) -> None:
+    there = fit if where == "local" else replace(fit, storage=bucket.url)  # type: ignore[arg-type]
+    result = there(train_with_names, {"names": NAMES}, name=name, workers=1)
+    assert result.return_value == sorted(NAMES)
+    assert Result.from_path(result.path).return_value == sorted(NAMES)
+    assert result.path.endswith(f"/{name}")
+
+
+@pytest.mark.parametrize("names", [["q?versionId=7"], ["a", "q?versionId=7"]])
+def test_a_file_whose_name_s3_does_not_take_is_named_by_report(one_fit: Fit, names: list[str]) -> None:
+    with pytest.raises(TrainingFailedError, match=r"q\?versionId=7: s3fs takes .*: give the file, or the run, another"):
+        one_fit(train_with_names, {"names": names}, name="run", workers=1)
+
+
+def test_a_run_whose_name_s3_does_not_take_is_refused_at_once(one_fit: Fit) -> None:
+    with pytest.raises(StorageError, match=r"r\?versionId=7.*: s3fs takes .*: give the file, or the run, another name"):
+        one_fit(train_with_names, {"names": []}, name="r?versionId=7")
+
+
 def test_a_checkpoint_without_files_can_be_read(one_fit: Fit, bucket: Bucket) -> None:
     def train(config: dict[str, Any]) -> list[str]:
         distrain.report({}, checkpoint=Checkpoint(tempfile.mkdtemp()))
@@ -538,6 +598,54 @@ def test_a_checkpoint_without_files_can_be_read(one_fit: Fit, bucket: Bucket) ->
             return os.listdir(folder)
 
     assert one_fit(train, name="run").return_value == []
+
+
+def test_a_download_that_overlaps_with_the_deletion_says_why_it_failed(one_fit: Fit) -> None:
+    def train(config: dict[str, Any]) -> str:
+        def report(files: int) -> None:
+            folder = Path(tempfile.mkdtemp())
+            for index in range(files):
+                (folder / str(index)).write_bytes(b"x")
+            distrain.report({}, checkpoint=Checkpoint(folder))
+            distrain.get_all_reported_checkpoints()
+
+        def get_all(place: Place, names: list[str], target: Path) -> None:
+            whole(place, names[:1], target)
+            report(1)
+            report(1)
+            while place.exists():
+                time.sleep(0.05)
+            whole(place, names[1:], target)
+
+        report(2)
+        first, whole = distrain.get_checkpoint(), Place.get_all
+        assert first is not None
+        Place.get_all = get_all  # type: ignore[method-assign, assignment]
+        try:
+            return first.to_directory()
+        except CheckpointError as error:
+            return str(error)
+
+    error = one_fit(train, name="run", workers=1, checkpoint_config=CheckpointConfig(num_to_keep=1)).return_value
+    assert "checkpoint_000000 was deleted while it was read" in error
+    assert "num_to_keep does not wait for it: read a newer checkpoint, or have the run keep more of them" in error
+
+
+def test_copies_and_what_has_lost_its_manifest_are_left_alone_and_the_latter_is_told_of(
+    one_fit: Fit, bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TrainingFailedError):
+        one_fit(train, {"fail_at": 2}, name="run")
+    for path in ("step.txt", "rank_0.bin", "rank_1.bin", ".manifest.json"):
+        bucket.write("run", f"mine/{path}", bucket.read("run", f"checkpoint_000001/{path}"))
+    bucket.delete("run", "checkpoint_000002/.manifest.json")
+    bucket.write("run", "tensorboard/events", b"no checkpoint")
+    result = one_fit(train, {}, name="run", checkpoint_config=CheckpointConfig(num_to_keep=1))
+    assert result.return_value == 2
+    assert f"{bucket.url}/run/checkpoint_000002 has no .manifest.json: " in (said := capsys.readouterr().err)
+    assert "tensorboard" not in said
+    assert {"mine/step.txt", "checkpoint_000002/step.txt", "checkpoint_000003/step.txt"} <= bucket.files("run").keys()
+    assert len(Result.from_path(result.path).best_checkpoints) == 1
 
 
 def test_what_was_never_finished_is_swept_and_its_name_not_used_again(one_fit: Fit, bucket: Bucket) -> None:

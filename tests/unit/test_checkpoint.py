@@ -261,6 +261,16 @@ def test_what_a_url_and_a_filesystem_mean(tmp_path: Path) -> None:
         Checkpoint(tmp_path, filesystem=object())
 
 
+@pytest.mark.parametrize("name", ["a b", "ü", "100%", "a%20b", "a::b", "a#b?c"])
+def test_a_checkpoint_is_found_again_by_its_uri(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "x").write_text(name)
+    uri = Checkpoint(tmp_path / name).uri
+    assert uri is not None
+    with Checkpoint.from_uri(uri).as_directory() as folder:
+        assert Path(folder, "x").read_text() == name
+
+
 def test_metadata_that_is_no_json_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="JSON"):
         Checkpoint.from_dict({}).set_metadata({"a": object()})
@@ -309,3 +319,12 @@ def test_a_download_that_fails_leaves_nothing(downloads: Path, monkeypatch: pyte
     with pytest.raises(CheckpointError, match="No space left"), Checkpoint("memory://c/a").as_directory():
         pass
     assert [path for path in downloads.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_half_of_what_is_being_deleted_elsewhere_is_not_read(downloads: Path) -> None:
+    MemoryFileSystem().pipe_file("c/a/.pending.json", b"{}")
+    with (
+        pytest.raises(CheckpointError, match=r"was deleted while it was read .*CheckpointConfig\.num_to_keep"),
+        Checkpoint("memory://c/a").as_directory(),
+    ):
+        pass

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import threading
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,11 @@ class Unpicklable(MemoryFileSystem):  # type: ignore[misc]
         ("local:///runs", Path("/runs")),
         ("~/runs", Path.home() / "runs"),
         ("runs", Path.cwd() / "runs"),
+        ("/runs/exp::1/checkpoint", Path("/runs/exp::1/checkpoint")),
+        ("exp::1", Path.cwd() / "exp::1"),
+        ("file:///a%20b/%C3%BC", Path("/a b/ü")),
+        ("file://~/runs", Path.home() / "runs"),
+        (Path("lr:"), Path.cwd() / "lr:"),
     ],
 )
 def test_local_paths(path: Any, expected: Path) -> None:
@@ -79,6 +85,26 @@ def test_pyarrows_local_filesystem_is_a_local_path() -> None:
     from pyarrow.fs import LocalFileSystem as ArrowsLocalFileSystem
 
     assert locate("/runs", ArrowsLocalFileSystem()) == Path("/runs")
+
+
+def test_a_part_of_the_local_filesystem_is_a_local_path_below_it(tmp_path: Path) -> None:
+    from pyarrow.fs import LocalFileSystem as ArrowsLocalFileSystem
+    from pyarrow.fs import SubTreeFileSystem
+
+    part, arrows = DirFileSystem(str(tmp_path), LocalFileSystem()), ArrowsLocalFileSystem()
+    for filesystem in (part, SubTreeFileSystem(str(tmp_path), arrows)):
+        for path in ("runs", "/runs", "runs/"):
+            assert locate(path, filesystem) == tmp_path / "runs"
+    assert locate("runs", DirFileSystem("deep", part)) == tmp_path / "deep" / "runs"
+    assert locate("runs", SubTreeFileSystem("deep", SubTreeFileSystem(str(tmp_path), arrows))) == tmp_path / "deep/runs"
+
+
+def test_a_part_of_a_filesystem_elsewhere_is_elsewhere() -> None:
+    found = locate("runs", DirFileSystem("/bucket", MemoryFileSystem()))
+    assert isinstance(found, Place)
+    (found / "x").write(b"1")
+    assert MemoryFileSystem().cat_file("/bucket/runs/x") == b"1"
+    assert found.is_of_this_process
 
 
 def test_a_url_is_a_place_and_stays_as_it_was_written() -> None:
@@ -97,9 +123,38 @@ def test_the_root_of_a_filesystem_is_a_place_too() -> None:
     assert str((found / "run" / "x").parent) == "memory://run"
 
 
+def test_two_colons_in_a_name_chain_no_filesystems() -> None:
+    run = locate("memory://runs")
+    assert isinstance(run, Place)
+    (run / "exp::1" / "a::b").write(b"1")
+    found = locate("memory://runs/exp::1")
+    assert isinstance(found, Place)
+    assert (found.name, found.names(), list(found.files())) == ("exp::1", ["a::b"], ["a::b"])
+    assert (found / "a::b").read() == b"1"
+
+
+def test_filesystems_can_be_chained_by_two_colons(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "runs.zip", "w") as archive:
+        archive.writestr("runs/x", b"1")
+    for url, kind in (
+        (f"zip://runs::{tmp_path}/runs.zip", "ZipFileSystem"),
+        (f"zip://runs::file://{tmp_path}/runs.zip", "ZipFileSystem"),
+        ("dir://runs::memory://x", "DirFileSystem"),
+        ("simplecache::memory://runs", "SimpleCacheFileSystem"),
+    ):
+        found = locate(url)
+        assert isinstance(found, Place)
+        assert (type(found.filesystem).__name__, found.path.strip("/")) == (kind, "runs")
+
+
 def test_a_protocol_that_nobody_knows_is_said_at_once() -> None:
     with pytest.raises(OSError, match="nosuch://bucket: Protocol not known: nosuch"):
         locate("nosuch://bucket")
+
+
+def test_a_url_that_has_become_a_path_is_refused() -> None:
+    with pytest.raises(OSError, match=r"s3:/bucket/runs is a PosixPath, .*: give the URL as a string"):
+        locate(Path("s3://bucket/runs"))
 
 
 def test_what_is_no_filesystem_is_refused() -> None:
@@ -242,6 +297,13 @@ def test_a_trouble_that_lasts_is_told_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_environment_says_how_long_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", "2.5")
     assert Place("memory://x").patience_s == 2.5
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])
+def test_an_environment_that_says_nonsense_of_it_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", text)
+    with pytest.raises(OSError, match=f"DISTRAIN_STORAGE_PATIENCE_S must be a number of seconds, .*, got '{text}'"):
+        locate("memory://x")
 
 
 # -- temporary files -------------------------------------------------------------------------------------------------

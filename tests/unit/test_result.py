@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from distrain.config import CheckpointConfig
 from distrain.errors import StorageError, WorkerGroupError
-from distrain.records import CommittedCheckpoint
+from distrain.records import CommittedCheckpoint, committed_at
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.rounds import Commit
 from distrain.runpaths import RunPaths
@@ -183,6 +185,50 @@ def test_a_best_checkpoint_that_cannot_be_had_is_explained(write_run: Write) -> 
 def test_without_checkpoints_there_is_no_best_one(write_run: Write) -> None:
     with pytest.raises(RuntimeError, match="there is no checkpoint in"):
         Result.from_path(write_run([])).get_best_checkpoint("loss", "max")
+
+
+@pytest.mark.parametrize("value", [math.nan, "high", math.inf])
+def test_a_metric_that_is_never_a_number_is_not_said_to_be_missing(write_run: Write, value: Any) -> None:
+    result = Result.from_path(write_run([], [{"loss": value}, {"loss": value}]))
+    with pytest.raises(RuntimeError, match=f"'loss' is of no checkpoint a number that .* best: {value!r}, {value!r}"):
+        result.get_best_checkpoint("loss", "min")
+
+
+def test_names_with_slashes_are_found_also_when_nested(write_run: Write) -> None:
+    metrics = [{"eval": {"a/b": {"c": 1}}}, {"eval": {"a/b": {"c": 3}}}, {"eval/a": {"b/c": 2}}]
+    result = Result.from_path(write_run([], metrics))
+    assert Path(result.get_best_checkpoint("eval/a/b/c", "max").path).name == "checkpoint_000001"
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
+    write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run([], [{"loss": 2}])
+    store = RunStore(tmp_path / "run")
+
+    def as_the_run_goes_on(folder: Path) -> CommittedCheckpoint:
+        monkeypatch.undo()
+        store.staging_directory(0, 1, 0)
+        store.join(0, Commit(1, (), (0,), {"loss": 1}))
+        store.delete([0])
+        return committed_at(folder)
+
+    monkeypatch.setattr("distrain.result.committed_at", as_the_run_goes_on)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert scores(Result.from_path(tmp_path / "run")) == [1]
+    store.close()
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 40, b"{", b"[]", b'{"rank": 0}', b"\xff\xfe"])
+def test_a_damaged_line_of_the_metrics_is_named_and_the_others_are_not_lost(write_run: Write, damage: bytes) -> None:
+    root = write_run([{"loss": 2}, {"loss": 1}])
+    lines = (root / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (root / "metrics.jsonl").write_bytes(b"".join([lines[0], damage, b"\n", lines[1], b'{"torn']))
+    named = f"passed over: line 2 of {root / 'metrics.jsonl'} cannot be understood"
+    with pytest.warns(UserWarning, match=re.escape(named)) as warned:
+        assert Result.from_path(root).metrics == {"loss": 1}
+    assert len(warned) == 1
 
 
 def test_a_damaged_checkpoint_is_passed_over(write_run: Write) -> None:

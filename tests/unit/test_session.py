@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import tempfile
+import threading
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -213,6 +214,30 @@ def test_a_folder_around_the_run_is_refused(worker: Worker, tmp_path: Path) -> N
     (tmp_path / "runs").mkdir()
     with pytest.raises(CheckpointError, match="copied into itself"):
         distrain.report({}, Checkpoint(tmp_path / "runs"))
+
+
+def test_a_validation_argument_that_cannot_be_pickled_is_named_and_nothing_is_reported(
+    worker: Worker, folder: Path
+) -> None:
+    worker.session.context = dataclasses.replace(worker.session.context, validates=True)
+    task = distrain.ValidationTaskConfig(fn_kwargs={"batches": 3, "lock": threading.Lock()})
+    with pytest.raises(TypeError, match=r"ValidationTaskConfig\.fn_kwargs\['lock'\] \(lock\) cannot be pickled: "):
+        distrain.report({}, Checkpoint(folder), validation=task)
+    assert worker.said() == []
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(
+    ("timeout_s", "kind"), [("5", TypeError), (True, TypeError), (-1, ValueError), (math.nan, ValueError)]
+)
+def test_a_timeout_that_is_no_time_is_refused(timeout_s: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"get_all_reported_checkpoints\(\): timeout_s must be .*, or None, got"):
+        distrain.get_all_reported_checkpoints(timeout_s=timeout_s)
+
+
+def test_a_timeout_may_be_infinite(worker: Worker) -> None:
+    worker.coordinator.send(wire.Checkpoints(attempt=2, rank=1, index=1, body=b"[]"))
+    assert distrain.get_all_reported_checkpoints(timeout_s=math.inf) == []
 
 
 # -- collectives -----------------------------------------------------------------------------------------------------

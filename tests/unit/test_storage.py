@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,7 +55,11 @@ def store(root: Path) -> Iterator[RunStore]:
 
 
 def commit(
-    store: RunStore, ordinal: int = 1, parts: dict[int, dict[str, bytes]] | None = None, **metrics: Any
+    store: RunStore,
+    ordinal: int = 1,
+    parts: dict[int, dict[str, bytes]] | None = None,
+    name: str | None = None,
+    **metrics: Any,
 ) -> CommittedCheckpoint:
     """Write the parts (rank -> path -> contents) as the ranks would, and commit them."""
     parts = {0: {"model.pt": b"weights"}} if parts is None else parts
@@ -65,7 +70,7 @@ def commit(
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
             files.append(CommittedFile(path, rank, len(data), zlib.crc32(data)))
-    return store.join(0, Commit(ordinal, tuple(files), tuple(parts), metrics))
+    return store.join(0, Commit(ordinal, tuple(files), tuple(parts), metrics), name=name)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -176,11 +181,40 @@ def test_a_checkpoint_that_somebody_reads_is_not_deleted(store: RunStore) -> Non
     assert not folders[0].exists()
 
 
+def test_a_checkpoint_whose_validation_ends_while_somebody_reads_it_is_not_deleted(store: RunStore) -> None:
+    saved = commit(store, 1)
+    commit(store, 2)
+    with Checkpoint(saved.path).as_directory() as folder:
+        store.amend(saved, "VALIDATED", {"accuracy": 1.0})  # which replaces the manifest
+        store.delete([0])
+        assert Path(folder, "model.pt").read_bytes() == b"weights"
+    store.delete([0])
+    assert not Path(folder).exists()
+
+
+def test_a_checkpoint_that_is_deleted_as_somebody_begins_to_read_it_is_not_read(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = commit(store, 1)
+    commit(store, 2)
+    checkpoint, opened = Checkpoint(saved.path), os.open
+
+    def delete_when_opened(path: Any, flags: int, *rest: Any) -> int:
+        fd = opened(path, flags, *rest)
+        monkeypatch.setattr(os, "open", opened)
+        store.delete([0])
+        return fd
+
+    monkeypatch.setattr(os, "open", delete_when_opened)
+    with pytest.raises(CheckpointError, match=r"was deleted by num_to_keep"), checkpoint.as_directory():
+        pass
+
+
 def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path) -> None:
     first = RunStore(root)
     (first.staging_directory(0, 1, 0) / "model.pt").write_bytes(b"half")
     first._metrics.close()
-    os.close(first._lock_fd)  # as a crash does it
+    first._lock.release()  # as a crash does it
     second = RunStore(root)
     assert not second.paths.staging.exists()
     second.close()
@@ -244,6 +278,53 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_number_is_not_used_again(
     assert (root / "damaged-checkpoint_000001").is_dir()
     assert f"checkpoint_000001 is damaged: {said}" in capsys.readouterr().err
     assert commit(store, 1).path.name == "checkpoint_000002"
+    store.close()
+
+
+def reopened(store: RunStore) -> RunStore:
+    store.close()
+    return RunStore(store.paths.root)
+
+
+def test_a_copy_that_somebody_has_made_is_neither_offered_nor_deleted(root: Path) -> None:
+    first = RunStore(root)
+    folders = [commit(first, ordinal).path for ordinal in (1, 2)]
+    for copy in ("keep-this-one", "checkpoint_000007"):
+        shutil.copytree(folders[1], root / copy)
+    store = reopened(first)
+    assert [saved.path for saved in store.committed] == folders
+    store.delete([0])
+    assert commit(store, 3).path.name == "checkpoint_000008"
+    store.close()
+    assert (root / "keep-this-one" / "model.pt").exists()
+
+
+def test_a_checkpoint_whose_manifest_does_not_say_its_name_is_of_an_earlier_version(root: Path) -> None:
+    first = RunStore(root)
+    folder = commit(first, 1).path
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    assert manifest.pop("name") == "checkpoint_000000"
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    store = reopened(first)
+    assert [saved.path for saved in store.committed] == [folder]
+    store.close()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_named_checkpoint_that_has_lost_its_manifest_is_told_of(
+    root: Path, others: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = RunStore(root)
+    for ordinal in range(others + 1):
+        folder = commit(first, ordinal, name=f"epoch-{ordinal}").path
+    (folder / MANIFEST_FILE).unlink()
+    for name in ("logs/attempt_0", ".fetched/x", *(["tensorboard"] if others else [])):  # which are something else
+        (root / name).mkdir(parents=True)
+        (root / name / "rank_0.log").touch()
+    store = reopened(first)
+    assert len(store.committed) == others
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"distrain: {folder} has no {MANIFEST_FILE}: it was never finished, or has lost it; ")
     store.close()
 
 
@@ -341,6 +422,37 @@ def test_a_directory_in_use_by_another_process_is_refused_with_its_pid(root: Pat
             RunStore(root)
         holder.communicate()
     RunStore(root).close()
+
+
+FORK_AND_DIE = """
+import os, sys, time
+from distrain import RunConfig, ScalingConfig
+from distrain.trainer import DataParallelTrainer
+
+def train(config):
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        sys.stdout.close()
+        time.sleep(60)
+    os.kill(os.getpid(), 9)
+
+run = RunConfig(storage_path=sys.argv[1], name="run")
+DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=0), run_config=run).fit()
+"""
+
+
+def test_a_child_that_train_func_has_forked_does_not_hold_the_run_directory(root: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORK_AND_DIE, str(root.parent)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.wait()
+    try:
+        RunStore(root).close()
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_closed_store_gives_the_directory_free(root: Path) -> None:
