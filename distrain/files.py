@@ -115,6 +115,8 @@ class _Hasher:
             except BaseException as error:
                 if not isinstance(error, RuntimeError) or error.__context__ is not None:  # a signal handler has raised
                     self._ended = True
+                    if isinstance(error, KeyError) and error.__context__ is not None:
+                        raise error.__context__ from None  # start() did not find what the thread had tidied up already
                     raise
                 self._thread = None  # as many threads as the user may have
         return self
@@ -219,7 +221,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno is not None:  # without a number: somebody else's, as of an alarm
             error.filename = str(path)
         raise
 

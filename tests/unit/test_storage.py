@@ -658,6 +658,26 @@ def test_a_signal_that_raises_leaves_no_thread(tmp_path: Path) -> None:
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "distrain-hash"])
 
 
+def test_a_signal_that_raises_while_the_thread_begins_is_what_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPython's Thread.start() hides it behind a KeyError, if the thread runs already."""
+    name = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
+    begin = getattr(threading, name)
+
+    def begin_and_be_interrupted(*arguments: Any, **options: Any) -> None:
+        begin(*arguments, **options)
+        running = threading._active  # type: ignore[attr-defined]
+        wait_until(lambda: [thread for thread in running.values() if thread.name == "distrain-hash"])
+        raise TimeoutError("by an alarm")
+
+    (tmp_path / "source").write_bytes(bytes(20 << 20))
+    monkeypatch.setattr(threading, name, begin_and_be_interrupted)
+    with pytest.raises(TimeoutError, match="by an alarm"):
+        copy_file(tmp_path / "source", tmp_path / "target")
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "distrain-hash"])
+
+
 def test_without_a_thread_a_copy_is_hashed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
