@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import uuid
 import zlib
 from dataclasses import replace
@@ -21,7 +20,7 @@ from distrain.files import crc32_of
 from distrain.place import OPENING_PATIENCE_S, Place, decode_filesystem
 from distrain.runlock import RunLock
 from distrain.runpaths import PENDING_FILE, RunPaths
-from distrain.uploads import taker
+from distrain.uploads import discard, taker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -82,11 +81,10 @@ class Keeper:
             take = taker(source, Path(order.directory), delete=order.delete) if self._run is None else self._put(order)
             files = _each(take, order.files)
             skipped = _each(lambda path: crc32_of(source / path), order.others)
+            if order.delete:
+                discard(source, Path(order.directory) if self._run is None else None, order.files)
         except OSError as error:
             return wire.failed_answer(order, f"{error}; what could not be stored is in {order.source}")
-        if order.delete:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(source)
         return wire.Delivered(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )

@@ -9,7 +9,6 @@ import base64
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -28,7 +27,7 @@ from distrain.metrics import encode_metrics
 from distrain.place import Place
 from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
 from distrain.runpaths import PENDING_FILE
-from distrain.uploads import CheckpointUploadMode, Storing, taker
+from distrain.uploads import CheckpointUploadMode, Storing, discard, taker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -302,12 +301,12 @@ class Session:
                     delivered.append((path, *take(path)))
                 else:
                     skipped.append((path, *crc32_of(folder / path)))
+            if delete:
+                discard(folder, target, [path for path, *_ in delivered])
         except BaseException as error:
             self._send_delivered(ordinal, [], [], failed=repr(error))
             raise
         self._send_delivered(ordinal, delivered, skipped)
-        if delete:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _send_delivered(
         self,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 import errno
+import shutil
+import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.config import ValidationTaskConfig
@@ -12,12 +15,11 @@ from distrain.files import copy_file, sync_file
 from distrain.runpaths import DAMAGED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
     from distrain.checkpoint import Checkpoint
 
-__all__ = ["CheckpointUploadMode", "Files", "Storing", "taker"]
+__all__ = ["CheckpointUploadMode", "Files", "Storing", "discard", "taker"]
 
 _NOT_BY_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 """What link() says between file systems, and where there are no links."""
@@ -70,23 +72,41 @@ class Storing:
 
 def taker(source: Path, target: Path, *, delete: bool) -> Callable[[str], tuple[int, int]]:
     """What brings a file, by its relative path, from one directory into the other, on disk for good, and returns its
-    size and crc32. ``delete``: the source is deleted once all are there, so that they need not be copied; until then it
-    stays whole."""
+    size and crc32. ``delete``: :func:`discard` is called once all are there, so that they need not be copied; until
+    then the source stays whole."""
     if source == target:
         return lambda path: sync_file(target / path)
     if delete:
-        return lambda path: _link(source / path, target / path)
+        return lambda path: _link(source, target, path)
     return lambda path: copy_file(source / path, target / path)
 
 
-def _link(source: Path, target: Path) -> tuple[int, int]:
-    if source.is_symlink() or source.stat().st_nlink > 1:  # somebody else's file, too
-        return copy_file(source, target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _link(source: Path, target: Path, path: str) -> tuple[int, int]:
+    """What is reached by a link, or has another name, is somebody else's, too: it is copied."""
+    parts = [source / path, *(source / parent for parent in Path(path).parents)]
+    if any(part.is_symlink() for part in parts) or parts[0].stat().st_nlink > 1:
+        return copy_file(source / path, target / path)
+    (target / path).parent.mkdir(parents=True, exist_ok=True)
     try:
-        target.hardlink_to(source)
+        (target / path).hardlink_to(source / path)
     except OSError as error:
         if error.errno not in _NOT_BY_LINK:
             raise
-        return copy_file(source, target)
-    return sync_file(target)
+        return copy_file(source / path, target / path)
+    return sync_file(target / path)
+
+
+def discard(source: Path, target: Path | None, paths: Iterable[str] = ()) -> None:
+    """Delete the source, but nothing that is behind a link, nor behind ``source`` itself, if that is one. Whatever of
+    ``paths`` in ``target`` then still has another name, as not everything can be deleted, is replaced by a copy, that
+    nobody may write to it by that name. Raises OSError if it cannot."""
+    if source.is_symlink():
+        source.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(source, ignore_errors=True)
+    for path in paths if target else ():
+        assert target is not None
+        if (target / path).stat().st_nlink > 1:
+            copy = target / f"{path}.{uuid.uuid4().hex}"
+            copy_file(target / path, copy)
+            copy.replace(target / path)

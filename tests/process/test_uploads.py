@@ -100,6 +100,33 @@ def test_a_file_that_somebody_else_has_too_is_copied(fit: Fit, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", [SYNC, ASYNC])
+@pytest.mark.parametrize("inner", ["", "tokenizer"])
+def test_what_is_behind_a_link_to_a_directory_is_neither_moved_nor_deleted(
+    any_fit: Fit, tmp_path: Path, mode: CheckpointUploadMode, inner: str
+) -> None:
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    (behind / "file.txt").write_text("as reported")
+
+    def train(config: dict[str, Any]) -> str:
+        folder = Path(tempfile.mkdtemp(), "output")
+        link = folder / config["inner"]
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(config["behind"])
+        checkpoint = Checkpoint(folder)
+        distrain.report(
+            {}, checkpoint, checkpoint_upload_mode=config["mode"], delete_local_checkpoint_after_upload=True
+        )
+        return str(folder)
+
+    result = any_fit(train, {"behind": str(behind), "mode": mode, "inner": inner}, workers=1)
+    assert not os.path.lexists(result.return_value)
+    assert (behind / "file.txt").read_text() == "as reported"
+    (behind / "file.txt").write_text("of the next epoch")
+    assert files_of(result.checkpoint) == {f"{inner}/file.txt".lstrip("/"): "as reported"}
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
 def test_a_committed_checkpoint_that_is_reported_again_stays(any_fit: Fit, mode: CheckpointUploadMode) -> None:
     def train(config: dict[str, Any]) -> None:
         checkpoint = distrain.get_checkpoint()
