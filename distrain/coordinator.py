@@ -210,7 +210,7 @@ class Coordinator:
                 self._keep_stacks(message)
             case wire.StacksTaken():
                 self._watch.taken(host, message.silent, sorted(self.machine.outcomes))
-            case wire.Reported() | wire.Delivered() | wire.Joined() | wire.AskCheckpoints():
+            case wire.Reported() | wire.Delivered() | wire.Discarded() | wire.Joined() | wire.AskCheckpoints():
                 self._watch.progress()
                 self._ledger.handle(message)
             case wire.Running():
@@ -332,15 +332,15 @@ class Coordinator:
             warn(why)
         self._happened(events.StorageFailed(why))
 
-    def _upload(self, order: wire.Upload) -> None:
+    def _upload(self, order: wire.Upload | wire.Clear) -> None:
         if not self._store.is_of_this_process:
             self._tell_rank(order)
             return
-        delivered = self._store.do(order)
-        assert isinstance(delivered, wire.Delivered)
-        self._ledger.handle(delivered)
+        done = self._store.do(order)
+        assert isinstance(done, wire.FromWorker)
+        self._ledger.handle(done)
 
-    def _tell_rank(self, message: wire.ToWorker | wire.Upload) -> None:
+    def _tell_rank(self, message: wire.ToWorker | wire.Upload | wire.Clear) -> None:
         assert self.machine.plan is not None
         self._hosts.send(self.machine.plan.ranks[message.rank].host, message)
 

@@ -47,6 +47,8 @@ class Keeper:
                     return wire.StorageOpened()
                 case wire.Upload():
                     return self._bring(order)
+                case wire.Clear():
+                    return self._clear(order)
                 case wire.Publish():
                     self._publish(order)
                 case wire.Amend():
@@ -75,19 +77,20 @@ class Keeper:
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def _bring(self, order: wire.Upload) -> wire.Message:
-        """The source is deleted, if it may be, once all is done."""
         source = Path(order.source)
         try:
             take = taker(source, Path(order.directory), delete=order.delete) if self._run is None else self._put(order)
             files = _each(take, order.files)
             skipped = _each(lambda path: crc32_of(source / path), order.others)
-            if order.delete:
-                discard(source, Path(order.directory) if self._run is None else None, order.files)
         except OSError as error:
             return wire.failed_answer(order, f"{error}; what could not be stored is in {order.source}")
         return wire.Delivered(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )
+
+    def _clear(self, order: wire.Clear) -> wire.Message:
+        discard(Path(order.source), Path(order.directory) if order.directory else None, order.files)
+        return wire.Discarded(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal)
 
     def _put(self, order: wire.Upload) -> Callable[[str], tuple[int, int]]:
         """Bring the files to a directory elsewhere, which is marked as incomplete first; returns what hashes them."""

@@ -34,9 +34,9 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 class Ledger:
     """The reports of one attempt after the other.
 
-    tell: sends a message to a rank. upload: has its host store a rank's files. saved: hears the path of every
-    checkpoint that was committed. failed: hears why the run directory cannot be written any more; training on would
-    lose what is reported.
+    tell: sends a message to a rank. upload: has its host store a rank's files, or delete them. saved: hears the path
+    of every checkpoint that was committed. failed: hears why the run directory cannot be written any more; training on
+    would lose what is reported.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Ledger:
         config: CheckpointConfig,
         *,
         tell: Callable[[wire.ToWorker], None],
-        upload: Callable[[wire.Upload], None],
+        upload: Callable[[wire.Upload | wire.Clear], None],
         saved: Callable[[str], None],
         failed: Callable[[str], None],
         callbacks: Callbacks | None = None,
@@ -75,7 +75,9 @@ class Ledger:
         """Which of them are neither committed nor dropped."""
         self._asks: list[wire.AskCheckpoints] = []
         self._uploads: set[tuple[int, int]] = set()
-        """Ranks and ordinals of what uploaders are bringing."""
+        """Ranks and ordinals of what uploaders are bringing, or deleting."""
+        self._granted: dict[tuple[int, int], wire.Upload] = {}
+        """What uploaders were to bring whose source is to be deleted."""
         self._rounds = rounds.Rounds(world_size, self._config, incomparable=_INCOMPARABLE)
         self._collectives = collectives.Collectives(world_size)
         self._rows = rows.Rows(world_size) if self._callbacks else None
@@ -98,6 +100,9 @@ class Ledger:
                     )
                 parts = (message.rank, message.ordinal, message.files, message.skipped)
                 self._decide(self._rounds.delivered(*parts, now, message.failed))
+            case wire.Discarded():
+                self._uploads.discard((message.rank, message.ordinal))
+                self._decide(self._rounds.discarded(message.rank, message.ordinal, now, message.failed))
             case wire.Joined():
                 call = (message.rank, message.index, message.operation, message.body)
                 self._answer(self._collectives.joined(*call, now, message.timeout_s))
@@ -171,7 +176,8 @@ class Ledger:
             self._open.add((message.rank, message.ordinal))
         if self._rows:
             self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal, now))
-        self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now))
+        source = rounds.Source(folder=message.real, deletes=message.delete, waits=message.mode != "ASYNC")
+        self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now, source))
 
     def _decide(self, decisions: Sequence[rounds.Decision]) -> None:
         for decision in decisions:
@@ -180,6 +186,8 @@ class Ledger:
                     with self._storage_failures(f"checkpoint {ordinal}"):
                         self._store.flush()  # report() returns after this; a commit may keep us from it for long
                         self._grant(rank, ordinal, files)
+                case rounds.Discard(rank, ordinal, at_once):
+                    self._discard(rank, ordinal, at_once=at_once)
                 case rounds.Refuse(rank, ordinal, why):
                     self._open.discard((rank, ordinal))
                     self._refuse(rank, ordinal, why)
@@ -203,23 +211,42 @@ class Ledger:
         else:
             folder = self._store.target(self._attempt, ordinal, rank, name=self._name(ordinal))
         if self._by_uploader(said):
-            self._uploads.add((rank, ordinal))
-            self._upload(
-                wire.Upload(
-                    attempt=self._attempt,
-                    rank=rank,
-                    ordinal=ordinal,
-                    source=source,
-                    files=list(files),
-                    others=[path for path, _ in said.files if path not in set(files)],
-                    directory=folder,
-                    delete=said.delete,
-                )
+            upload = wire.Upload(
+                attempt=self._attempt,
+                rank=rank,
+                ordinal=ordinal,
+                source=source,
+                files=list(files),
+                others=[path for path, _ in said.files if path not in set(files)],
+                directory=folder,
+                delete=said.delete,
             )
+            if said.delete and said.mode == "ASYNC":
+                self._granted[rank, ordinal] = upload
+            self._uploads.add((rank, ordinal))
+            self._upload(upload)
         else:
             self._tell(
                 wire.Grant(attempt=self._attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
             )
+
+    def _discard(self, rank: int, ordinal: int, *, at_once: bool) -> None:
+        """The worker itself does it, if it waits."""
+        upload = self._granted.pop((rank, ordinal), None)
+        if upload is None:
+            self._tell(wire.Discard(attempt=self._attempt, rank=rank, ordinal=ordinal, at_once=at_once))
+            return
+        self._uploads.add((rank, ordinal))
+        self._upload(
+            wire.Clear(
+                attempt=self._attempt,
+                rank=rank,
+                ordinal=ordinal,
+                source=upload.source,
+                directory="" if self._store.is_elsewhere else upload.directory,
+                files=upload.files,
+            )
+        )
 
     def _refuse(self, rank: int, ordinal: int, why: str) -> None:
         if self._by_uploader(self._announced[rank, ordinal]):

@@ -27,7 +27,7 @@ from distrain.metrics import encode_metrics
 from distrain.place import Place
 from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
 from distrain.runpaths import PENDING_FILE
-from distrain.uploads import CheckpointUploadMode, Storing, discard, taker
+from distrain.uploads import CheckpointUploadMode, Leftover, Storing, discard, taker, unshare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,6 +107,9 @@ class Session:
         self.runs_script = False
         """Whether this rank runs a script, as under torchrun, and no function."""
         self._grants: dict[int, wire.Grant] = {}
+        self._discards: dict[int, wire.Discard] = {}
+        self._left: dict[int, Leftover] = {}
+        """What is to be deleted when the checkpoint of that ordinal is committed."""
         self.released = False
         self._lock = threading.Lock()
         self._holder = 0
@@ -142,6 +145,7 @@ class Session:
                     files=files,
                     body=body,
                     folder=str(folder or ""),
+                    real=os.path.realpath(folder) if folder else "",
                     mode=storing.mode.value,
                     name=storing.name,
                     delete=storing.deletes,
@@ -288,6 +292,8 @@ class Session:
         grant = self._await_grant(ordinal)
         if grant is None:
             self._raise_what_was_not_stored()
+            if delete:
+                self._discard(ordinal, folder, None, [path for path, _ in files])
             return
         if grant.refused is not None:
             raise CheckpointError(grant.refused)
@@ -301,12 +307,33 @@ class Session:
                     delivered.append((path, *take(path)))
                 else:
                     skipped.append((path, *crc32_of(folder / path)))
-            if delete:
-                discard(folder, target, [path for path, *_ in delivered])
         except BaseException as error:
             self._send_delivered(ordinal, [], [], failed=repr(error))
             raise
         self._send_delivered(ordinal, delivered, skipped)
+        if delete:
+            self._discard(ordinal, folder, target, [path for path, *_ in delivered])
+
+    def _discard(self, ordinal: int, folder: Path, target: Path | None, files: Sequence[str]) -> None:
+        """Delete the local files as soon as no other rank can need them; if that takes too long, later."""
+        while ordinal not in self._discards:
+            self._listen(wait=True)
+        failed = None
+        try:
+            if self._discards.pop(ordinal).at_once:
+                discard(folder, target, files)
+            else:
+                unshare(target, files)
+                self._left[ordinal] = Leftover(folder)
+        except OSError as error:
+            failed = str(error)
+            raise
+        finally:
+            self._channel.send(
+                wire.Discarded(
+                    attempt=self.context.attempt, rank=self.context.world_rank, ordinal=ordinal, failed=failed
+                )
+            )
 
     def _send_delivered(
         self,
@@ -359,7 +386,11 @@ class Session:
                         self._stored.add(ordinal)
                     if failed is not None:
                         self._not_stored.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
-                case wire.Committed(path=path):
+                case wire.Discard() as word:
+                    self._discards[word.ordinal] = word
+                case wire.Committed(path=path, ordinal=ordinal):
+                    if ordinal in self._left:
+                        self._left.pop(ordinal).discard()
                     self.checkpoint = self.context.get_storage().checkpoint(path)
                 case wire.Checkpoints() as listing:
                     self._listing = listing
@@ -401,7 +432,9 @@ def report(
         are on their way at once, and the run ends when all are stored; that one could not be stored is raised by a
         later call. Do not touch its files any more.
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. Files on the file system of the run
-        directory are then moved instead of copied. A committed checkpoint that is reported again is never deleted.
+        directory are then moved instead of copied. A committed checkpoint that is reported again is never deleted,
+        and a directory that several ranks bring only when all have stored it; with SYNC the call waits for the others'
+        word for a second, and otherwise leaves the files until the checkpoint is committed.
     validation: have the checkpoint validated by the trainer's ``validation_config``, with its usual settings (True) or
         others. What the lowest rank that asks for it says counts.
     checkpoint_upload_fn: called with the checkpoint and a name; stores it as a directory of the run directory by

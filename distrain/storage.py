@@ -28,6 +28,7 @@ from distrain.output import warn
 from distrain.records import PENDING, CommittedCheckpoint, committed_at, damage_of, without_nonfinite
 from distrain.rounds import Commit, CommittedFile
 from distrain.runpaths import DAMAGED, RunPaths
+from distrain.uploads import unshare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -251,6 +252,7 @@ class RunStore:
             target = merged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / f"rank_{file.rank}" / file.path).rename(target)
+        unshare(merged, [file.path for file in commit.files])  # if the attempt ended before the local ones were deleted
         write_and_sync(merged / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, merged, validation))
         _sync_directories(merged, commit)
         name = name or self.paths.checkpoint(self._next_index).name
@@ -378,8 +380,8 @@ class RunStore:
         """What the uploaders of all hosts have to know before anything is stored."""
         return None
 
-    def do(self, order: wire.Upload) -> wire.Message:
-        """Store a rank's files from within this process, and say what came of it."""
+    def do(self, order: wire.Upload | wire.Clear) -> wire.Message:
+        """Store a rank's files, or delete them, from within this process, and say what came of it."""
         raise AssertionError(f"nobody can store {order.source} while train_func goes on")
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
+import os
 import shutil
 import uuid
 from dataclasses import dataclass
@@ -15,11 +17,11 @@ from distrain.files import copy_file, sync_file
 from distrain.runpaths import DAMAGED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from distrain.checkpoint import Checkpoint
 
-__all__ = ["CheckpointUploadMode", "Files", "Storing", "discard", "taker"]
+__all__ = ["CheckpointUploadMode", "Files", "Leftover", "Storing", "discard", "taker", "unshare"]
 
 _NOT_BY_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 """What link() says between file systems, and where there are no links."""
@@ -96,17 +98,44 @@ def _link(source: Path, target: Path, path: str) -> tuple[int, int]:
     return sync_file(target / path)
 
 
-def discard(source: Path, target: Path | None, paths: Iterable[str] = ()) -> None:
-    """Delete the source, but nothing that is behind a link, nor behind ``source`` itself, if that is one. Whatever of
-    ``paths`` in ``target`` then still has another name, as not everything can be deleted, is replaced by a copy, that
-    nobody may write to it by that name. Raises OSError if it cannot."""
+def discard(source: Path, target: Path | None = None, paths: Sequence[str] = ()) -> None:
+    """Delete the source, but nothing that is behind a link, nor behind ``source`` itself, if that is one. What cannot
+    be deleted stays, and is no part of ``target`` any more (see :func:`unshare`). Raises OSError if that cannot be."""
     if source.is_symlink():
         source.unlink(missing_ok=True)
     else:
         shutil.rmtree(source, ignore_errors=True)
+    unshare(target, paths)
+
+
+def unshare(target: Path | None, paths: Sequence[str]) -> None:
+    """Replace the files of ``target`` that have other names, too, by copies, so that nobody can write to them by those.
+    Raises OSError."""
     for path in paths if target else ():
         assert target is not None
         if (target / path).stat().st_nlink > 1:
             copy = target / f"{path}.{uuid.uuid4().hex}"
             copy_file(target / path, copy)
             copy.replace(target / path)
+
+
+class Leftover:
+    """Local files that are to be deleted later, unless somebody has changed them by then."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._state = _state_of(folder)
+
+    def discard(self) -> None:
+        if _state_of(self._folder) == self._state:
+            discard(self._folder)
+
+
+def _state_of(folder: Path) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for parent, _, names in os.walk(folder):
+        for path in (parent, *(os.path.join(parent, name) for name in names)):
+            with contextlib.suppress(FileNotFoundError):
+                state = os.lstat(path)
+                found[path] = (state.st_ino, state.st_size, state.st_mtime_ns)
+    return found

@@ -161,6 +161,68 @@ def test_files_stay_where_they_are_if_not_all_can_be_stored(fit: Fit) -> None:
     assert fit(train, workers=1).return_value == ["a.txt", "b.txt"]
 
 
+def report_a_shared_directory(config: dict[str, Any]) -> None:
+    """Each rank has written its file before the first one reports; the last one reports when the first has gone on."""
+    shared, first_is_done = Path(config["shared"]), Path(config["shared"] + ".done")
+    shared.mkdir(exist_ok=True)
+    Path(shared, f"part-{rank()}.txt").write_text(f"of {rank()}")
+    distrain.collective.barrier()
+    while rank() == 1 and not first_is_done.exists():
+        time.sleep(0.001)
+    if rank() == 1 and config.get("spoiled"):
+        Path(shared, "spoiled").symlink_to("nowhere")
+    distrain.report(
+        {}, Checkpoint(shared), checkpoint_upload_mode=config["mode"], delete_local_checkpoint_after_upload=True
+    )
+    first_is_done.touch()
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
+    any_fit: Fit, tmp_path: Path, mode: CheckpointUploadMode
+) -> None:
+    shared = tmp_path / "shared"
+    result = any_fit(report_a_shared_directory, {"shared": str(shared), "mode": mode})
+    assert files_of(result.checkpoint) == {"part-0.txt": "of 0", "part-1.txt": "of 1"}
+    assert all(path.stat().st_nlink == 1 for path in Path(result.checkpoint.path).iterdir())  # type: ignore[union-attr]
+    assert not shared.exists()
+    assert_no_half_checkpoint(any_fit.storage)
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_directory_that_ranks_share_stays_if_one_cannot_store_it(
+    fit: Fit, tmp_path: Path, mode: CheckpointUploadMode
+) -> None:
+    shared = tmp_path / "shared"
+    with pytest.raises(WorkerGroupError, match="spoiled is a link to nowhere"):
+        fit(report_a_shared_directory, {"shared": str(shared), "mode": mode, "spoiled": True})
+    assert sorted(os.listdir(shared)) == ["part-0.txt", "part-1.txt", "spoiled"]
+
+
+def test_local_files_that_others_may_bring_are_deleted_later_unless_they_have_changed(fit: Fit) -> None:
+    """Rank 1 reports only when both reports of rank 0 have returned, which writes its second file again."""
+
+    def train() -> list[str]:
+        folders = []
+        for epoch in range(2):
+            folders.append(folder_with(f"epoch {epoch}", f"part-{rank()}.txt"))
+            if rank() == 0:
+                distrain.report({}, Checkpoint(folders[-1]), delete_local_checkpoint_after_upload=True)
+        Path(folders[1], f"part-{rank()}.txt").write_text("the user's next words")
+        distrain.collective.barrier()
+        if rank() == 1:
+            for folder in folders:
+                distrain.report({}, Checkpoint(folder))
+        distrain.collective.barrier()
+        distrain.get_all_reported_checkpoints()
+        return [folder for folder in folders if os.path.exists(folder)]
+
+    result = fit(train)
+    assert [Path(folder, "part-0.txt").read_text() for folder in result.return_value] == ["the user's next words"]
+    assert [files_of(checkpoint)["part-0.txt"] for checkpoint, _ in result.best_checkpoints] == ["epoch 0", "epoch 1"]
+    assert_no_half_checkpoint(fit.storage)
+
+
 # -- ASYNC -----------------------------------------------------------------------------------------------------------
 
 
