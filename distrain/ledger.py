@@ -176,7 +176,12 @@ class Ledger:
             self._open.add((message.rank, message.ordinal))
         if self._rows:
             self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal, now))
-        source = rounds.Source(folder=message.real, deletes=message.delete, waits=message.mode != "ASYNC")
+        source = rounds.Source(
+            folder=message.real,
+            deletes=message.delete,
+            waits=message.waits,
+            in_place=message.mode == "NO_UPLOAD",
+        )
         self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now, source))
 
     def _decide(self, decisions: Sequence[rounds.Decision]) -> None:
@@ -201,13 +206,16 @@ class Ledger:
 
     def _by_uploader(self, said: wire.Reported) -> bool:
         """Whether the files are brought by an uploader, and not by the worker itself."""
-        return said.mode == "ASYNC" or self._store.is_elsewhere
+        return not said.waits or self._store.is_elsewhere
 
     def _grant(self, rank: int, ordinal: int, files: tuple[str, ...]) -> None:
         said = self._announced[rank, ordinal]
         source, folder = said.folder, said.folder
         if said.mode == "NO_UPLOAD":
             source = ""
+            if rank != min(part.rank for part in self._said(ordinal) if part.mode == "NO_UPLOAD"):
+                self._deliver_nothing(rank, ordinal)  # the lowest rank's host looks at all files
+                return
         else:
             folder = self._store.target(self._attempt, ordinal, rank, name=self._name(ordinal))
         if self._by_uploader(said):
@@ -221,7 +229,7 @@ class Ledger:
                 directory=folder,
                 delete=said.delete,
             )
-            if said.delete and said.mode == "ASYNC":
+            if said.delete and not said.waits:
                 self._granted[rank, ordinal] = upload
             self._uploads.add((rank, ordinal))
             self._upload(upload)
@@ -229,6 +237,9 @@ class Ledger:
             self._tell(
                 wire.Grant(attempt=self._attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
             )
+
+    def _deliver_nothing(self, rank: int, ordinal: int) -> None:
+        self.handle(wire.Delivered(attempt=self._attempt, rank=rank, ordinal=ordinal, files=[], skipped=[]))
 
     def _discard(self, rank: int, ordinal: int, *, at_once: bool) -> None:
         """The worker itself does it, if it waits."""
@@ -273,8 +284,11 @@ class Ledger:
             in_place = {part.folder if part.mode == "NO_UPLOAD" else None for part in said}
             if len(in_place) > 1:
                 warn(
-                    f"checkpoint {commit.ordinal} is dropped: with CheckpointUploadMode.NO_UPLOAD all ranks that bring "
-                    "one must name the same directory"
+                    f"checkpoint {commit.ordinal} is dropped: with CheckpointUploadMode.NO_UPLOAD, and with a "
+                    "checkpoint_upload_fn, all ranks that bring one must name the same directory, and not "
+                    + ", ".join(
+                        f"{part.folder if part.mode == 'NO_UPLOAD' else part.mode} (rank {part.rank})" for part in said
+                    )
                 )
                 self._settled(commit.ordinal, None)
                 return

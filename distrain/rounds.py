@@ -111,11 +111,13 @@ Decision = GrantFiles | Discard | Refuse | Commit | Drop | Say
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """The directory that a rank brings. folder: its path, without links. deletes: whether it is to be deleted in the
-    end. waits: whether the rank waits for that."""
+    end. waits: whether the rank waits for that. in_place: whether all ranks write into it, so that what is in it is
+    known when all have said that they are done."""
 
     folder: str = ""
     deletes: bool = False
     waits: bool = True
+    in_place: bool = False
 
     def overlaps(self, other: Source) -> bool:
         """Whether one is the other, or in it; directories of different hosts that are called the same included."""
@@ -291,6 +293,8 @@ class Rounds:
         part = parts[rank]
         if part.granted is not None:
             return []
+        if part.source.in_place:
+            return self._grant_in_place(ordinal, rank, now)
         lower = [other for other in self._ranks if other < rank]
         brought = frozenset[str]().union(*(parts[other].files for other in lower if other in parts))
         undecided = [other for other in lower if other not in parts and not self._stays_away(other, ordinal, now)]
@@ -299,6 +303,13 @@ class Rounds:
             return []
         part.granted = needed
         return [GrantFiles(rank, ordinal, tuple(sorted(needed)))]
+
+    def _grant_in_place(self, ordinal: int, rank: int, now: float) -> list[Decision]:
+        parts = self._pending[ordinal]
+        if not all(other in parts or self._stays_away(other, ordinal, now) for other in self._ranks):
+            return []
+        parts[rank].granted = frozenset()
+        return [GrantFiles(rank, ordinal, ())]
 
     def _patience_s(self, rank: int) -> float:
         """Waiting saves copying the same file twice; it never decides which one is kept."""

@@ -26,7 +26,6 @@ from distrain.files import crc32_of, list_files
 from distrain.metrics import encode_metrics
 from distrain.place import Place
 from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
-from distrain.runpaths import PENDING_FILE
 from distrain.uploads import CheckpointUploadMode, Leftover, Storing, discard, taker, unshare
 
 if TYPE_CHECKING:
@@ -96,6 +95,7 @@ class Session:
         self.stopped = False
         """Whether should_stop() has been true."""
         self._uploading: dict[int, Checkpoint] = {}
+        self._in_place: set[int] = set()
         self._not_stored: list[str] = []
         self._stored: set[int] = set()
         self._met: wire.Met | None = None
@@ -128,12 +128,13 @@ class Session:
             ordinal, folder, files = None, None, []
             if checkpoint is not None:
                 checkpoint, storing = self._to_store(checkpoint, storing)
-                if storing.mode is NO_UPLOAD and checkpoint.place is not None:
-                    folder, files = Path(checkpoint.place.name), _files_elsewhere(checkpoint.place)
+                if storing.mode is NO_UPLOAD:
+                    folder = _folder_in_place(checkpoint)
                 else:
                     folder = Path(stack.enter_context(checkpoint.as_directory()))
                     files = list_files(folder)
                 ordinal = self._checkpoints = self._checkpoints + 1
+            waits = storing.mode is SYNC or not self._channel.uploads
             self._reports += 1
             self._channel.send(
                 wire.Reported(
@@ -147,6 +148,7 @@ class Session:
                     folder=str(folder or ""),
                     real=os.path.realpath(folder) if folder else "",
                     mode=storing.mode.value,
+                    waits=waits,
                     name=storing.name,
                     delete=storing.deletes,
                     validation=None if checkpoint is None else _task(storing.validation),
@@ -158,6 +160,8 @@ class Session:
                 assert checkpoint is not None
                 self._uploading[ordinal] = checkpoint  # whose files may go with the object
                 self._await_uploads(MOST_UPLOADS)
+            elif not waits:
+                self._in_place.add(ordinal)
             else:
                 self._deliver(ordinal, folder, files, delete=storing.deletes)
 
@@ -165,7 +169,7 @@ class Session:
         """A directory, and what is to be done with it."""
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
         if storing.function is not None:
-            name = storing.name or self.context.get_storage().make_default_checkpoint_dir_name()
+            name = storing.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
             checkpoint = storing.function(checkpoint, name)
             if not isinstance(checkpoint, Checkpoint) or not checkpoint.path:
                 raise TypeError(
@@ -297,8 +301,9 @@ class Session:
             return
         if grant.refused is not None:
             raise CheckpointError(grant.refused)
-        granted = set(grant.files)
         target = Path(grant.directory)
+        files = list_files(folder) if folder == target else files  # what others have put there meanwhile
+        granted = {path for path, _ in files} if folder == target else set(grant.files)
         delivered, skipped = [], []
         take = taker(folder, target, delete=delete)
         try:
@@ -382,7 +387,9 @@ class Session:
                 case wire.Grant() as grant:
                     self._grants[grant.ordinal] = grant
                 case wire.Stored(ordinal=ordinal, failed=failed):
-                    if self._uploading.pop(ordinal, None) is None:
+                    if ordinal in self._in_place:
+                        self._in_place.remove(ordinal)
+                    elif self._uploading.pop(ordinal, None) is None:
                         self._stored.add(ordinal)
                     if failed is not None:
                         self._not_stored.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
@@ -580,13 +587,13 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
         )
 
 
-def _files_elsewhere(place: Place) -> list[tuple[str, int]]:
-    """What :func:`~distrain.files.list_files` says of a local directory."""
-    ours = (MANIFEST_FILE, PENDING_FILE)
-    try:
-        return sorted((name, size) for name, (size, _) in place.files().items() if name not in ours)
-    except OSError as error:
-        raise CheckpointError(f"report(): the checkpoint cannot be read: {error}") from error
+def _folder_in_place(checkpoint: Checkpoint) -> Path:
+    """Or what it is called in the run directory, if that is elsewhere. Raises CheckpointError if it is clear already
+    that it cannot be taken."""
+    if checkpoint.place is not None:
+        return Path(checkpoint.place.name)
+    list_files(Path(checkpoint.path))
+    return Path(checkpoint.path)
 
 
 def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:

@@ -210,8 +210,8 @@ class StacksTaken(Message):
 class Upload(Message):
     """Coordinator: bring ``files`` of ``source`` into ``directory``, hash the ``others``, and answer with
     :class:`Delivered`, while the rank trains on. ``delete``: the source is not needed after a :class:`Clear`. If the
-    storage is elsewhere, ``directory`` is a name in the run directory, and an empty ``source`` means that all is there
-    already."""
+    storage is elsewhere, ``directory`` is a name in the run directory. An empty ``source`` means that all is there
+    already; then all files that are there count."""
 
     attempt: int
     rank: int
@@ -587,8 +587,9 @@ class Reported(FromWorker):
     checkpoints of the attempt from 1, and ``files`` lists ``[relative path, size in bytes]`` in ``folder``.
 
     mode: the name of a :class:`~distrain.uploads.CheckpointUploadMode`. name: what the checkpoint's directory is to be
-    called. delete: ``folder`` is not needed afterwards. real: its path without links. validation: None, or
-    ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in base64, and seconds or None.
+    called. waits: whether the rank waits until its files are stored, and deleted, if ``delete`` says so. real:
+    ``folder`` without links. validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments
+    in base64, and seconds or None.
     """
 
     index: int
@@ -599,6 +600,7 @@ class Reported(FromWorker):
     folder: str = ""
     real: str = ""
     mode: str = "SYNC"
+    waits: bool = True
     name: str | None = None
     delete: bool = False
     validation: dict[str, Any] | None = None

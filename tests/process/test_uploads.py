@@ -452,6 +452,40 @@ def test_no_upload_makes_a_checkpoint_of_what_is_there(any_fit: Fit) -> None:
     assert_no_half_checkpoint(any_fit.storage)
 
 
+def in_place_slowly(config: dict[str, Any]) -> None:
+    """Rank 0 is done when rank 1 has written half of its file."""
+    folder = in_place("epoch-1")
+    folder.mkdir(exist_ok=True)
+    distrain.collective.barrier()
+    if rank() == 1:
+        Path(folder, "1.txt").write_text("half")
+    distrain.collective.barrier()
+    if rank() == 0:
+        Path(folder, "0.txt").write_text("whole")
+        config["report"](folder)
+    distrain.collective.barrier()
+    if rank() == 1:
+        Path(folder, "1.txt").write_text("half and the other half")
+        config["report"](folder)
+
+
+def report_in_place(folder: Path) -> None:
+    distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
+
+
+def report_by_a_function(folder: Path) -> None:
+    checkpoint = Checkpoint(folder_with("x"))
+    distrain.report({}, checkpoint, checkpoint_upload_fn=lambda checkpoint, name: Checkpoint(folder))
+
+
+@pytest.mark.parametrize("way", [report_in_place, report_by_a_function])
+def test_files_in_place_are_looked_at_when_all_ranks_are_done(any_fit: Fit, way: Callable[[Path], None]) -> None:
+    result = any_fit(in_place_slowly, {"report": way})
+    assert files_of(result.checkpoint) == {"0.txt": "whole", "1.txt": "half and the other half"}
+    manifest = json.loads(Path(result.path, "epoch-1", ".manifest.json").read_text())
+    assert {name: fact["size"] for name, fact in manifest["files"].items()} == {"0.txt": 5, "1.txt": 23}
+
+
 def elsewhere() -> Path:
     return Path(folder_with("x"))
 
@@ -500,6 +534,26 @@ def test_an_upload_function_stores_by_itself(any_fit: Fit) -> None:
     assert first.startswith("checkpoint_")
     assert second == "mine"
     assert files_of(result.checkpoint) == {"model.txt": "x"}
+
+
+def test_an_upload_function_gets_the_same_name_on_all_ranks(any_fit: Fit) -> None:
+    def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        return Checkpoint(checkpoint.to_directory(in_place(name)))
+
+    def train() -> None:
+        first = 0 if distrain.get_checkpoint() is None else 1
+        for epoch in range(first, 2):
+            checkpoint = Checkpoint(folder_with(f"{epoch}", f"part-{rank()}.txt"))
+            distrain.report({}, checkpoint, checkpoint_upload_fn=store)
+            distrain.get_all_reported_checkpoints()
+            if first == 0:
+                distrain.collective.barrier()
+                raise RuntimeError("on purpose")
+
+    result = any_fit(train, failure_config=FailureConfig(max_failures=1))
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {f"part-{rank}.txt": f"{epoch}" for rank in range(2)} for epoch in range(2)
+    ]
 
 
 def test_an_upload_function_that_gives_nothing_back_is_refused(fit: Fit) -> None:
