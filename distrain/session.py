@@ -24,7 +24,7 @@ from distrain.config import ValidationTaskConfig
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.files import crc32_of, list_files
 from distrain.metrics import encode_metrics
-from distrain.place import Place
+from distrain.place import Place, own_temporary_directory
 from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
 from distrain.uploads import CheckpointUploadMode, Leftover, Storing, discard, taker, unshare
 
@@ -168,6 +168,8 @@ class Session:
     def _to_store(self, checkpoint: Checkpoint, storing: Storing) -> tuple[Checkpoint, Storing]:
         """A directory, and what is to be done with it."""
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
+        if checkpoint.place is not None or (checkpoint.path and _is_kept(checkpoint, self.context)):
+            storing = replace(storing, delete=False)
         if storing.function is not None:
             name = storing.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
             checkpoint = storing.function(checkpoint, name)
@@ -181,8 +183,6 @@ class Session:
             return checkpoint, replace(storing, delete=False)
         if storing.mode is ASYNC and (not checkpoint.path or checkpoint.place is not None):
             return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True)
-        if checkpoint.place is not None or (checkpoint.path and Path(checkpoint.path, MANIFEST_FILE).exists()):
-            storing = replace(storing, delete=False)  # of this run or another one, which keeps it
         return checkpoint, storing
 
     def _await_uploads(self, most: int) -> None:
@@ -439,9 +439,9 @@ def report(
         are on their way at once, and the run ends when all are stored; that one could not be stored is raised by a
         later call. Do not touch its files any more.
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. Files on the file system of the run
-        directory are then moved instead of copied. A committed checkpoint that is reported again is never deleted,
-        and a directory that several ranks bring only when all have stored it; with SYNC the call waits for the others'
-        word for a second, and otherwise leaves the files until the checkpoint is committed.
+        directory are then moved instead of copied. What is in a committed checkpoint or in the run directory is never
+        deleted, and a directory that several ranks bring only when all have stored it; with SYNC the call waits for the
+        others' word for a second, and otherwise leaves the files until the checkpoint is committed.
     validation: have the checkpoint validated by the trainer's ``validation_config``, with its usual settings (True) or
         others. What the lowest rank that asks for it says counts.
     checkpoint_upload_fn: called with the checkpoint and a name; stores it as a directory of the run directory by
@@ -587,12 +587,27 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
         )
 
 
+def _is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
+    """Whether a directory is never deleted: what is in a run directory, in a committed checkpoint or in a local copy of
+    one, and what a committed checkpoint is in."""
+    folder = Path(os.path.realpath(checkpoint.path))
+    ours = [os.path.realpath(own_temporary_directory("checkpoints").parent)]
+    if not isinstance(context.get_storage().run, Place):
+        ours.append(os.path.realpath(context.get_trial_dir()))
+    around = (folder, *folder.parents)
+    return (
+        any(str(parent) in ours or (parent / MANIFEST_FILE).exists() for parent in around)
+        or next(folder.rglob(MANIFEST_FILE), None) is not None
+    )
+
+
 def _folder_in_place(checkpoint: Checkpoint) -> Path:
     """Or what it is called in the run directory, if that is elsewhere. Raises CheckpointError if it is clear already
     that it cannot be taken."""
     if checkpoint.place is not None:
         return Path(checkpoint.place.name)
-    list_files(Path(checkpoint.path))
+    with contextlib.suppress(FileNotFoundError):  # others are still at work there
+        list_files(Path(checkpoint.path))
     return Path(checkpoint.path)
 
 

@@ -231,6 +231,23 @@ def test_memory_is_written_by_the_coordinator(fit: Fit, workers: int) -> None:
     assert fit(train, {}, workers=workers, name="run").path == f"{url}/run-2"
 
 
+def report_a_download_again() -> list[str]:
+    folder = tempfile.mkdtemp()
+    Path(folder, "file").write_text("text")
+    distrain.report({}, Checkpoint(folder))
+    distrain.get_all_reported_checkpoints()
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    with checkpoint.as_directory() as copy:
+        distrain.report({}, Checkpoint(copy), checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+        distrain.get_all_reported_checkpoints()
+        return os.listdir(copy)
+
+
+def test_the_local_copy_that_a_host_shares_is_not_deleted(one_fit: Fit) -> None:
+    assert one_fit(report_a_download_again, workers=1).return_value == ["file"]
+
+
 def read_all(config: dict[str, Any]) -> list[str]:
     """What a rank gets to see of the checkpoints of its run, by old handles and by new ones."""
     handles = []

@@ -142,6 +142,46 @@ def test_a_committed_checkpoint_that_is_reported_again_stays(any_fit: Fit, mode:
     assert files_of(first) == files_of(again) == {"model.txt": "first"}
 
 
+@pytest.mark.parametrize("name", ["model", "link"])
+def test_a_part_of_a_committed_checkpoint_stays_in_it(any_fit: Fit, name: str) -> None:
+    def train(config: dict[str, str]) -> None:
+        folder = Path(folder_with("options"), "model")
+        folder.mkdir()
+        Path(folder, "weights.txt").write_text("weights")
+        distrain.report({}, Checkpoint(folder.parent))
+        distrain.get_all_reported_checkpoints()
+        checkpoint = distrain.get_checkpoint()
+        assert checkpoint is not None
+        with checkpoint.as_directory() as whole:
+            part = Path(whole, "model")
+            if config["name"] == "link":
+                part = Path(tempfile.mkdtemp(), "link")
+                part.symlink_to(Path(whole, "model"))
+            distrain.report({}, Checkpoint(part), checkpoint_upload_mode=ASYNC)
+            distrain.get_all_reported_checkpoints()
+
+    result = any_fit(train, {"name": name}, workers=1)
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {"model.txt": "options", "model/weights.txt": "weights"},
+        {"weights.txt": "weights"},
+    ]
+    inodes = [path.stat().st_ino for path in Path(result.path).rglob("weights.txt")]
+    assert len(set(inodes)) == 2
+
+
+def test_other_directories_in_the_run_directory_stay(fit: Fit) -> None:
+    def train() -> str:
+        folder = Path(distrain.get_context().get_trial_dir(), "mine", "deep")
+        folder.mkdir(parents=True)
+        Path(folder, "model.txt").write_text("mine")
+        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
+        return str(folder)
+
+    result = fit(train, workers=1)
+    assert files_of(result.checkpoint) == {"model.txt": "mine"}
+    assert os.listdir(result.return_value) == ["model.txt"]
+
+
 def test_files_stay_where_they_are_if_not_all_can_be_stored(fit: Fit) -> None:
     def train() -> list[str]:
         folder = folder_with("good", "a.txt")
