@@ -29,6 +29,7 @@ __all__ = ["Checkpoint", "files_of", "reading"]
 
 METADATA_FILE = ".metadata.json"
 MANIFEST_FILE = ".manifest.json"
+PENDING_FILE = ".pending.json"
 DICT_FILE = "dict_checkpoint.pkl"
 _COMPLETE = ".complete"
 _AGAIN_S = 0.02
@@ -337,7 +338,7 @@ class Checkpoint:
 
 def files_of(place: Place) -> list[str]:
     """The files of a checkpoint elsewhere: those of its manifest, if it has one, and its metadata. Raises OSError."""
-    present = [name for name in place.files() if name != MANIFEST_FILE]
+    present = [name for name in place.files() if name not in (MANIFEST_FILE, PENDING_FILE)]
     try:
         named = json.loads((place / MANIFEST_FILE).read())["files"]
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from distrain.checkpoint import DICT_FILE
 from distrain.output import ReportLines, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from distrain.callbacks import Callbacks
     from distrain.checkpoint import Checkpoint
@@ -63,6 +63,7 @@ class Ledger:
         self._validations = validations
         validations.changed = self._after_change
         self._lines = ReportLines()
+        self._complained = False
         self.begin(-1, 0)
 
     def begin(self, attempt: int, world_size: int) -> None:
@@ -229,7 +230,7 @@ class Ledger:
                 directory=folder,
                 delete=said.delete,
             )
-            if said.delete and not said.waits:
+            if said.delete and source and not said.waits:
                 self._granted[rank, ordinal] = upload
             self._uploads.add((rank, ordinal))
             self._upload(upload)
@@ -310,6 +311,7 @@ class Ledger:
         self._after_change()
 
     def _after_change(self) -> None:
+        self._warn_of_missing_scores()
         self._delete_surplus()
         self._answer_asks()
 
@@ -325,6 +327,21 @@ class Ledger:
             self._store.delete([n for n in rounds.surplus(kept, self._config) if n not in pending])
         except OSError as error:
             warn(f"a superfluous checkpoint could not be deleted: {error}")
+
+    def _warn_of_missing_scores(self) -> None:
+        """Once, with the first checkpoint from whose validation nothing more can come."""
+        attribute = self._config.checkpoint_score_attribute
+        if attribute is None or self._complained:
+            return
+        for saved in self._store.committed:
+            if not (self._validations.awaits(saved) or rounds.has(saved.metrics, attribute)):
+                self._complained = True
+                known = ", ".join(sorted(_names_of(saved.metrics))) or "no metrics at all"
+                warn(
+                    f"{saved.path.name} has no metric {attribute!r} (CheckpointConfig.checkpoint_score_attribute), and "
+                    f"counts as the worst; it has: {known}"
+                )
+                return
 
     # -- which checkpoints there are ------------------------------------------------------------------------------
 
@@ -377,3 +394,12 @@ class Ledger:
                     refused=answer.refused,
                 )
             )
+
+
+def _names_of(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """As they are written in a CheckpointConfig."""
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            yield from _names_of(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}"

@@ -30,6 +30,7 @@ __all__ = [
     "Say",
     "Source",
     "best_first",
+    "has",
     "score",
     "surplus",
 ]
@@ -64,8 +65,8 @@ class GrantFiles:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """The local files of ``rank``, which it has delivered, are to be deleted now, or to be left for the moment, as
-    others may still bring the same directory."""
+    """The local files of ``rank`` are to be deleted now, or, as others may still bring the same directory, to be left
+    until it is said again."""
 
     rank: int
     ordinal: int
@@ -141,8 +142,9 @@ class _Part:
     delivered: tuple[tuple[str, int, int], ...] | None = None
     delivered_at: float = math.inf
     keeps: bool = True
-    """Whether the source was not to be deleted, or that is done."""
-    discard_ordered: bool = False
+    """Whether the run alone has what was delivered: the source was not to be deleted, or was, or was left."""
+    told_to_leave: bool = False
+    told_to_delete: bool = False
     skipped: tuple[tuple[str, int, int], ...] = ()
     failed: str | None = None
 
@@ -198,7 +200,7 @@ class Rounds:
                 return [Refuse(rank, ordinal, self._too_late(rank, ordinal))]
             record.last_ordinal, record.written_off = ordinal, False
             part = _Part(index=index, announced_at=now, files=frozenset(files), metrics=metrics, source=source)
-            part.keeps = not source.deletes
+            part.keeps = source.in_place or not source.deletes
             self._pending.setdefault(ordinal, {})[rank] = part
         self._note_who_is_in_step()
         return self.tick(now)
@@ -326,19 +328,21 @@ class Rounds:
         have it done when nobody's part is missing any more, so that nothing is gone if the checkpoint is dropped."""
         parts = self._pending[ordinal]
         part = parts[rank]
-        if part.delivered is None or part.failed is not None or part.keeps or part.discard_ordered or self._closed:
+        stored = part.source.in_place or (part.delivered is not None and part.failed is None)
+        if not part.source.deletes or not stored or part.told_to_delete or self._closed:
             return []
         failed = _any_failed(parts)
         undecided = [r for r in self._ranks if r not in parts and not self._stays_away(r, ordinal, now)]
-        missing = [other for other in parts.values() if other.delivered is None]
+        missing = [other for other in parts.values() if other.delivered is None and not other.source.in_place]
         if part.source.waits:
             missing = [other for other in missing if other.source.overlaps(part.source)]
         at_once = not (failed or undecided or missing)
-        given_up = part.source.waits and (failed or now >= part.delivered_at + FIRST_PATIENCE_S)
-        if not (at_once or given_up):
-            return []
-        part.discard_ordered = True
-        return [Discard(rank, ordinal, at_once)]
+        given_up = (
+            part.source.waits and not part.told_to_leave and (failed or now >= part.delivered_at + FIRST_PATIENCE_S)
+        )
+        part.told_to_delete = at_once
+        part.told_to_leave = part.told_to_leave or given_up
+        return [Discard(rank, ordinal, at_once)] if at_once or given_up else []
 
     # -- when to commit -------------------------------------------------------------------------------------------
 
@@ -455,9 +459,7 @@ def _any_failed(parts: Mapping[int, _Part]) -> bool:
 
 def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
     """Larger is better; missing, non-numeric and NaN scores are -inf, whatever the order."""
-    value: Any = metrics
-    for part in [attribute] if attribute in metrics else attribute.split("/"):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = _value(metrics, attribute)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return -math.inf
     try:
@@ -467,6 +469,18 @@ def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
     if math.isnan(number):
         return -math.inf
     return number if order == "max" else -number
+
+
+def has(metrics: Mapping[str, Any], attribute: str) -> bool:
+    """Whether there is such a metric, be it NaN."""
+    return _value(metrics, attribute) is not None
+
+
+def _value(metrics: Mapping[str, Any], attribute: str) -> Any:
+    value: Any = metrics
+    for part in [attribute] if attribute in metrics else attribute.split("/"):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def best_first(metrics: Sequence[Mapping[str, Any]], config: CheckpointConfig) -> list[int]:

@@ -28,28 +28,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
 import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE
+from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.errors import StorageError
 from distrain.place import OPENING_PATIENCE_S, Place, locate
 
 if TYPE_CHECKING:
-    import os
     from pathlib import Path
 
 __all__ = ["DAMAGED", "DAMAGED_FILE", "PENDING_FILE", "RunPaths", "choose_run", "number_of", "read_manifest"]
 
 _DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
-PENDING_FILE = ".pending.json"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _MANIFEST = "run.json"
+_LONGEST_NAME = 200
+"""Bytes; what is deleted or damaged gets a longer one, and file systems take 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,16 @@ class RunPaths:
     def end(self) -> tuple[Path, ...]:
         """What a run leaves at its end."""
         return self.error_text, self.error_pickle, self.return_value
+
+    def why_not(self, name: str) -> str | None:
+        """Why a checkpoint cannot be called so; None if it can."""
+        taken = (self.manifest, self.metrics, *self.end(), self.logs, self.answer("").parent)
+        if name.removesuffix(".new") in {path.name for path in taken}:
+            return f"must not be {name!r}, as the run directory has something else of that name"
+        if not name or "/" in name or "\0" in name or name.startswith((".", DAMAGED)):
+            return f"must be a plain name of a directory, got {name!r}"
+        size = len(os.fsencode(name))
+        return f"must not be longer than {_LONGEST_NAME} bytes, got {size}" if size > _LONGEST_NAME else None
 
     @property
     def lock(self) -> Path:

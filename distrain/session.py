@@ -24,8 +24,10 @@ from distrain.config import ValidationTaskConfig
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.files import crc32_of, list_files
 from distrain.metrics import encode_metrics
+from distrain.output import warn
 from distrain.place import Place, own_temporary_directory
 from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
+from distrain.runpaths import RunPaths
 from distrain.uploads import CheckpointUploadMode, Leftover, Storing, discard, taker, unshare
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class Session:
         """Whether should_stop() has been true."""
         self._uploading: dict[int, Checkpoint] = {}
         self._in_place: set[int] = set()
+        self._said_awaited = False
         self._not_stored: list[str] = []
         self._stored: set[int] = set()
         self._met: wire.Met | None = None
@@ -109,7 +112,7 @@ class Session:
         self._grants: dict[int, wire.Grant] = {}
         self._discards: dict[int, wire.Discard] = {}
         self._left: dict[int, Leftover] = {}
-        """What is to be deleted when the checkpoint of that ordinal is committed."""
+        """What is to be deleted when nobody can need it any more, of the checkpoint of that ordinal."""
         self.released = False
         self._lock = threading.Lock()
         self._holder = 0
@@ -125,9 +128,9 @@ class Session:
         with self._alone("report()"), contextlib.ExitStack() as stack:
             self._listen()
             self._raise_what_was_not_stored()
-            ordinal, folder, files = None, None, []
+            ordinal, folder, files, leftover = None, None, [], None
             if checkpoint is not None:
-                checkpoint, storing = self._to_store(checkpoint, storing)
+                checkpoint, storing, leftover = self._to_store(checkpoint, storing)
                 if storing.mode is NO_UPLOAD:
                     folder = _folder_in_place(checkpoint)
                 else:
@@ -146,16 +149,18 @@ class Session:
                     files=files,
                     body=body,
                     folder=str(folder or ""),
-                    real=os.path.realpath(folder) if folder else "",
+                    real=leftover.real if leftover else os.path.realpath(folder or ""),
                     mode=storing.mode.value,
                     waits=waits,
                     name=storing.name,
-                    delete=storing.deletes,
+                    delete=storing.deletes or leftover is not None,
                     validation=None if checkpoint is None else _task(storing.validation),
                 )
             )
             if folder is None or ordinal is None:
                 return
+            if leftover is not None:
+                self._left[ordinal] = leftover
             if storing.mode is ASYNC:
                 assert checkpoint is not None
                 self._uploading[ordinal] = checkpoint  # whose files may go with the object
@@ -165,13 +170,18 @@ class Session:
             else:
                 self._deliver(ordinal, folder, files, delete=storing.deletes)
 
-    def _to_store(self, checkpoint: Checkpoint, storing: Storing) -> tuple[Checkpoint, Storing]:
-        """A directory, and what is to be done with it."""
+    def _to_store(self, checkpoint: Checkpoint, storing: Storing) -> tuple[Checkpoint, Storing, Leftover | None]:
+        """A directory, what is to be done with it, and what is to be deleted when all ranks are done."""
+        leftover = None
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
         if checkpoint.place is not None or (checkpoint.path and _is_kept(checkpoint, self.context)):
             storing = replace(storing, delete=False)
         if storing.function is not None:
             name = storing.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
+            if storing.mode is ASYNC:
+                self._say_that_functions_are_awaited()
+            if storing.deletes and checkpoint.path and checkpoint.place is None:
+                leftover = Leftover(Path(checkpoint.path))
             checkpoint = storing.function(checkpoint, name)
             if not isinstance(checkpoint, Checkpoint) or not checkpoint.path:
                 raise TypeError(
@@ -180,10 +190,15 @@ class Session:
             storing = replace(storing, mode=NO_UPLOAD, function=None)
         if storing.mode is NO_UPLOAD:
             _check_in_place(checkpoint, self.context)
-            return checkpoint, replace(storing, delete=False)
+            return checkpoint, replace(storing, delete=False), leftover
         if storing.mode is ASYNC and (not checkpoint.path or checkpoint.place is not None):
-            return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True)
-        return checkpoint, storing
+            return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True), None
+        return checkpoint, storing, None
+
+    def _say_that_functions_are_awaited(self) -> None:
+        if self.context.world_rank == 0 and not self._said_awaited:
+            self._said_awaited = True
+            warn("report() waits for checkpoint_upload_fn, also with ASYNC, as it runs in the worker's own thread")
 
     def _await_uploads(self, most: int) -> None:
         while len(self._uploading) > most:
@@ -367,6 +382,11 @@ class Session:
             self._listen(wait=True)
         return self._grants.pop(ordinal)
 
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether there are local files that are to be deleted when all ranks have had their say."""
+        return bool(self._left)
+
     def wait_for_release(self) -> None:
         """Block until every rank has finished."""
         while not self.released:
@@ -393,11 +413,11 @@ class Session:
                         self._stored.add(ordinal)
                     if failed is not None:
                         self._not_stored.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
+                case wire.Discard(ordinal=ordinal, at_once=True) if ordinal in self._left:
+                    self._left.pop(ordinal).discard()
                 case wire.Discard() as word:
                     self._discards[word.ordinal] = word
-                case wire.Committed(path=path, ordinal=ordinal):
-                    if ordinal in self._left:
-                        self._left.pop(ordinal).discard()
+                case wire.Committed(path=path):
                     self.checkpoint = self.context.get_storage().checkpoint(path)
                 case wire.Checkpoints() as listing:
                     self._listing = listing
@@ -441,11 +461,13 @@ def report(
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. Files on the file system of the run
         directory are then moved instead of copied. What is in a committed checkpoint or in the run directory is never
         deleted, and a directory that several ranks bring only when all have stored it; with SYNC the call waits for the
-        others' word for a second, and otherwise leaves the files until the checkpoint is committed.
+        others' word for a second, and otherwise leaves the files until they have given it.
     validation: have the checkpoint validated by the trainer's ``validation_config``, with its usual settings (True) or
         others. What the lowest rank that asks for it says counts.
     checkpoint_upload_fn: called with the checkpoint and a name; stores it as a directory of the run directory by
-        itself, and returns the Checkpoint there.
+        itself, and returns the Checkpoint there. The call waits for it in every mode. The name is the same on all ranks
+        if they all give one, or none does. The local files are deleted, if they are to be, when it has returned on all
+        ranks, unless they have changed by then.
 
     Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
     checkpoint that cannot be stored, RuntimeError outside of a worker.
@@ -589,12 +611,15 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
 
 def _is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
     """Whether a directory is never deleted: what is in a run directory, in a committed checkpoint or in a local copy of
-    one, and what a committed checkpoint is in."""
+    one, and what a committed checkpoint or the working directory is in."""
     folder = Path(os.path.realpath(checkpoint.path))
     ours = [os.path.realpath(own_temporary_directory("checkpoints").parent)]
     if not isinstance(context.get_storage().run, Place):
         ours.append(os.path.realpath(context.get_trial_dir()))
     around = (folder, *folder.parents)
+    with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
+        if Path.cwd().is_relative_to(folder):
+            return True
     return (
         any(str(parent) in ours or (parent / MANIFEST_FILE).exists() for parent in around)
         or next(folder.rglob(MANIFEST_FILE), None) is not None
@@ -617,13 +642,20 @@ def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
     if isinstance(where, Place) or place is not None:
         if place is None or place.path.rpartition("/")[0] != getattr(where, "path", ""):
             raise ValueError(_not_in_place(str(where), checkpoint.path))
+        _check_name(place.name)
         return
     folder = Path(os.path.realpath(checkpoint.path))
     run = Path(os.path.realpath(context.get_trial_dir()))
-    if folder.parent != run or folder.name.startswith("."):
+    if folder.parent != run:
         raise ValueError(_not_in_place(str(run), checkpoint.path))
+    _check_name(folder.name)
     if (folder / MANIFEST_FILE).exists():
         raise ValueError(f"report(): {folder} is a committed checkpoint already")
+
+
+def _check_name(name: str) -> None:
+    if (why_not := RunPaths(Path()).why_not(name)) is not None:
+        raise ValueError(f"report(): the name of a checkpoint's directory {why_not}")
 
 
 def _task(config: ValidationTaskConfig | None) -> dict[str, Any] | None:

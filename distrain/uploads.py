@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from distrain.config import ValidationTaskConfig
 from distrain.files import copy_file, sync_file
-from distrain.runpaths import DAMAGED
+from distrain.runpaths import RunPaths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,6 +56,10 @@ class Storing:
     def __post_init__(self) -> None:
         if not isinstance(self.mode, CheckpointUploadMode):
             raise TypeError(f"report(): checkpoint_upload_mode must be a CheckpointUploadMode, got {self.mode!r}")
+        if self.delete is not None and not isinstance(self.delete, bool):
+            raise TypeError(
+                f"report(): delete_local_checkpoint_after_upload must be True, False or None, got {self.delete!r}"
+            )
         if self.function is not None and not callable(self.function):
             raise TypeError(f"report(): checkpoint_upload_fn must be a function, got {self.function!r}")
         if self.validation is not None and not isinstance(self.validation, ValidationTaskConfig):
@@ -64,8 +68,8 @@ class Storing:
             return
         if not isinstance(self.name, str):
             raise TypeError(f"report(): checkpoint_dir_name must be a str, got {self.name!r}")
-        if not self.name or "/" in self.name or "\0" in self.name or self.name.startswith((".", DAMAGED)):
-            raise ValueError(f"report(): checkpoint_dir_name must be a plain name of a directory, got {self.name!r}")
+        if (why_not := RunPaths(Path()).why_not(self.name)) is not None:
+            raise ValueError(f"report(): checkpoint_dir_name {why_not}")
 
     @property
     def deletes(self) -> bool:
@@ -100,7 +104,10 @@ def _link(source: Path, target: Path, path: str) -> tuple[int, int]:
 
 def discard(source: Path, target: Path | None = None, paths: Sequence[str] = ()) -> None:
     """Delete the source, but nothing that is behind a link, nor behind ``source`` itself, if that is one. What cannot
-    be deleted stays, and is no part of ``target`` any more (see :func:`unshare`). Raises OSError if that cannot be."""
+    be deleted stays, and is no part of ``target`` any more (see :func:`unshare`). Raises OSError if that cannot be,
+    ValueError for a path that means another directory in every process."""
+    if not source.is_absolute():
+        raise ValueError(f"what is deleted must be an absolute path, got {str(source)!r}")
     if source.is_symlink():
         source.unlink(missing_ok=True)
     else:
@@ -123,6 +130,7 @@ class Leftover:
     """Local files that are to be deleted later, unless somebody has changed them by then."""
 
     def __init__(self, folder: Path) -> None:
+        self.real = os.path.realpath(folder)
         self._folder = folder
         self._state = _state_of(folder)
 

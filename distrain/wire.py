@@ -525,7 +525,7 @@ class Stored(ToWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discard(ToWorker):
     """Answer to :class:`Delivered`, or sent after :class:`Stored`, if the worker waits for its files to be deleted: do
-    that now, or, if not ``at_once``, when the checkpoint is committed, and answer with :class:`Discarded`."""
+    that now, or, if not ``at_once``, when this comes again, and answer with :class:`Discarded`, once."""
 
     ordinal: int
     at_once: bool

@@ -169,6 +169,16 @@ def test_a_part_of_a_committed_checkpoint_stays_in_it(any_fit: Fit, name: str) -
     assert len(set(inodes)) == 2
 
 
+def test_the_working_directory_stays(fit: Fit) -> None:
+    def train() -> list[str]:
+        os.chdir(folder_with("x"))
+        distrain.report({}, Checkpoint("."), checkpoint_upload_mode=ASYNC)
+        distrain.get_all_reported_checkpoints()
+        return os.listdir()
+
+    assert fit(train, workers=1).return_value == ["model.txt"]
+
+
 def test_other_directories_in_the_run_directory_stay(fit: Fit) -> None:
     def train() -> str:
         folder = Path(distrain.get_context().get_trial_dir(), "mine", "deep")
@@ -455,6 +465,48 @@ def test_the_numbers_go_on_after_named_checkpoints(fit: Fit) -> None:
     assert names(result.path) == ["checkpoint_000001", "mine"]
 
 
+TAKEN = ("run.json", "metrics.jsonl", "error.json", "error.pkl", "return_value.pkl", "logs", "stacks", "run.json.new")
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("mode", [SYNC, NO_UPLOAD])
+def test_names_that_the_run_directory_needs_are_refused(fit: Fit, name: str, mode: CheckpointUploadMode) -> None:
+    def train(config: dict[str, Any]) -> None:
+        name, mode = config["name"], config["mode"]
+        folder = Path(folder_with("x")) if mode is SYNC else in_place(name)
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match="as the run directory has something else of that name"):
+            distrain.report({}, Checkpoint(folder), name if mode is SYNC else None, checkpoint_upload_mode=mode)
+        if mode is NO_UPLOAD and name not in ("logs", "stacks"):
+            folder.rmdir()
+
+    if mode is NO_UPLOAD and name in ("run.json", "metrics.jsonl"):
+        name = f"{name}.new"  # else there is a file of that name
+    assert fit(train, {"name": name, "mode": mode}, workers=1).checkpoint is None
+
+
+def test_a_name_may_be_long_but_not_too_long(fit: Fit) -> None:
+    def train() -> None:
+        for _ in range(2):
+            distrain.report({}, Checkpoint(folder_with("x")), checkpoint_dir_name="ü" * 100)
+        with pytest.raises(ValueError, match="must not be longer than 200 bytes, got 202"):
+            distrain.report({}, Checkpoint(folder_with("x")), checkpoint_dir_name="ü" * 101)
+
+    result = fit(train, workers=1, checkpoint_config=distrain.CheckpointConfig(num_to_keep=1))
+    assert names(result.path) == ["ü" * 100 + "-2"]
+
+
+@pytest.mark.parametrize("delete", ["no", 0, 1.0])
+def test_whether_to_delete_is_said_by_a_bool(fit: Fit, delete: Any) -> None:
+    def train(config: dict[str, Any]) -> None:
+        folder = folder_with("x")
+        with pytest.raises(TypeError, match="delete_local_checkpoint_after_upload must be True, False or None"):
+            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=config["delete"])
+        assert os.path.exists(folder)
+
+    fit(train, {"delete": delete}, workers=1)
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "damaged-x", 5])
 def test_names_that_cannot_be_are_refused(fit: Fit, name: Any) -> None:
     def train(config: dict[str, Any]) -> None:
@@ -594,6 +646,42 @@ def test_an_upload_function_gets_the_same_name_on_all_ranks(any_fit: Fit) -> Non
     assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
         {f"part-{rank}.txt": f"{epoch}" for rank in range(2)} for epoch in range(2)
     ]
+
+
+def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    return Checkpoint(checkpoint.to_directory(in_place(name)))
+
+
+def report_with_a_function(config: dict[str, Any]) -> str:
+    shared = Path(config["shared"])
+    shared.mkdir(exist_ok=True)
+    (shared / f"{rank()}.txt").write_text("x")
+    distrain.collective.barrier()
+    while rank() == 1 and not (shared.parent / "first").exists():
+        time.sleep(0.001)
+    mode, delete = config["mode"], config["delete"]
+    for _ in range(config.get("times", 1)):
+        distrain.report({}, Checkpoint(shared), None, mode, delete, checkpoint_upload_fn=store)
+    (shared.parent / "first").touch()
+    return str(shared)
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+@pytest.mark.parametrize("delete", [None, True, False])
+def test_what_a_function_has_stored_is_deleted_if_asked_for(
+    any_fit: Fit, tmp_path: Path, mode: CheckpointUploadMode, delete: bool | None
+) -> None:
+    config = {"mode": mode, "delete": delete, "shared": str(tmp_path / "shared")}
+    result = any_fit(report_with_a_function, config)
+    assert files_of(result.checkpoint) == {"0.txt": "x", "1.txt": "x"}
+    assert os.path.exists(result.return_value) == (not (mode is ASYNC if delete is None else delete))
+
+
+def test_that_a_function_is_called_at_once_with_async_is_said_once(
+    fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit(report_with_a_function, {"mode": ASYNC, "delete": False, "shared": str(tmp_path / "shared"), "times": 2})
+    assert capfd.readouterr().err.count("report() waits for checkpoint_upload_fn, also with ASYNC") == 1
 
 
 def test_an_upload_function_that_gives_nothing_back_is_refused(fit: Fit) -> None:

@@ -147,7 +147,9 @@ def test_a_rank_does_not_wait_for_ever_for_its_files_to_be_deleted() -> None:
     assert rounds.deadline() == FIRST_PATIENCE_S
     assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
     assert rounds.discarded(0, 1, 2.0) == []
-    assert the_commit(rounds.finished(1, 3.0)).ordinal == 1
+    decisions = rounds.finished(1, 3.0)
+    assert the_commit(decisions).ordinal == 1
+    assert only(Discard, decisions) == [Discard(0, 1, at_once=True)]
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -167,6 +169,27 @@ def test_files_that_have_another_name_still_are_no_part_of_a_checkpoint() -> Non
     hand_over(rounds, 0, 1, "/a", "a")
     deliver(rounds, 0, 1, "a")
     assert Drop(1) in rounds.discarded(0, 1, 0.0, "disk full")
+
+
+# -- files that are in place already ---------------------------------------------------------------------------------
+
+
+def test_files_in_place_are_looked_at_when_all_ranks_have_their_say() -> None:
+    rounds, source = rounds_of(3), Source(in_place=True, waits=False)
+    assert rounds.reported(0, 1, {}, 1, (), 0.0, source) == []
+    assert rounds.reported(2, 1, {}, 1, (), 0.0, source) == []
+    assert note(rounds, 1, 1) == [GrantFiles(0, 1, ()), GrantFiles(2, 1, ())]
+    deliver(rounds, 2, 1)
+    assert owners(the_commit(deliver(rounds, 0, 1, "a", "b"))) == {"a": 0, "b": 0}
+
+
+def test_what_a_function_has_stored_is_deleted_when_all_ranks_have_their_say() -> None:
+    rounds, source = rounds_of(2), Source(folder="/a", in_place=True, waits=False, deletes=True)
+    assert rounds.reported(0, 1, {}, 1, (), 0.0, source) == []
+    decisions = rounds.reported(1, 1, {}, 1, (), 0.0, source)
+    assert only(Discard, decisions) == [Discard(0, 1, at_once=True), Discard(1, 1, at_once=True)]
+    deliver(rounds, 1, 1)
+    assert the_commit(deliver(rounds, 0, 1, "a")).ordinal == 1
 
 
 # -- rank 0 only -----------------------------------------------------------------------------------------------------

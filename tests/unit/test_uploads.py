@@ -31,6 +31,16 @@ def test_a_file_whose_source_can_be_deleted_is_moved(source: Path, tmp_path: Pat
     assert (tmp_path / "target" / "deep" / "file").stat().st_ino == inode
 
 
+@pytest.mark.parametrize("path", ["", ".", "source"])
+def test_nothing_is_deleted_by_a_relative_path(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="must be an absolute path"):
+        discard(type(source)(path))
+    assert (source / "deep" / "file").exists()
+
+
 def test_a_file_that_keeps_another_name_becomes_a_copy(source: Path, tmp_path: Path) -> None:
     """As where its directory cannot be written, or somebody makes another link at that moment."""
     target = tmp_path / "target"
