@@ -9,6 +9,7 @@ import contextlib
 import json
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import collectives, rounds, rows, wire
@@ -69,6 +70,8 @@ class Ledger:
     def begin(self, attempt: int, world_size: int) -> None:
         """A new attempt; nobody will hear of the last one's open rounds."""
         self._attempt = attempt
+        with contextlib.suppress(OSError):  # nothing is known of what is left, then
+            self._store.note_leftovers()
         self._world_size = world_size
         self._announced: dict[tuple[int, int], wire.Reported] = {}
         """What a rank has said of its n-th checkpoint."""
@@ -217,6 +220,7 @@ class Ledger:
             if rank != min(part.rank for part in self._said(ordinal) if part.mode == "NO_UPLOAD"):
                 self._deliver_nothing(rank, ordinal)  # the lowest rank's host looks at all files
                 return
+            self._store.set_leftovers_aside(Path(folder).name)
         else:
             folder = self._store.target(self._attempt, ordinal, rank, name=self._name(ordinal))
         if self._by_uploader(said):

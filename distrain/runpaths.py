@@ -8,6 +8,7 @@
         metrics.jsonl               every report of every rank, one line each
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
         damaged-checkpoint_000001/  one whose files were not what its manifest said when the run went on
+        leftover-mine/              what an earlier attempt has left in a directory that ranks have filled themselves
         logs/attempt_0/rank_0.log   what each rank wrote
         stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
         error.json, error.pkl       why it failed
@@ -42,10 +43,20 @@ from distrain.place import OPENING_PATIENCE_S, Place, locate
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DAMAGED", "DAMAGED_FILE", "PENDING_FILE", "RunPaths", "choose_run", "number_of", "read_manifest"]
+__all__ = [
+    "DAMAGED",
+    "DAMAGED_FILE",
+    "LEFTOVER",
+    "PENDING_FILE",
+    "RunPaths",
+    "choose_run",
+    "number_of",
+    "read_manifest",
+]
 
 _DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
+LEFTOVER = "leftover-"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _MANIFEST = "run.json"
