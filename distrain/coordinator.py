@@ -8,6 +8,7 @@ event-driven: it sleeps until a descriptor is ready or a deadline comes.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -210,7 +211,7 @@ class Coordinator:
                 self._keep_stacks(message)
             case wire.StacksTaken():
                 self._watch.taken(host, message.silent, sorted(self.machine.outcomes))
-            case wire.Reported() | wire.Delivered() | wire.Joined() | wire.AskCheckpoints():
+            case wire.Reported() | wire.Delivered() | wire.Discarded() | wire.Joined() | wire.AskCheckpoints():
                 self._watch.progress()
                 self._ledger.handle(message)
             case wire.Running():
@@ -251,16 +252,19 @@ class Coordinator:
 
     def _waits_for_uploads(self) -> bool:
         """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
-        a checkpoint: less is lost by that than the time it takes. Not for ever, and only as long as the grace lasts if
-        the user wants the run to stop."""
+        a checkpoint: less is lost by that than the time it takes. Not for ever if a rank has failed, and only as long
+        as the grace lasts if the user wants the run to stop."""
         if self._ledger.awaits_uploads(self.machine.lost_ranks):
             now, stopped = time.monotonic(), self.machine.was_asked_to_stop
             if self._waiting_since is None:
                 self._waiting_since = now
-                say("waiting for the checkpoint that is being stored")
-            if now < self._waiting_since + (self._request.stop_grace_s if stopped else _UPLOAD_PATIENCE_S):
+                silent_s = 0.0 if self.machine.failures else _SILENT_WAIT_S
+                self._loop.call_in("uploads", silent_s, lambda: say("waiting for the checkpoint that is being stored"))
+            patience_s = _UPLOAD_PATIENCE_S if self.machine.failures else math.inf
+            if now < self._waiting_since + (self._request.stop_grace_s if stopped else patience_s):
                 return True
         self._waiting_since = None
+        self._loop.cancel("uploads")
         return False
 
     # -- what the machine wants -----------------------------------------------------------------------------------
@@ -332,15 +336,15 @@ class Coordinator:
             warn(why)
         self._happened(events.StorageFailed(why))
 
-    def _upload(self, order: wire.Upload) -> None:
+    def _upload(self, order: wire.Upload | wire.Clear) -> None:
         if not self._store.is_of_this_process:
             self._tell_rank(order)
             return
-        delivered = self._store.do(order)
-        assert isinstance(delivered, wire.Delivered)
-        self._ledger.handle(delivered)
+        done = self._store.do(order)
+        assert isinstance(done, wire.FromWorker)
+        self._ledger.handle(done)
 
-    def _tell_rank(self, message: wire.ToWorker | wire.Upload) -> None:
+    def _tell_rank(self, message: wire.ToWorker | wire.Upload | wire.Clear) -> None:
         assert self.machine.plan is not None
         self._hosts.send(self.machine.plan.ranks[message.rank].host, message)
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import stat
 import threading
 import zlib
 from collections import deque
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["copy_file", "crc32_of", "list_files", "sync_directory", "sync_file", "write_and_sync", "write_atomically"]
 
+_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 16 << 20
 _HASHED_AT_ONCE_BYTES = 8 << 20
@@ -34,17 +36,33 @@ _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 
 def list_files(folder: Path) -> list[tuple[str, int]]:
     """Relative path and size in bytes of every file below ``folder``, sorted; links are followed. Raises
-    CheckpointError for one that leads nowhere."""
+    CheckpointError for one that leads nowhere or in a circle, and for what is no file."""
     found = []
-    for parent, _, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        for name in folders:
+            _check_circle(folder, Path(parent, name))
         for name in names:
             if name == MANIFEST_FILE:  # of a committed checkpoint that is reported again
                 continue
             path = Path(parent, name)
             if path.is_symlink() and not path.exists():
                 raise CheckpointError(f"{path} is a link to {os.readlink(path)}, which does not exist")
-            found.append((str(path.relative_to(folder)), path.stat().st_size))
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(
+                    f"{path} is a {_KINDS.get(stat.S_IFMT(status.st_mode), 'device')}, which no checkpoint can hold; "
+                    "delete it, or write the checkpoint's files into a directory of their own"
+                )
+            found.append((str(path.relative_to(folder)), status.st_size))
     return sorted(found)
+
+
+def _check_circle(top: Path, folder: Path) -> None:
+    if not folder.is_symlink():
+        return
+    real, parents = folder.resolve(), folder.relative_to(top).parents
+    if any((top / parent).resolve().is_relative_to(real) for parent in parents):
+        raise CheckpointError(f"{folder} is a link to {os.readlink(folder)}, which it is itself in: it has no end")
 
 
 def copy_file(source: Path, target: Path) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import uuid
 import zlib
 from dataclasses import replace
@@ -17,13 +16,13 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
 from distrain.errors import DistrainError
-from distrain.files import crc32_of
+from distrain.files import crc32_of, list_files, sync_file
 from distrain.output import warn
 from distrain.place import OPENING_PATIENCE_S, Place, decode_filesystem
 from distrain.records import no_metadata
 from distrain.runlock import RunLock
 from distrain.runpaths import PENDING_FILE, RunPaths
-from distrain.uploads import taker
+from distrain.uploads import discard, taker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,6 +51,8 @@ class Keeper:
                     return wire.StorageOpened()
                 case wire.Upload():
                     return self._bring(order)
+                case wire.Clear():
+                    return self._clear(order)
                 case wire.Publish():
                     self._publish(order)
                 case wire.Amend():
@@ -80,29 +81,44 @@ class Keeper:
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def _bring(self, order: wire.Upload) -> wire.Message:
-        """The source is deleted, if it may be, once all is done."""
         source = Path(order.source)
+        if not order.source:
+            return self._look_at(order)
         try:
             take = taker(source, Path(order.directory), delete=order.delete) if self._run is None else self._put(order)
             files = _each(take, order.files)
             skipped = _each(lambda path: crc32_of(source / path), order.others)
         except Exception as error:
             return wire.failed_answer(order, f"{_why(order, error)}; what could not be stored is in {order.source}")
-        if order.delete:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(source)
         return wire.Delivered(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )
 
+    def _look_at(self, order: wire.Upload) -> wire.Message:
+        """What is in a directory that the ranks have filled themselves."""
+        if self._run is None:
+            folder = Path(order.directory)
+            files = _each(lambda path: sync_file(folder / path), [path for path, _ in list_files(folder)])
+        else:
+            target = self._mark(order)
+            names = sorted(target.files().keys() - {MANIFEST_FILE, PENDING_FILE})
+            files = _each(lambda path: (target / path).crc32(), names)
+        return wire.Delivered(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
+
+    def _mark(self, order: wire.Upload) -> Place:
+        """Its directory elsewhere, marked as incomplete."""
+        assert self._run is not None
+        target = self._run / order.directory
+        (target / PENDING_FILE).write(json.dumps({"attempt": order.attempt, "ordinal": order.ordinal}).encode())
+        return target
+
+    def _clear(self, order: wire.Clear) -> wire.Message:
+        discard(Path(order.source), Path(order.directory) if order.directory else None, order.files)
+        return wire.Discarded(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal)
+
     def _put(self, order: wire.Upload) -> Callable[[str], tuple[int, int]]:
         """Bring the files to a directory elsewhere, which is marked as incomplete first; returns what hashes them."""
-        assert self._run is not None
-        target, source = self._run / order.directory, Path(order.source)
-        (target / PENDING_FILE).write(json.dumps({"attempt": order.attempt, "ordinal": order.ordinal}).encode())
-
-        if not order.source:
-            return lambda path: (target / path).crc32()
+        target, source = self._mark(order), Path(order.source)
         if len(order.files) > 1:
             target.put_all(source, order.files)
         elif order.files:  # which may go in parts

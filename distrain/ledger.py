@@ -9,6 +9,7 @@ import contextlib
 import json
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import collectives, rounds, rows, wire
@@ -16,7 +17,7 @@ from distrain.checkpoint import DICT_FILE
 from distrain.output import ReportLines, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from distrain.callbacks import Callbacks
     from distrain.checkpoint import Checkpoint
@@ -34,9 +35,9 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 class Ledger:
     """The reports of one attempt after the other.
 
-    tell: sends a message to a rank. upload: has its host store a rank's files. saved: hears the path of every
-    checkpoint that was committed. failed: hears why the run directory cannot be written any more; training on would
-    lose what is reported.
+    tell: sends a message to a rank. upload: has its host store a rank's files, or delete them. saved: hears the path
+    of every checkpoint that was committed. failed: hears why the run directory cannot be written any more; training on
+    would lose what is reported.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Ledger:
         config: CheckpointConfig,
         *,
         tell: Callable[[wire.ToWorker], None],
-        upload: Callable[[wire.Upload], None],
+        upload: Callable[[wire.Upload | wire.Clear], None],
         saved: Callable[[str], None],
         failed: Callable[[str], None],
         callbacks: Callbacks | None = None,
@@ -63,11 +64,14 @@ class Ledger:
         self._validations = validations
         validations.changed = self._after_change
         self._lines = ReportLines()
+        self._complained = False
         self.begin(-1, 0)
 
     def begin(self, attempt: int, world_size: int) -> None:
         """A new attempt; nobody will hear of the last one's open rounds."""
         self._attempt = attempt
+        with contextlib.suppress(OSError):  # nothing is known of what is left, then
+            self._store.note_leftovers()
         self._world_size = world_size
         self._announced: dict[tuple[int, int], wire.Reported] = {}
         """What a rank has said of its n-th checkpoint."""
@@ -75,7 +79,9 @@ class Ledger:
         """Which of them are neither committed nor dropped."""
         self._asks: list[wire.AskCheckpoints] = []
         self._uploads: set[tuple[int, int]] = set()
-        """Ranks and ordinals of what uploaders are bringing."""
+        """Ranks and ordinals of what uploaders are bringing, or deleting."""
+        self._granted: dict[tuple[int, int], wire.Upload] = {}
+        """What uploaders were to bring whose source is to be deleted."""
         self._rounds = rounds.Rounds(world_size, self._config, incomparable=_INCOMPARABLE)
         self._collectives = collectives.Collectives(world_size)
         self._rows = rows.Rows(world_size) if self._callbacks else None
@@ -98,6 +104,9 @@ class Ledger:
                     )
                 parts = (message.rank, message.ordinal, message.files, message.skipped)
                 self._decide(self._rounds.delivered(*parts, now, message.failed))
+            case wire.Discarded():
+                self._uploads.discard((message.rank, message.ordinal))
+                self._decide(self._rounds.discarded(message.rank, message.ordinal, now, message.failed))
             case wire.Joined():
                 call = (message.rank, message.index, message.operation, message.body)
                 self._answer(self._collectives.joined(*call, now, message.timeout_s))
@@ -171,7 +180,13 @@ class Ledger:
             self._open.add((message.rank, message.ordinal))
         if self._rows:
             self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal, now))
-        self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now))
+        source = rounds.Source(
+            folder=message.real,
+            deletes=message.delete,
+            waits=message.waits,
+            in_place=message.mode == "NO_UPLOAD",
+        )
+        self._decide(self._rounds.reported(message.rank, message.index, metrics, message.ordinal, files, now, source))
 
     def _decide(self, decisions: Sequence[rounds.Decision]) -> None:
         for decision in decisions:
@@ -180,6 +195,8 @@ class Ledger:
                     with self._storage_failures(f"checkpoint {ordinal}"):
                         self._store.flush()  # report() returns after this; a commit may keep us from it for long
                         self._grant(rank, ordinal, files)
+                case rounds.Discard(rank, ordinal, at_once):
+                    self._discard(rank, ordinal, at_once=at_once)
                 case rounds.Refuse(rank, ordinal, why):
                     self._open.discard((rank, ordinal))
                     self._refuse(rank, ordinal, why)
@@ -193,33 +210,59 @@ class Ledger:
 
     def _by_uploader(self, said: wire.Reported) -> bool:
         """Whether the files are brought by an uploader, and not by the worker itself."""
-        return said.mode == "ASYNC" or self._store.is_elsewhere
+        return not said.waits or self._store.is_elsewhere
 
     def _grant(self, rank: int, ordinal: int, files: tuple[str, ...]) -> None:
         said = self._announced[rank, ordinal]
         source, folder = said.folder, said.folder
         if said.mode == "NO_UPLOAD":
             source = ""
+            if rank != min(part.rank for part in self._said(ordinal) if part.mode == "NO_UPLOAD"):
+                self._deliver_nothing(rank, ordinal)  # the lowest rank's host looks at all files
+                return
+            self._store.set_leftovers_aside(Path(folder).name)
         else:
             folder = self._store.target(self._attempt, ordinal, rank, name=self._name(ordinal))
         if self._by_uploader(said):
-            self._uploads.add((rank, ordinal))
-            self._upload(
-                wire.Upload(
-                    attempt=self._attempt,
-                    rank=rank,
-                    ordinal=ordinal,
-                    source=source,
-                    files=list(files),
-                    others=[path for path, _ in said.files if path not in set(files)],
-                    directory=folder,
-                    delete=said.delete,
-                )
+            upload = wire.Upload(
+                attempt=self._attempt,
+                rank=rank,
+                ordinal=ordinal,
+                source=source,
+                files=list(files),
+                others=[path for path, _ in said.files if path not in set(files)],
+                directory=folder,
+                delete=said.delete,
             )
+            if said.delete and source and not said.waits:
+                self._granted[rank, ordinal] = upload
+            self._uploads.add((rank, ordinal))
+            self._upload(upload)
         else:
             self._tell(
                 wire.Grant(attempt=self._attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
             )
+
+    def _deliver_nothing(self, rank: int, ordinal: int) -> None:
+        self.handle(wire.Delivered(attempt=self._attempt, rank=rank, ordinal=ordinal, files=[], skipped=[]))
+
+    def _discard(self, rank: int, ordinal: int, *, at_once: bool) -> None:
+        """The worker itself does it, if it waits."""
+        upload = self._granted.pop((rank, ordinal), None)
+        if upload is None:
+            self._tell(wire.Discard(attempt=self._attempt, rank=rank, ordinal=ordinal, at_once=at_once))
+            return
+        self._uploads.add((rank, ordinal))
+        self._upload(
+            wire.Clear(
+                attempt=self._attempt,
+                rank=rank,
+                ordinal=ordinal,
+                source=upload.source,
+                directory="" if self._store.is_elsewhere else upload.directory,
+                files=upload.files,
+            )
+        )
 
     def _refuse(self, rank: int, ordinal: int, why: str) -> None:
         if self._by_uploader(self._announced[rank, ordinal]):
@@ -246,8 +289,11 @@ class Ledger:
             in_place = {part.folder if part.mode == "NO_UPLOAD" else None for part in said}
             if len(in_place) > 1:
                 warn(
-                    f"checkpoint {commit.ordinal} is dropped: with CheckpointUploadMode.NO_UPLOAD all ranks that bring "
-                    "one must name the same directory"
+                    f"checkpoint {commit.ordinal} is dropped: with CheckpointUploadMode.NO_UPLOAD, and with a "
+                    "checkpoint_upload_fn, all ranks that bring one must name the same directory, and not "
+                    + ", ".join(
+                        f"{part.folder if part.mode == 'NO_UPLOAD' else part.mode} (rank {part.rank})" for part in said
+                    )
                 )
                 self._settled(commit.ordinal, None)
                 return
@@ -269,6 +315,7 @@ class Ledger:
         self._after_change()
 
     def _after_change(self) -> None:
+        self._warn_of_missing_scores()
         self._delete_surplus()
         self._answer_asks()
 
@@ -284,6 +331,21 @@ class Ledger:
             self._store.delete([n for n in rounds.surplus(kept, self._config) if n not in pending])
         except OSError as error:
             warn(f"a superfluous checkpoint could not be deleted: {error}")
+
+    def _warn_of_missing_scores(self) -> None:
+        """Once, with the first checkpoint from whose validation nothing more can come."""
+        attribute = self._config.checkpoint_score_attribute
+        if attribute is None or self._complained:
+            return
+        for saved in self._store.committed:
+            if not (self._validations.awaits(saved) or rounds.has(saved.metrics, attribute)):
+                self._complained = True
+                known = ", ".join(sorted(_names_of(saved.metrics))) or "no metrics at all"
+                warn(
+                    f"{saved.path.name} has no metric {attribute!r} (CheckpointConfig.checkpoint_score_attribute), and "
+                    f"counts as the worst; it has: {known}"
+                )
+                return
 
     # -- which checkpoints there are ------------------------------------------------------------------------------
 
@@ -336,3 +398,12 @@ class Ledger:
                     refused=answer.refused,
                 )
             )
+
+
+def _names_of(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """As they are written in a CheckpointConfig."""
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            yield from _names_of(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}"

@@ -223,10 +223,10 @@ class LocalRun:
                 self._store.settle()
                 self._validations.pump(0.0)
 
-    def _upload(self, order: wire.Upload) -> None:
-        delivered = self._store.do(order)
-        assert isinstance(delivered, wire.Delivered)
-        self._ledger.handle(delivered)
+    def _upload(self, order: wire.Upload | wire.Clear) -> None:
+        done = self._store.do(order)
+        assert isinstance(done, wire.FromWorker)
+        self._ledger.handle(done)
 
     def _saved(self, path: str) -> None:
         self._checkpoint = path

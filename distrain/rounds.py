@@ -22,18 +22,22 @@ __all__ = [
     "Commit",
     "CommittedFile",
     "Decision",
+    "Discard",
     "Drop",
     "GrantFiles",
     "Refuse",
     "Rounds",
     "Say",
+    "Source",
     "best_first",
+    "has",
     "score",
     "surplus",
 ]
 
 FIRST_PATIENCE_S = 1.0
-"""How long a rank's first checkpoint waits for lower ranks that may bring the same files."""
+"""How long a rank's first checkpoint waits for lower ranks that may bring the same files, and any that is to be deleted
+for other ranks that may bring the same directory."""
 PATIENCE_S = 10.0
 """The same, for files that a lower rank brought the last time too."""
 SILENCE_S = 10.0
@@ -57,6 +61,16 @@ class GrantFiles:
     rank: int
     ordinal: int
     files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """The local files of ``rank`` are to be deleted now, or, as others may still bring the same directory, to be left
+    until it is said again."""
+
+    rank: int
+    ordinal: int
+    at_once: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +106,27 @@ class Say:
     text: str
 
 
-Decision = GrantFiles | Refuse | Commit | Drop | Say
+Decision = GrantFiles | Discard | Refuse | Commit | Drop | Say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The directory that a rank brings. folder: its path, without links. deletes: whether it is to be deleted in the
+    end. waits: whether the rank waits for that. in_place: whether all ranks write into it, so that what is in it is
+    known when all have said that they are done."""
+
+    folder: str = ""
+    deletes: bool = False
+    waits: bool = True
+    in_place: bool = False
+
+    def overlaps(self, other: Source) -> bool:
+        """Whether one is the other, or in it; directories of different hosts that are called the same included."""
+        first, second = self.folder.rstrip("/") + "/", other.folder.rstrip("/") + "/"
+        return first.startswith(second) or second.startswith(first)
+
+
+_NOWHERE = Source()
 
 
 @dataclass(slots=True)
@@ -103,8 +137,14 @@ class _Part:
     announced_at: float
     files: frozenset[str]
     metrics: dict[str, Any]
+    source: Source
     granted: frozenset[str] | None = None
     delivered: tuple[tuple[str, int, int], ...] | None = None
+    delivered_at: float = math.inf
+    keeps: bool = True
+    """Whether the run alone has what was delivered: the source was not to be deleted, or was, or was left."""
+    told_to_leave: bool = False
+    told_to_delete: bool = False
     skipped: tuple[tuple[str, int, int], ...] = ()
     failed: str | None = None
 
@@ -132,6 +172,7 @@ class Rounds:
         self._in_step: dict[int, set[int]] = {}
         self._committed_ordinal = 0
         self._looked_at = -math.inf
+        self._closed = False
         self._said: set[str] = set()
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -141,7 +182,14 @@ class Rounds:
         self._ranks[rank].running_since = now
 
     def reported(
-        self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, files: Iterable[str], now: float
+        self,
+        rank: int,
+        index: int,
+        metrics: dict[str, Any],
+        ordinal: int | None,
+        files: Iterable[str],
+        now: float,
+        source: Source = _NOWHERE,
     ) -> list[Decision]:
         """One call of report(); ``index`` counts the calls of the rank from 1."""
         record = self._ranks[rank]
@@ -151,7 +199,8 @@ class Rounds:
             if ordinal <= self._committed_ordinal:
                 return [Refuse(rank, ordinal, self._too_late(rank, ordinal))]
             record.last_ordinal, record.written_off = ordinal, False
-            part = _Part(index=index, announced_at=now, files=frozenset(files), metrics=metrics)
+            part = _Part(index=index, announced_at=now, files=frozenset(files), metrics=metrics, source=source)
+            part.keeps = source.in_place or not source.deletes
             self._pending.setdefault(ordinal, {})[rank] = part
         self._note_who_is_in_step()
         return self.tick(now)
@@ -177,7 +226,16 @@ class Rounds:
         part = self._pending[ordinal][rank]
         part.delivered = tuple((str(p), int(s), int(c)) for p, s, c in files)
         part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
+        part.delivered_at = now
         part.failed = failed
+        return self.tick(now)
+
+    def discarded(self, rank: int, ordinal: int, now: float, failed: str | None = None) -> list[Decision]:
+        """The rank's local files are deleted, or left, and what it has delivered is the run's alone; or why not."""
+        part = self._pending.get(ordinal, {}).get(rank)
+        if part is not None:  # else it was dropped meanwhile
+            part.keeps = True
+            part.failed = part.failed or failed
         return self.tick(now)
 
     def finished(self, rank: int, now: float) -> list[Decision]:
@@ -189,13 +247,14 @@ class Rounds:
         """The attempt is over, nobody will report again: who has been silent so far was not just slow."""
         for record in self._ranks.values():
             record.running_since = -math.inf if record.running_since is not None else None
+        self._closed = True
         return self.tick(now)
 
     def awaits_only(self, uploads: Collection[tuple[int, int]], now: float) -> bool:
         """Whether nothing but these uploads (rank, ordinal) keeps the next checkpoint from being committed."""
         ordinal = self._committed_ordinal + 1
         parts = self._pending.get(ordinal, {})
-        under_way = [rank for rank, part in parts.items() if part.delivered is None]
+        under_way = [rank for rank, part in parts.items() if part.delivered is None or not part.keeps]
         absent = [rank for rank in self._ranks if rank not in parts]
         return (
             bool(under_way)
@@ -210,6 +269,7 @@ class Rounds:
         for ordinal in sorted(self._pending):
             for rank in sorted(self._pending[ordinal]):
                 decisions += self._grant(ordinal, rank, now)
+                decisions += self._discard(ordinal, rank, now)
         while (commit := self._next_commit(now)) is not None:
             decisions += commit
         return decisions
@@ -221,6 +281,8 @@ class Rounds:
             for rank, part in parts.items():
                 if part.granted is None:
                     moments.append(part.announced_at + self._patience_s(rank))
+                if part.source.waits and part.delivered is not None and not part.keeps:
+                    moments.append(part.delivered_at + FIRST_PATIENCE_S)
             announced_at = max(part.announced_at for part in parts.values())
             since = [record.running_since for record in self._ranks.values() if record.running_since is not None]
             moments += [announced_at + self._missing_rank_s, *(moment + SILENCE_S for moment in since)]
@@ -233,6 +295,8 @@ class Rounds:
         part = parts[rank]
         if part.granted is not None:
             return []
+        if part.source.in_place:
+            return self._grant_in_place(ordinal, rank, now)
         lower = [other for other in self._ranks if other < rank]
         brought = frozenset[str]().union(*(parts[other].files for other in lower if other in parts))
         undecided = [other for other in lower if other not in parts and not self._stays_away(other, ordinal, now)]
@@ -242,6 +306,13 @@ class Rounds:
         part.granted = needed
         return [GrantFiles(rank, ordinal, tuple(sorted(needed)))]
 
+    def _grant_in_place(self, ordinal: int, rank: int, now: float) -> list[Decision]:
+        parts = self._pending[ordinal]
+        if not all(other in parts or self._stays_away(other, ordinal, now) for other in self._ranks):
+            return []
+        parts[rank].granted = frozenset()
+        return [GrantFiles(rank, ordinal, ())]
+
     def _patience_s(self, rank: int) -> float:
         """Waiting saves copying the same file twice; it never decides which one is kept."""
         if not self._previous_files:
@@ -249,6 +320,29 @@ class Rounds:
         own = self._previous_files.get(rank, frozenset())
         shared = any(own & files for other, files in self._previous_files.items() if other < rank)
         return PATIENCE_S if shared else 0.0
+
+    # -- what becomes of the local files --------------------------------------------------------------------------
+
+    def _discard(self, ordinal: int, rank: int, now: float) -> list[Decision]:
+        """Nothing is deleted while another rank may bring the same directory. A rank that does not wait for it can
+        have it done when nobody's part is missing any more, so that nothing is gone if the checkpoint is dropped."""
+        parts = self._pending[ordinal]
+        part = parts[rank]
+        stored = part.source.in_place or (part.delivered is not None and part.failed is None)
+        if not part.source.deletes or not stored or part.told_to_delete or self._closed:
+            return []
+        failed = _any_failed(parts)
+        undecided = [r for r in self._ranks if r not in parts and not self._stays_away(r, ordinal, now)]
+        missing = [other for other in parts.values() if other.delivered is None and not other.source.in_place]
+        if part.source.waits:
+            missing = [other for other in missing if other.source.overlaps(part.source)]
+        at_once = not (failed or undecided or missing)
+        given_up = (
+            part.source.waits and not part.told_to_leave and (failed or now >= part.delivered_at + FIRST_PATIENCE_S)
+        )
+        part.told_to_delete = at_once
+        part.told_to_leave = part.told_to_leave or given_up
+        return [Discard(rank, ordinal, at_once)] if at_once or given_up else []
 
     # -- when to commit -------------------------------------------------------------------------------------------
 
@@ -283,6 +377,8 @@ class Rounds:
         said = self._say_written_off(ordinal, silent, parts, now)
         for rank in absent:
             self._ranks[rank].written_off = True  # until it brings one
+        if not self._closed and any(not part.keeps for part in parts.values()) and not _any_failed(parts):
+            return None
         del self._pending[ordinal]
         self._in_step.pop(ordinal, None)
         self._committed_ordinal = ordinal
@@ -354,6 +450,10 @@ class Rounds:
         )
 
 
+def _any_failed(parts: Mapping[int, _Part]) -> bool:
+    return any(part.failed is not None for part in parts.values())
+
+
 # -- which checkpoints to keep ---------------------------------------------------------------------------------------
 
 
@@ -383,6 +483,11 @@ def _look_up(metrics: Any, attribute: str) -> Any:
         if found is not None:
             return found
     return None
+
+
+def has(metrics: Mapping[str, Any], attribute: str) -> bool:
+    """Whether there is such a metric, be it NaN."""
+    return _look_up(metrics, attribute) is not None
 
 
 def best_first(metrics: Sequence[Mapping[str, Any]], config: CheckpointConfig) -> list[int]:

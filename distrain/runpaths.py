@@ -8,6 +8,7 @@
         metrics.jsonl               every report of every rank, one line each
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
         damaged-checkpoint_000001/  one whose files were not what its manifest said when the run went on
+        leftover-mine/              what an earlier attempt has left in a directory that ranks have filled themselves
         logs/attempt_0/rank_0.log   what each rank wrote
         stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
         error.json, error.pkl       why it failed
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
 import uuid
@@ -39,13 +41,13 @@ from distrain.errors import StorageError
 from distrain.place import OPENING_PATIENCE_S, Place, locate
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
     from pathlib import Path
 
 __all__ = [
     "DAMAGED",
     "DAMAGED_FILE",
+    "LEFTOVER",
     "PENDING_FILE",
     "RunPaths",
     "choose_run",
@@ -57,10 +59,13 @@ __all__ = [
 
 _DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
+LEFTOVER = "leftover-"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _MANIFEST = "run.json"
 _LOGS, _STACKS = "logs", "stacks"
+_LONGEST_NAME = 200
+"""Bytes; what is deleted or damaged gets a longer one, and file systems take 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,16 @@ class RunPaths:
     def end(self) -> tuple[Path, ...]:
         """What a run leaves at its end."""
         return self.error_text, self.error_pickle, self.return_value
+
+    def why_not(self, name: str) -> str | None:
+        """Why a checkpoint cannot be called so; None if it can."""
+        taken = (self.manifest, self.metrics, *self.end(), self.logs, self.answer("").parent)
+        if name.removesuffix(".new") in {path.name for path in taken}:
+            return f"must not be {name!r}, as the run directory has something else of that name"
+        if not name or "/" in name or "\0" in name or name.startswith((".", DAMAGED, LEFTOVER)):
+            return f"must be a plain name of a directory, got {name!r}"
+        size = len(os.fsencode(name))
+        return f"must not be longer than {_LONGEST_NAME} bytes, got {size}" if size > _LONGEST_NAME else None
 
     @property
     def lock(self) -> Path:
@@ -181,7 +196,7 @@ def _said_in(path: Path) -> dict[str, Any] | None:
 
 def is_ours(name: str) -> bool:
     """Whether a directory of this name in the run directory is none of a checkpoint."""
-    return name.startswith(".") or name in (_LOGS, _STACKS)
+    return name.startswith((".", LEFTOVER)) or name in (_LOGS, _STACKS)
 
 
 def is_copy(name: str, manifest: Mapping[str, Any]) -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -26,10 +25,11 @@ from distrain.config import ValidationTaskConfig
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.files import crc32_of, list_files
 from distrain.metrics import encode_metrics
-from distrain.place import Place
+from distrain.output import warn
+from distrain.place import Place, own_temporary_directory
 from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
-from distrain.runpaths import PENDING_FILE
-from distrain.uploads import CheckpointUploadMode, Storing, taker
+from distrain.runpaths import RunPaths
+from distrain.uploads import CheckpointUploadMode, Leftover, Storing, discard, taker, unshare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,6 +98,8 @@ class Session:
         self.stopped = False
         """Whether should_stop() has been true."""
         self._uploading: dict[int, Checkpoint] = {}
+        self._in_place: set[int] = set()
+        self._said_awaited = False
         self._not_stored: list[str] = []
         self._stored: set[int] = set()
         self._met: wire.Met | None = None
@@ -109,6 +111,9 @@ class Session:
         self.runs_script = False
         """Whether this rank runs a script, as under torchrun, and no function."""
         self._grants: dict[int, wire.Grant] = {}
+        self._discards: dict[int, wire.Discard] = {}
+        self._left: dict[int, Leftover] = {}
+        """What is to be deleted when nobody can need it any more, of the checkpoint of that ordinal."""
         self.released = False
         self._lock = threading.Lock()
         self._holder = 0
@@ -124,15 +129,16 @@ class Session:
         with self._alone("report()"), contextlib.ExitStack() as stack:
             self._listen()
             self._raise_what_was_not_stored()
-            ordinal, folder, files = None, None, []
+            ordinal, folder, files, leftover = None, None, [], None
             if checkpoint is not None:
-                checkpoint, storing = self._to_store(checkpoint, storing)
-                if storing.mode is NO_UPLOAD and checkpoint.place is not None:
-                    folder, files = Path(checkpoint.place.name), _files_elsewhere(checkpoint.place)
+                checkpoint, storing, leftover = self._to_store(checkpoint, storing)
+                if storing.mode is NO_UPLOAD:
+                    folder = _folder_in_place(checkpoint)
                 else:
                     folder = Path(stack.enter_context(checkpoint.as_directory()))
                     files = list_files(folder)
                 ordinal = self._checkpoints = self._checkpoints + 1
+            waits = storing.mode is SYNC or not self._channel.uploads
             self._reports += 1
             self._channel.send(
                 wire.Reported(
@@ -144,26 +150,39 @@ class Session:
                     files=files,
                     body=body,
                     folder=str(folder or ""),
+                    real=leftover.real if leftover else os.path.realpath(folder or ""),
                     mode=storing.mode.value,
+                    waits=waits,
                     name=storing.name,
-                    delete=storing.deletes,
+                    delete=storing.deletes or leftover is not None,
                     validation=task,
                 )
             )
             if folder is None or ordinal is None:
                 return
+            if leftover is not None:
+                self._left[ordinal] = leftover
             if storing.mode is ASYNC:
                 assert checkpoint is not None
                 self._uploading[ordinal] = checkpoint  # whose files may go with the object
                 self._await_uploads(MOST_UPLOADS)
+            elif not waits:
+                self._in_place.add(ordinal)
             else:
                 self._deliver(ordinal, folder, files, delete=storing.deletes)
 
-    def _to_store(self, checkpoint: Checkpoint, storing: Storing) -> tuple[Checkpoint, Storing]:
-        """A directory, and what is to be done with it."""
+    def _to_store(self, checkpoint: Checkpoint, storing: Storing) -> tuple[Checkpoint, Storing, Leftover | None]:
+        """A directory, what is to be done with it, and what is to be deleted when all ranks are done."""
+        leftover = None
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
+        if checkpoint.place is not None or (checkpoint.path and _is_kept(checkpoint, self.context)):
+            storing = replace(storing, delete=False)
         if storing.function is not None:
-            name = storing.name or self.context.get_storage().make_default_checkpoint_dir_name()
+            name = storing.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
+            if storing.mode is ASYNC:
+                self._say_that_functions_are_awaited()
+            if storing.deletes and checkpoint.path and checkpoint.place is None:
+                leftover = Leftover(Path(checkpoint.path))
             checkpoint = storing.function(checkpoint, name)
             if not isinstance(checkpoint, Checkpoint) or not checkpoint.path:
                 raise TypeError(
@@ -172,12 +191,15 @@ class Session:
             storing = replace(storing, mode=NO_UPLOAD, function=None)
         if storing.mode is NO_UPLOAD:
             _check_in_place(checkpoint, self.context)
-            return checkpoint, replace(storing, delete=False)
+            return checkpoint, replace(storing, delete=False), leftover
         if storing.mode is ASYNC and (not checkpoint.path or checkpoint.place is not None):
-            return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True)
-        if checkpoint.place is not None or (checkpoint.path and Path(checkpoint.path, MANIFEST_FILE).exists()):
-            storing = replace(storing, delete=False)  # of this run or another one, which keeps it
-        return checkpoint, storing
+            return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True), None
+        return checkpoint, storing, None
+
+    def _say_that_functions_are_awaited(self) -> None:
+        if self.context.world_rank == 0 and not self._said_awaited:
+            self._said_awaited = True
+            warn("report() waits for checkpoint_upload_fn, also with ASYNC, as it runs in the worker's own thread")
 
     def _await_uploads(self, most: int) -> None:
         while len(self._uploading) > most:
@@ -290,11 +312,14 @@ class Session:
         grant = self._await_grant(ordinal)
         if grant is None:
             self._raise_what_was_not_stored()
+            if delete:
+                self._discard(ordinal, folder, None, [path for path, _ in files])
             return
         if grant.refused is not None:
             raise CheckpointError(grant.refused)
-        granted = set(grant.files)
         target = Path(grant.directory)
+        files = list_files(folder) if folder == target else files  # what others have put there meanwhile
+        granted = {path for path, _ in files} if folder == target else set(grant.files)
         delivered, skipped = [], []
         take = taker(folder, target, delete=delete)
         try:
@@ -308,7 +333,28 @@ class Session:
             raise
         self._send_delivered(ordinal, delivered, skipped)
         if delete:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._discard(ordinal, folder, target, [path for path, *_ in delivered])
+
+    def _discard(self, ordinal: int, folder: Path, target: Path | None, files: Sequence[str]) -> None:
+        """Delete the local files as soon as no other rank can need them; if that takes too long, later."""
+        while ordinal not in self._discards:
+            self._listen(wait=True)
+        failed = None
+        try:
+            if self._discards.pop(ordinal).at_once:
+                discard(folder, target, files)
+            else:
+                unshare(target, files)
+                self._left[ordinal] = Leftover(folder)
+        except OSError as error:
+            failed = str(error)
+            raise
+        finally:
+            self._channel.send(
+                wire.Discarded(
+                    attempt=self.context.attempt, rank=self.context.world_rank, ordinal=ordinal, failed=failed
+                )
+            )
 
     def _send_delivered(
         self,
@@ -337,6 +383,11 @@ class Session:
             self._listen(wait=True)
         return self._grants.pop(ordinal)
 
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether there are local files that are to be deleted when all ranks have had their say."""
+        return bool(self._left)
+
     def wait_for_release(self) -> None:
         """Block until every rank has finished."""
         while not self.released:
@@ -357,10 +408,16 @@ class Session:
                 case wire.Grant() as grant:
                     self._grants[grant.ordinal] = grant
                 case wire.Stored(ordinal=ordinal, failed=failed):
-                    if self._uploading.pop(ordinal, None) is None:
+                    if ordinal in self._in_place:
+                        self._in_place.remove(ordinal)
+                    elif self._uploading.pop(ordinal, None) is None:
                         self._stored.add(ordinal)
                     if failed is not None:
                         self._not_stored.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
+                case wire.Discard(ordinal=ordinal, at_once=True) if ordinal in self._left:
+                    self._left.pop(ordinal).discard()
+                case wire.Discard() as word:
+                    self._discards[word.ordinal] = word
                 case wire.Committed(path=path):
                     self.checkpoint = self.context.get_storage().checkpoint(path)
                 case wire.Checkpoints() as listing:
@@ -403,11 +460,15 @@ def report(
         are on their way at once, and the run ends when all are stored; that one could not be stored is raised by a
         later call. Do not touch its files any more.
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. Files on the file system of the run
-        directory are then moved instead of copied. A committed checkpoint that is reported again is never deleted.
+        directory are then moved instead of copied. What is in a committed checkpoint or in the run directory is never
+        deleted, and a directory that several ranks bring only when all have stored it; with SYNC the call waits for the
+        others' word for a second, and otherwise leaves the files until they have given it.
     validation: have the checkpoint validated by the trainer's ``validation_config``, with its usual settings (True) or
         others. What the lowest rank that asks for it says counts.
     checkpoint_upload_fn: called with the checkpoint and a name; stores it as a directory of the run directory by
-        itself, and returns the Checkpoint there.
+        itself, and returns the Checkpoint there. The call waits for it in every mode. The name is the same on all ranks
+        if they all give one, or none does. The local files are deleted, if they are to be, when it has returned on all
+        ranks, unless they have changed by then.
 
     Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
     checkpoint that cannot be stored, RuntimeError outside of a worker.
@@ -550,13 +611,31 @@ def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> N
         )
 
 
-def _files_elsewhere(place: Place) -> list[tuple[str, int]]:
-    """What :func:`~distrain.files.list_files` says of a local directory."""
-    ours = (MANIFEST_FILE, PENDING_FILE)
-    try:
-        return sorted((name, size) for name, (size, _) in place.files().items() if name not in ours)
-    except OSError as error:
-        raise CheckpointError(f"report(): the checkpoint cannot be read: {error}") from error
+def _is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
+    """Whether a directory is never deleted: what is in a run directory, in a committed checkpoint or in a local copy of
+    one, and what a committed checkpoint or the working directory is in."""
+    folder = Path(os.path.realpath(checkpoint.path))
+    ours = [os.path.realpath(own_temporary_directory("checkpoints").parent)]
+    if not isinstance(context.get_storage().run, Place):
+        ours.append(os.path.realpath(context.get_trial_dir()))
+    around = (folder, *folder.parents)
+    with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
+        if Path.cwd().is_relative_to(folder):
+            return True
+    return (
+        any(str(parent) in ours or (parent / MANIFEST_FILE).exists() for parent in around)
+        or next(folder.rglob(MANIFEST_FILE), None) is not None
+    )
+
+
+def _folder_in_place(checkpoint: Checkpoint) -> Path:
+    """Or what it is called in the run directory, if that is elsewhere. Raises CheckpointError if it is clear already
+    that it cannot be taken."""
+    if checkpoint.place is not None:
+        return Path(checkpoint.place.name)
+    with contextlib.suppress(FileNotFoundError):  # others are still at work there
+        list_files(Path(checkpoint.path))
+    return Path(checkpoint.path)
 
 
 def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
@@ -565,13 +644,20 @@ def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
     if isinstance(where, Place) or place is not None:
         if place is None or place.path.rpartition("/")[0] != getattr(where, "path", ""):
             raise ValueError(_not_in_place(str(where), checkpoint.path))
+        _check_name(place.name)
         return
     folder = Path(os.path.realpath(checkpoint.path))
     run = Path(os.path.realpath(context.get_trial_dir()))
-    if folder.parent != run or folder.name.startswith("."):
+    if folder.parent != run:
         raise ValueError(_not_in_place(str(run), checkpoint.path))
+    _check_name(folder.name)
     if (folder / MANIFEST_FILE).exists():
         raise ValueError(f"report(): {folder} is a committed checkpoint already")
+
+
+def _check_name(name: str) -> None:
+    if (why_not := RunPaths(Path()).why_not(name)) is not None:
+        raise ValueError(f"report(): the name of a checkpoint's directory {why_not}")
 
 
 def _checked_task(storing: Storing, checkpoint: Checkpoint | None, context: TrainContext) -> dict[str, Any] | None:

@@ -27,7 +27,8 @@ from distrain.files import sync_directory, write_and_sync, write_atomically
 from distrain.output import warn
 from distrain.records import PENDING, CommittedCheckpoint, committed_at, damage_of, no_metadata, without_nonfinite
 from distrain.rounds import Commit, CommittedFile
-from distrain.runpaths import DAMAGED, RunPaths
+from distrain.runpaths import DAMAGED, LEFTOVER, RunPaths
+from distrain.uploads import unshare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,6 +79,7 @@ class RunStore:
         self.failed: Callable[[str], None] = warn
         """Hears what has failed after a call had returned."""
         self._unflushed = False
+        self._leftovers: dict[str, dict[str, tuple[int, ...] | None]] = {}
         self._vanished: deque[Path] = deque()
         self._wiping: threading.Thread | None = None
         self._generation = uuid.uuid4().hex[:8]
@@ -246,6 +248,30 @@ class RunStore:
     def _staging_root(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
+    def note_leftovers(self) -> None:
+        """An attempt begins: remember what earlier ones have left in directories that are no checkpoints yet, by state
+        and not by age, as clocks may jump."""
+        self._leftovers = {}
+        for folder in self.paths.root.iterdir():
+            is_ours = self.paths.why_not(folder.name) is not None or (folder / MANIFEST_FILE).exists()
+            if folder.is_dir() and not is_ours:
+                self._leftovers[folder.name] = {path: _state_of(folder / path) for path in _files_below(folder)}
+
+    def set_leftovers_aside(self, name: str) -> None:
+        """The ranks have filled this directory: what they have found there, and not written again, is no part of the
+        checkpoint, unless all of it is. Raises OSError."""
+        folder, noted = self.paths.root / name, self._leftovers.pop(name, {})
+        stale = [path for path, state in noted.items() if state is not None and _state_of(folder / path) == state]
+        if not stale or set(stale) >= set(_files_below(folder)):
+            return
+        aside = self._free(f"{LEFTOVER}{name}")
+        for path in stale:
+            (aside / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).rename(aside / path)
+            with contextlib.suppress(OSError):  # others are in it
+                os.removedirs((folder / path).parent)
+        warn(f"{folder} had files of an earlier attempt, {stale[0]} for one, which are in {aside.name} from now on")
+
     def target(self, attempt: int, ordinal: int, rank: int, *, name: str | None) -> str:
         """Where the files of a rank belong that are to become a checkpoint, in the end of that name. Raises OSError."""
         return str(self.staging_directory(attempt, ordinal, rank))
@@ -285,6 +311,7 @@ class RunStore:
             target = merged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / f"rank_{file.rank}" / file.path).rename(target)
+        unshare(merged, [file.path for file in commit.files])  # if the attempt ended before the local ones were deleted
         name = name or self.paths.checkpoint(self._next_index).name
         final = self._free(name)
         if final.name != name:
@@ -418,8 +445,8 @@ class RunStore:
         """What the uploaders of all hosts have to know before anything is stored."""
         return None
 
-    def do(self, order: wire.Upload) -> wire.Message:
-        """Store a rank's files from within this process, and say what came of it."""
+    def do(self, order: wire.Upload | wire.Clear) -> wire.Message:
+        """Store a rank's files, or delete them, from within this process, and say what came of it."""
         raise AssertionError(f"nobody can store {order.source} while train_func goes on")
 
     @property
@@ -438,6 +465,25 @@ class RunStore:
 
     def detach(self) -> None:
         """The loop ends."""
+
+
+def _files_below(folder: Path) -> list[str]:
+    return [
+        os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in os.walk(folder) for name in names
+    ]
+
+
+def _state_of(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written again; None if there is none. NFS asks the server only if it is opened."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _delete_all(folders: deque[Path]) -> None:

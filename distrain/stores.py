@@ -229,6 +229,9 @@ class RemoteStore(RunStore):
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
+    def note_leftovers(self) -> None:
+        """Nothing: what is there cannot be told from what was written again."""
+
     def target(self, attempt: int, ordinal: int, rank: int, *, name: str | None) -> str:
         if (attempt, ordinal) not in self._directories:
             wanted = name or self._next_name()

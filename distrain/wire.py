@@ -26,10 +26,13 @@ __all__ = [
     "AskCheckpoints",
     "AskStop",
     "Checkpoints",
+    "Clear",
     "Close",
     "Committed",
     "Decoder",
     "Delivered",
+    "Discard",
+    "Discarded",
     "Exited",
     "Frame",
     "FromWorker",
@@ -206,8 +209,9 @@ class StacksTaken(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload(Message):
     """Coordinator: bring ``files`` of ``source`` into ``directory``, hash the ``others``, and answer with
-    :class:`Delivered`, while the rank trains on. ``delete``: the source is not needed afterwards. If the storage is
-    elsewhere, ``directory`` is a name in the run directory, and an empty ``source`` means that all is there already."""
+    :class:`Delivered`, while the rank trains on. ``delete``: the source is not needed after a :class:`Clear`. If the
+    storage is elsewhere, ``directory`` is a name in the run directory. An empty ``source`` means that all is there
+    already; then all files that are there count."""
 
     attempt: int
     rank: int
@@ -217,6 +221,19 @@ class Upload(Message):
     others: list[str]
     directory: str
     delete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clear(Message):
+    """Coordinator: delete ``source``, whose ``files`` were brought into ``directory`` (empty if that is elsewhere), see
+    to it that they have no other name then, and answer with :class:`Discarded`."""
+
+    attempt: int
+    rank: int
+    ordinal: int
+    source: str
+    directory: str
+    files: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -506,6 +523,15 @@ class Stored(ToWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Discard(ToWorker):
+    """Answer to :class:`Delivered`, or sent after :class:`Stored`, if the worker waits for its files to be deleted: do
+    that now, or, if not ``at_once``, when this comes again, and answer with :class:`Discarded`, once."""
+
+    ordinal: int
+    at_once: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(ToWorker):
     """The checkpoint is safe at ``path``; get_checkpoint() returns it from now on."""
 
@@ -561,8 +587,9 @@ class Reported(FromWorker):
     checkpoints of the attempt from 1, and ``files`` lists ``[relative path, size in bytes]`` in ``folder``.
 
     mode: the name of a :class:`~distrain.uploads.CheckpointUploadMode`. name: what the checkpoint's directory is to be
-    called. delete: ``folder`` is not needed afterwards. validation: None, or ``{"overrides": ..., "timeout_s": ...}``:
-    pickled keyword arguments in base64, and seconds or None.
+    called. waits: whether the rank waits until its files are stored, and deleted, if ``delete`` says so. real:
+    ``folder`` without links. validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments
+    in base64, and seconds or None.
     """
 
     index: int
@@ -571,7 +598,9 @@ class Reported(FromWorker):
     files: list[tuple[str, int]]
     body: bytes
     folder: str = ""
+    real: str = ""
     mode: str = "SYNC"
+    waits: bool = True
     name: str | None = None
     delete: bool = False
     validation: dict[str, Any] | None = None
@@ -585,6 +614,15 @@ class Delivered(FromWorker):
     ordinal: int
     files: list[tuple[str, int, int]]
     skipped: list[tuple[str, int, int]]
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded(FromWorker):
+    """The granted files are the run's alone by now; ``failed``: why they are not. The local ones are deleted, or will
+    be."""
+
+    ordinal: int
     failed: str | None = None
 
 
@@ -644,6 +682,8 @@ def failed_answer(order: Message, why: str) -> Message:
     match order:
         case Upload(attempt=attempt, rank=rank, ordinal=ordinal):
             return Delivered(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
+        case Clear(attempt=attempt, rank=rank, ordinal=ordinal):
+            return Discarded(attempt=attempt, rank=rank, ordinal=ordinal, failed=why)
         case OpenStorage():
             return StorageOpened(failed=why)
         case Publish(token=token) | Amend(token=token) | Remove(token=token) | Mirror(token=token):

@@ -218,13 +218,14 @@ def _read_all(fd: int) -> bytes:
 
 
 def _let_go(work: job.Work, session: Session) -> None:
-    """Free the peers. What they may still need of rank 0, the store of the process group, stays until all are done."""
+    """Free the peers. What they may still need of rank 0, the store of the process group, stays until all are done; so
+    do local files that we are to delete."""
     try:
         kept = work.backend.teardown(session.context)
     except Exception:
         traceback.print_exc()
         return
-    if kept is not None and session.context.world_rank == 0:
+    if session.has_leftovers or (kept is not None and session.context.world_rank == 0):
         session.wait_for_release()
 
 

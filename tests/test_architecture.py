@@ -28,7 +28,7 @@ FLOORS = [
     "backend", "main_module", "job", "roster", "events", "checks", "machine",
     "loop", "channel", "process", "ports", "network", "transport", "host_link", "connections",
     "cgroup", "gpus", "survey", "inspection", "neighbours", "output", "launch_checks", "place",
-    "checkpoint", "runpaths", "files", "records", "storage", "runlock", "uploads", "keeper", "result", "reported",
+    "checkpoint", "runpaths", "files", "records", "uploads", "storage", "runlock", "keeper", "result", "reported",
     "metrics", "context", "session", "collective", "execution", "validations", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",
     "stores", "manifest", "validator", "coordinator",

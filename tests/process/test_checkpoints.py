@@ -253,6 +253,20 @@ def test_the_best_and_the_latest_are_kept(fit: Fit) -> None:
     assert [files_of(checkpoint)["model.txt"] for checkpoint, _ in again.best_checkpoints] == ["epoch 2", "epoch 1"]
 
 
+def test_a_score_that_no_checkpoint_has_is_said_once(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    def train() -> None:
+        for epoch in range(3):
+            save("model.txt", f"epoch {epoch}", {"loss": float("nan"), "eval": {"loss": 1.0}})
+
+    for attribute, times in (("eval/los", 1), ("eval/loss", 0), ("loss", 0)):
+        config = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute=attribute, checkpoint_score_order="min")
+        fit(train, workers=1, checkpoint_config=config)
+        said = f"checkpoint_000000 has no metric {attribute!r} (CheckpointConfig.checkpoint_score_attribute)"
+        err = capsys.readouterr().err
+        assert err.count(said) == err.count("has no metric") == times
+        assert err.count("it has: eval/loss, loss") == times
+
+
 # -- where the next one begins ---------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ from distrain.trainer import run_work
 from distrain.transport import PrefixTransport
 from tests.conftest import wait_until
 from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
+from tests.process.test_uploads import report_a_shared_directory
 from tests.process.test_validation import interrupt_the_wait
 
 if TYPE_CHECKING:
@@ -230,6 +231,55 @@ def test_memory_is_written_by_the_coordinator(fit: Fit, workers: int) -> None:
     assert names == {".manifest.json", "step.txt", *(f"rank_{rank}.bin" for rank in range(max(workers, 1)))}
     assert Result.from_path(f"{url}/run").metrics == {"step": 2, "loss": 2.0}
     assert fit(train, {}, workers=workers, name="run").path == f"{url}/run-2"
+
+
+def in_place_one_after_the_other() -> None:
+    """Rank 0 is done when rank 1 has written half of its object."""
+    storage, rank = distrain.get_context().get_storage(), distrain.get_context().get_world_rank()
+    url = storage.build_checkpoint_path_from_name("epoch-1")
+    storage.storage_filesystem.pipe(f"{url}/{rank}.txt", b"whole" if rank == 0 else b"half")
+    distrain.collective.barrier()
+    if rank == 0:
+        distrain.report({}, Checkpoint(url), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+    distrain.collective.barrier()
+    if rank == 1:
+        storage.storage_filesystem.pipe(f"{url}/1.txt", b"half and the other half")
+        distrain.report({}, Checkpoint(url), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+
+
+def test_objects_in_place_are_looked_at_when_all_ranks_are_done(one_fit: Fit, bucket: Bucket) -> None:
+    one_fit(in_place_one_after_the_other, name="run")
+    assert bucket.committed("run") == ["epoch-1"]
+    manifest = json.loads(bucket.read("run", "epoch-1/.manifest.json"))
+    assert {name: fact["size"] for name, fact in manifest["files"].items()} == {"0.txt": 5, "1.txt": 23}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_a_local_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path, mode: CheckpointUploadMode
+) -> None:
+    config = {"shared": str(tmp_path / "shared"), "mode": mode}
+    one_fit(report_a_shared_directory, config, name="run")
+    assert bucket.committed("run") == ["checkpoint_000000"]
+    assert checkpoint_files(bucket, "run", "checkpoint_000000") == [".manifest.json", "part-0.txt", "part-1.txt"]
+    assert not (tmp_path / "shared").exists()
+
+
+def report_a_download_again() -> list[str]:
+    folder = tempfile.mkdtemp()
+    Path(folder, "file").write_text("text")
+    distrain.report({}, Checkpoint(folder))
+    distrain.get_all_reported_checkpoints()
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    with checkpoint.as_directory() as copy:
+        distrain.report({}, Checkpoint(copy), checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+        distrain.get_all_reported_checkpoints()
+        return os.listdir(copy)
+
+
+def test_the_local_copy_that_a_host_shares_is_not_deleted(one_fit: Fit) -> None:
+    assert one_fit(report_a_download_again, workers=1).return_value == ["file"]
 
 
 def read_all(config: dict[str, Any]) -> list[str]:

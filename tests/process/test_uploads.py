@@ -100,6 +100,33 @@ def test_a_file_that_somebody_else_has_too_is_copied(fit: Fit, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", [SYNC, ASYNC])
+@pytest.mark.parametrize("inner", ["", "tokenizer"])
+def test_what_is_behind_a_link_to_a_directory_is_neither_moved_nor_deleted(
+    any_fit: Fit, tmp_path: Path, mode: CheckpointUploadMode, inner: str
+) -> None:
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    (behind / "file.txt").write_text("as reported")
+
+    def train(config: dict[str, Any]) -> str:
+        folder = Path(tempfile.mkdtemp(), "output")
+        link = folder / config["inner"]
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(config["behind"])
+        checkpoint = Checkpoint(folder)
+        distrain.report(
+            {}, checkpoint, checkpoint_upload_mode=config["mode"], delete_local_checkpoint_after_upload=True
+        )
+        return str(folder)
+
+    result = any_fit(train, {"behind": str(behind), "mode": mode, "inner": inner}, workers=1)
+    assert not os.path.lexists(result.return_value)
+    assert (behind / "file.txt").read_text() == "as reported"
+    (behind / "file.txt").write_text("of the next epoch")
+    assert files_of(result.checkpoint) == {f"{inner}/file.txt".lstrip("/"): "as reported"}
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
 def test_a_committed_checkpoint_that_is_reported_again_stays(any_fit: Fit, mode: CheckpointUploadMode) -> None:
     def train(config: dict[str, Any]) -> None:
         checkpoint = distrain.get_checkpoint()
@@ -113,6 +140,56 @@ def test_a_committed_checkpoint_that_is_reported_again_stays(any_fit: Fit, mode:
     assert again is not None
     assert again.path != first.path
     assert files_of(first) == files_of(again) == {"model.txt": "first"}
+
+
+@pytest.mark.parametrize("name", ["model", "link"])
+def test_a_part_of_a_committed_checkpoint_stays_in_it(any_fit: Fit, name: str) -> None:
+    def train(config: dict[str, str]) -> None:
+        folder = Path(folder_with("options"), "model")
+        folder.mkdir()
+        Path(folder, "weights.txt").write_text("weights")
+        distrain.report({}, Checkpoint(folder.parent))
+        distrain.get_all_reported_checkpoints()
+        checkpoint = distrain.get_checkpoint()
+        assert checkpoint is not None
+        with checkpoint.as_directory() as whole:
+            part = Path(whole, "model")
+            if config["name"] == "link":
+                part = Path(tempfile.mkdtemp(), "link")
+                part.symlink_to(Path(whole, "model"))
+            distrain.report({}, Checkpoint(part), checkpoint_upload_mode=ASYNC)
+            distrain.get_all_reported_checkpoints()
+
+    result = any_fit(train, {"name": name}, workers=1)
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {"model.txt": "options", "model/weights.txt": "weights"},
+        {"weights.txt": "weights"},
+    ]
+    inodes = [path.stat().st_ino for path in Path(result.path).rglob("weights.txt")]
+    assert len(set(inodes)) == 2
+
+
+def test_the_working_directory_stays(fit: Fit) -> None:
+    def train() -> list[str]:
+        os.chdir(folder_with("x"))
+        distrain.report({}, Checkpoint("."), checkpoint_upload_mode=ASYNC)
+        distrain.get_all_reported_checkpoints()
+        return os.listdir()
+
+    assert fit(train, workers=1).return_value == ["model.txt"]
+
+
+def test_other_directories_in_the_run_directory_stay(fit: Fit) -> None:
+    def train() -> str:
+        folder = Path(distrain.get_context().get_trial_dir(), "mine", "deep")
+        folder.mkdir(parents=True)
+        Path(folder, "model.txt").write_text("mine")
+        distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
+        return str(folder)
+
+    result = fit(train, workers=1)
+    assert files_of(result.checkpoint) == {"model.txt": "mine"}
+    assert os.listdir(result.return_value) == ["model.txt"]
 
 
 def test_files_stay_where_they_are_if_not_all_can_be_stored(fit: Fit) -> None:
@@ -132,6 +209,68 @@ def test_files_stay_where_they_are_if_not_all_can_be_stored(fit: Fit) -> None:
         return sorted(os.listdir(folder))
 
     assert fit(train, workers=1).return_value == ["a.txt", "b.txt"]
+
+
+def report_a_shared_directory(config: dict[str, Any]) -> None:
+    """Each rank has written its file before the first one reports; the last one reports when the first has gone on."""
+    shared, first_is_done = Path(config["shared"]), Path(config["shared"] + ".done")
+    shared.mkdir(exist_ok=True)
+    Path(shared, f"part-{rank()}.txt").write_text(f"of {rank()}")
+    distrain.collective.barrier()
+    while rank() == 1 and not first_is_done.exists():
+        time.sleep(0.001)
+    if rank() == 1 and config.get("spoiled"):
+        Path(shared, "spoiled").symlink_to("nowhere")
+    distrain.report(
+        {}, Checkpoint(shared), checkpoint_upload_mode=config["mode"], delete_local_checkpoint_after_upload=True
+    )
+    first_is_done.touch()
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
+    any_fit: Fit, tmp_path: Path, mode: CheckpointUploadMode
+) -> None:
+    shared = tmp_path / "shared"
+    result = any_fit(report_a_shared_directory, {"shared": str(shared), "mode": mode})
+    assert files_of(result.checkpoint) == {"part-0.txt": "of 0", "part-1.txt": "of 1"}
+    assert all(path.stat().st_nlink == 1 for path in Path(result.checkpoint.path).iterdir())  # type: ignore[union-attr]
+    assert not shared.exists()
+    assert_no_half_checkpoint(any_fit.storage)
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_a_directory_that_ranks_share_stays_if_one_cannot_store_it(
+    fit: Fit, tmp_path: Path, mode: CheckpointUploadMode
+) -> None:
+    shared = tmp_path / "shared"
+    with pytest.raises(WorkerGroupError, match="spoiled is a link to nowhere"):
+        fit(report_a_shared_directory, {"shared": str(shared), "mode": mode, "spoiled": True})
+    assert sorted(os.listdir(shared)) == ["part-0.txt", "part-1.txt", "spoiled"]
+
+
+def test_local_files_that_others_may_bring_are_deleted_later_unless_they_have_changed(fit: Fit) -> None:
+    """Rank 1 reports only when both reports of rank 0 have returned, which writes its second file again."""
+
+    def train() -> list[str]:
+        folders = []
+        for epoch in range(2):
+            folders.append(folder_with(f"epoch {epoch}", f"part-{rank()}.txt"))
+            if rank() == 0:
+                distrain.report({}, Checkpoint(folders[-1]), delete_local_checkpoint_after_upload=True)
+        Path(folders[1], f"part-{rank()}.txt").write_text("the user's next words")
+        distrain.collective.barrier()
+        if rank() == 1:
+            for folder in folders:
+                distrain.report({}, Checkpoint(folder))
+        distrain.collective.barrier()
+        distrain.get_all_reported_checkpoints()
+        return [folder for folder in folders if os.path.exists(folder)]
+
+    result = fit(train)
+    assert [Path(folder, "part-0.txt").read_text() for folder in result.return_value] == ["the user's next words"]
+    assert [files_of(checkpoint)["part-0.txt"] for checkpoint, _ in result.best_checkpoints] == ["epoch 0", "epoch 1"]
+    assert_no_half_checkpoint(fit.storage)
 
 
 # -- ASYNC -----------------------------------------------------------------------------------------------------------
@@ -326,6 +465,48 @@ def test_the_numbers_go_on_after_named_checkpoints(fit: Fit) -> None:
     assert names(result.path) == ["checkpoint_000001", "mine"]
 
 
+TAKEN = ("run.json", "metrics.jsonl", "error.json", "error.pkl", "return_value.pkl", "logs", "stacks", "run.json.new")
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("mode", [SYNC, NO_UPLOAD])
+def test_names_that_the_run_directory_needs_are_refused(fit: Fit, name: str, mode: CheckpointUploadMode) -> None:
+    def train(config: dict[str, Any]) -> None:
+        name, mode = config["name"], config["mode"]
+        folder = Path(folder_with("x")) if mode is SYNC else in_place(name)
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match="as the run directory has something else of that name"):
+            distrain.report({}, Checkpoint(folder), name if mode is SYNC else None, checkpoint_upload_mode=mode)
+        if mode is NO_UPLOAD and name not in ("logs", "stacks"):
+            folder.rmdir()
+
+    if mode is NO_UPLOAD and name in ("run.json", "metrics.jsonl"):
+        name = f"{name}.new"  # else there is a file of that name
+    assert fit(train, {"name": name, "mode": mode}, workers=1).checkpoint is None
+
+
+def test_a_name_may_be_long_but_not_too_long(fit: Fit) -> None:
+    def train() -> None:
+        for _ in range(2):
+            distrain.report({}, Checkpoint(folder_with("x")), checkpoint_dir_name="ü" * 100)
+        with pytest.raises(ValueError, match="must not be longer than 200 bytes, got 202"):
+            distrain.report({}, Checkpoint(folder_with("x")), checkpoint_dir_name="ü" * 101)
+
+    result = fit(train, workers=1, checkpoint_config=distrain.CheckpointConfig(num_to_keep=1))
+    assert names(result.path) == ["ü" * 100 + "-2"]
+
+
+@pytest.mark.parametrize("delete", ["no", 0, 1.0])
+def test_whether_to_delete_is_said_by_a_bool(fit: Fit, delete: Any) -> None:
+    def train(config: dict[str, Any]) -> None:
+        folder = folder_with("x")
+        with pytest.raises(TypeError, match="delete_local_checkpoint_after_upload must be True, False or None"):
+            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=config["delete"])
+        assert os.path.exists(folder)
+
+    fit(train, {"delete": delete}, workers=1)
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "damaged-x", 5])
 def test_names_that_cannot_be_are_refused(fit: Fit, name: Any) -> None:
     def train(config: dict[str, Any]) -> None:
@@ -361,6 +542,66 @@ def test_no_upload_makes_a_checkpoint_of_what_is_there(any_fit: Fit) -> None:
     manifest = json.loads(Path(result.path, "epoch-1", ".manifest.json").read_text())
     assert manifest["files"].keys() == {"parts/0.txt", "parts/1.txt"}
     assert_no_half_checkpoint(any_fit.storage)
+
+
+def in_place_slowly(config: dict[str, Any]) -> None:
+    """Rank 0 is done when rank 1 has written half of its file."""
+    folder = in_place("epoch-1")
+    folder.mkdir(exist_ok=True)
+    distrain.collective.barrier()
+    if rank() == 1:
+        Path(folder, "1.txt").write_text("half")
+    distrain.collective.barrier()
+    if rank() == 0:
+        Path(folder, "0.txt").write_text("whole")
+        config["report"](folder)
+    distrain.collective.barrier()
+    if rank() == 1:
+        Path(folder, "1.txt").write_text("half and the other half")
+        config["report"](folder)
+
+
+def report_in_place(folder: Path) -> None:
+    distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
+
+
+def report_by_a_function(folder: Path) -> None:
+    checkpoint = Checkpoint(folder_with("x"))
+    distrain.report({}, checkpoint, checkpoint_upload_fn=lambda checkpoint, name: Checkpoint(folder))
+
+
+@pytest.mark.parametrize("way", [report_in_place, report_by_a_function])
+def test_files_in_place_are_looked_at_when_all_ranks_are_done(any_fit: Fit, way: Callable[[Path], None]) -> None:
+    result = any_fit(in_place_slowly, {"report": way})
+    assert files_of(result.checkpoint) == {"0.txt": "whole", "1.txt": "half and the other half"}
+    manifest = json.loads(Path(result.path, "epoch-1", ".manifest.json").read_text())
+    assert {name: fact["size"] for name, fact in manifest["files"].items()} == {"0.txt": 5, "1.txt": 23}
+
+
+def shards_by_hand(config: dict[str, Any]) -> None:
+    """Attempt 0 writes four and fails before it reports them; attempt 1 writes two."""
+    attempt, folder = distrain.get_context().attempt, in_place("epoch-7")
+    (in_place("tensorboard") / "deep").mkdir(parents=True, exist_ok=True)
+    Path(in_place("tensorboard"), "deep", f"{attempt}.txt").write_text("mine")
+    for number in range(4 if attempt == 0 else config["again"]):
+        Path(folder, f"deep-{number}").mkdir(parents=True, exist_ok=True)
+        Path(folder, f"deep-{number}", "shard.txt").write_text(f"of {attempt}")
+    if attempt == 0:
+        raise RuntimeError("on purpose")
+    distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=NO_UPLOAD)
+
+
+def test_shards_of_different_attempts_do_not_mix_in_place(any_fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    result = any_fit(shards_by_hand, {"again": 2}, workers=1, failure_config=FailureConfig(max_failures=1))
+    assert files_of(result.checkpoint) == {f"deep-{n}/shard.txt": "of 1" for n in range(2)}
+    assert files_of(Checkpoint(f"{result.path}/leftover-epoch-7")) == {f"deep-{n}/shard.txt": "of 0" for n in (2, 3)}
+    assert files_of(Checkpoint(f"{result.path}/tensorboard")) == {f"deep/{n}.txt": "mine" for n in range(2)}
+    assert "had files of an earlier attempt" in capsys.readouterr().err
+
+
+def test_what_an_earlier_attempt_has_written_alone_may_be_reported_by_the_next(fit: Fit) -> None:
+    result = fit(shards_by_hand, {"again": 0}, workers=1, failure_config=FailureConfig(max_failures=1))
+    assert files_of(result.checkpoint) == {f"deep-{n}/shard.txt": "of 0" for n in range(4)}
 
 
 def elsewhere() -> Path:
@@ -411,6 +652,62 @@ def test_an_upload_function_stores_by_itself(any_fit: Fit) -> None:
     assert first.startswith("checkpoint_")
     assert second == "mine"
     assert files_of(result.checkpoint) == {"model.txt": "x"}
+
+
+def test_an_upload_function_gets_the_same_name_on_all_ranks(any_fit: Fit) -> None:
+    def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        return Checkpoint(checkpoint.to_directory(in_place(name)))
+
+    def train() -> None:
+        first = 0 if distrain.get_checkpoint() is None else 1
+        for epoch in range(first, 2):
+            checkpoint = Checkpoint(folder_with(f"{epoch}", f"part-{rank()}.txt"))
+            distrain.report({}, checkpoint, checkpoint_upload_fn=store)
+            distrain.get_all_reported_checkpoints()
+            if first == 0:
+                distrain.collective.barrier()
+                raise RuntimeError("on purpose")
+
+    result = any_fit(train, failure_config=FailureConfig(max_failures=1))
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {f"part-{rank}.txt": f"{epoch}" for rank in range(2)} for epoch in range(2)
+    ]
+
+
+def store(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    return Checkpoint(checkpoint.to_directory(in_place(name)))
+
+
+def report_with_a_function(config: dict[str, Any]) -> str:
+    shared = Path(config["shared"])
+    shared.mkdir(exist_ok=True)
+    (shared / f"{rank()}.txt").write_text("x")
+    distrain.collective.barrier()
+    while rank() == 1 and not (shared.parent / "first").exists():
+        time.sleep(0.001)
+    mode, delete = config["mode"], config["delete"]
+    for _ in range(config.get("times", 1)):
+        distrain.report({}, Checkpoint(shared), None, mode, delete, checkpoint_upload_fn=store)
+    (shared.parent / "first").touch()
+    return str(shared)
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+@pytest.mark.parametrize("delete", [None, True, False])
+def test_what_a_function_has_stored_is_deleted_if_asked_for(
+    any_fit: Fit, tmp_path: Path, mode: CheckpointUploadMode, delete: bool | None
+) -> None:
+    config = {"mode": mode, "delete": delete, "shared": str(tmp_path / "shared")}
+    result = any_fit(report_with_a_function, config)
+    assert files_of(result.checkpoint) == {"0.txt": "x", "1.txt": "x"}
+    assert os.path.exists(result.return_value) == (not (mode is ASYNC if delete is None else delete))
+
+
+def test_that_a_function_is_called_at_once_with_async_is_said_once(
+    fit: Fit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit(report_with_a_function, {"mode": ASYNC, "delete": False, "shared": str(tmp_path / "shared"), "times": 2})
+    assert capfd.readouterr().err.count("report() waits for checkpoint_upload_fn, also with ASYNC") == 1
 
 
 def test_an_upload_function_that_gives_nothing_back_is_refused(fit: Fit) -> None:

@@ -19,10 +19,13 @@ from distrain.rounds import (
     Commit,
     CommittedFile,
     Decision,
+    Discard,
+    Drop,
     GrantFiles,
     Refuse,
     Rounds,
     Say,
+    Source,
     best_first,
     surplus,
 )
@@ -98,6 +101,95 @@ def test_nothing_is_committed_before_it_is_delivered() -> None:
     rounds = rounds_of(1)
     bring(rounds, 0, 1, "a")
     assert rounds.tick(1e6) == []
+
+
+# -- local files that are to be deleted ------------------------------------------------------------------------------
+
+
+def hand_over(rounds: Rounds, rank: int, ordinal: int, folder: str, *files: str, waits: bool = True) -> list[Decision]:
+    """report() with files that are to be deleted."""
+    source = Source(folder=folder, deletes=True, waits=waits)
+    return rounds.reported(rank, ordinal, {}, ordinal, files, 0.0, source)
+
+
+def test_a_checkpoint_is_committed_when_the_local_files_are_deleted() -> None:
+    rounds = rounds_of(1)
+    hand_over(rounds, 0, 1, "/a", "a")
+    assert deliver(rounds, 0, 1, "a") == [Discard(0, 1, at_once=True)]
+    assert the_commit(rounds.discarded(0, 1, 0.0)).ordinal == 1
+
+
+@pytest.mark.parametrize("other", ["/shared", "/shared/of 1", "/"])
+def test_a_directory_is_deleted_when_all_that_bring_it_have_delivered(other: str) -> None:
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/shared", "a")
+    assert deliver(rounds, 0, 1, "a") == []
+    assert only(Discard, hand_over(rounds, 1, 1, other, "a")) == []
+    done = deliver(rounds, 1, 1, skipped=["a"])
+    assert done == [Discard(0, 1, at_once=True), Discard(1, 1, at_once=True)]
+    assert rounds.discarded(0, 1, 0.0) == []
+    assert the_commit(rounds.discarded(1, 1, 0.0)).ordinal == 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_directory_of_one_rank_alone_waits_for_the_others_word_and_not_for_their_files(*, waits: bool) -> None:
+    """But if nobody waits for it, it is better safe."""
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/of 0", "a", waits=waits)
+    assert deliver(rounds, 0, 1, "a") == []
+    assert only(Discard, hand_over(rounds, 1, 1, "/of 01", "b")) == ([Discard(0, 1, at_once=True)] if waits else [])
+
+
+def test_a_rank_does_not_wait_for_ever_for_its_files_to_be_deleted() -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    hand_over(rounds, 0, 1, "/a", "a")
+    assert deliver(rounds, 0, 1, "a") == []
+    assert rounds.deadline() == FIRST_PATIENCE_S
+    assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
+    assert rounds.discarded(0, 1, 2.0) == []
+    decisions = rounds.finished(1, 3.0)
+    assert the_commit(decisions).ordinal == 1
+    assert only(Discard, decisions) == [Discard(0, 1, at_once=True)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_nothing_is_deleted_if_the_checkpoint_is_dropped(*, waits: bool) -> None:
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/a", "a", waits=waits)
+    hand_over(rounds, 1, 1, "/a", "a", waits=waits)
+    assert rounds.delivered(0, 1, [("a", 10, 1)], [], 0.0) == []
+    decisions = rounds.delivered(1, 1, [], [], 0.0, "disk full")
+    assert only(Discard, decisions) == ([Discard(0, 1, at_once=False)] if waits else [])
+    assert Drop(1) in decisions
+    assert rounds.discarded(0, 1, 0.0) == []
+
+
+def test_files_that_have_another_name_still_are_no_part_of_a_checkpoint() -> None:
+    rounds = rounds_of(1)
+    hand_over(rounds, 0, 1, "/a", "a")
+    deliver(rounds, 0, 1, "a")
+    assert Drop(1) in rounds.discarded(0, 1, 0.0, "disk full")
+
+
+# -- files that are in place already ---------------------------------------------------------------------------------
+
+
+def test_files_in_place_are_looked_at_when_all_ranks_have_their_say() -> None:
+    rounds, source = rounds_of(3), Source(in_place=True, waits=False)
+    assert rounds.reported(0, 1, {}, 1, (), 0.0, source) == []
+    assert rounds.reported(2, 1, {}, 1, (), 0.0, source) == []
+    assert note(rounds, 1, 1) == [GrantFiles(0, 1, ()), GrantFiles(2, 1, ())]
+    deliver(rounds, 2, 1)
+    assert owners(the_commit(deliver(rounds, 0, 1, "a", "b"))) == {"a": 0, "b": 0}
+
+
+def test_what_a_function_has_stored_is_deleted_when_all_ranks_have_their_say() -> None:
+    rounds, source = rounds_of(2), Source(folder="/a", in_place=True, waits=False, deletes=True)
+    assert rounds.reported(0, 1, {}, 1, (), 0.0, source) == []
+    decisions = rounds.reported(1, 1, {}, 1, (), 0.0, source)
+    assert only(Discard, decisions) == [Discard(0, 1, at_once=True), Discard(1, 1, at_once=True)]
+    deliver(rounds, 1, 1)
+    assert the_commit(deliver(rounds, 0, 1, "a")).ordinal == 1
 
 
 # -- rank 0 only -----------------------------------------------------------------------------------------------------

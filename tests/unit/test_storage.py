@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -52,6 +53,40 @@ def store(root: Path) -> Iterator[RunStore]:
     opened = RunStore(root)
     yield opened
     opened.close()
+
+
+def test_what_is_no_file_is_refused_by_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/pipe is a named pipe, which no checkpoint can hold"):
+        list_files(tmp_path)
+    (tmp_path / "pipe").unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        with pytest.raises(CheckpointError, match="/s is a socket"):
+            list_files(tmp_path)
+    (tmp_path / "s").unlink()
+    (tmp_path / "null").symlink_to("/dev/null")
+    with pytest.raises(CheckpointError, match="/null is a device"):
+        list_files(tmp_path)
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "../other"])
+def test_links_in_a_circle_are_refused_by_name(tmp_path: Path, target: str) -> None:
+    for name in ("top/deep", "top/other"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "top" / "deep" / "file").touch()
+    (tmp_path / "top" / "deep" / "link").symlink_to(target)
+    (tmp_path / "top" / "other" / "back").symlink_to("../deep")
+    with pytest.raises(CheckpointError, match=r"(link|back) is a link to \S+, which it is itself in: it has no end"):
+        list_files(tmp_path / "top")
+
+
+def test_links_to_one_directory_are_no_circle(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").touch()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "link").symlink_to("../a")
+    assert list_files(tmp_path) == [("a/file", 0), ("b/link/file", 0)]
 
 
 def commit(
