@@ -30,7 +30,8 @@ __all__ = ["Checkpoint", "files_of", "reading", "unread"]
 METADATA_FILE = ".metadata.json"
 MANIFEST_FILE = ".manifest.json"
 PENDING_FILE = ".pending.json"
-"""Elsewhere: in one that is not complete yet, or not any more."""
+"""Elsewhere: in one that is not complete yet, or not any more; then it says DELETED."""
+DELETED = b"{}"
 DICT_FILE = "dict_checkpoint.pkl"
 _COMPLETE = ".complete"
 _AGAIN_S = 0.02
@@ -343,14 +344,14 @@ class Checkpoint:
 
 def files_of(place: Place) -> list[str]:
     """The files of a checkpoint elsewhere: those of its manifest, if it has one, and its metadata. Raises OSError:
-    FileNotFoundError for one that is half deleted, or was never finished."""
+    FileNotFoundError for one that is half deleted."""
     present = [name for name in place.files() if name != MANIFEST_FILE]
     try:
         named = json.loads((place / MANIFEST_FILE).read())["files"]
     except FileNotFoundError:
-        if PENDING_FILE in present:
+        if PENDING_FILE in present and (place / PENDING_FILE).read() == DELETED:
             raise
-        return present
+        return [name for name in present if name != PENDING_FILE]
     return sorted({*named, *({METADATA_FILE} & set(present))})
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE
+from distrain.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE
 from distrain.errors import DistrainError
 from distrain.files import crc32_of, list_files, sync_file
 from distrain.output import warn
@@ -165,7 +165,7 @@ class Keeper:
         """The manifest goes first: what is half deleted is no checkpoint."""
         run = self._owned_run()
         for name in order.directories:
-            (run / name / PENDING_FILE).write(b"{}")
+            (run / name / PENDING_FILE).write(DELETED)
             (run / name / MANIFEST_FILE).remove()
             for entry in (run / name).names():
                 if entry != PENDING_FILE:
