@@ -71,6 +71,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    os.environ.pop(LAUNCH_OPTIONS, None)  # another launch's, of which this one is a part
     if options.stacks:
         return _show_stacks(options.stacks)
     if given := [f"--{name}" for name in _TORCHRUN if getattr(options, _dest(name)) is not None]:

@@ -85,8 +85,9 @@ class Connections:
             self._drop(link, message.text)
             return
         if isinstance(message, wire.Hello):
-            named = self._transports[link.name].host.gpus
-            if problem := gpu_problem(named, [Gpu(**gpu) for gpu in message.gpus or ()]):
+            named, found = self._transports[link.name].host.gpus, [Gpu(**gpu) for gpu in message.gpus or ()]
+            problem = gpu_problem(named, found)
+            if problem and (found or self._request.scaling.use_gpu):  # others than NVIDIA's nobody can count
                 self._drop(link, problem)
                 return
             self.ping()  # by its lease, from now on

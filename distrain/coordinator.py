@@ -236,7 +236,8 @@ class Coordinator:
 
     def _on_lost(self, host: str, why: str) -> None:
         self._checks.lost(host)
-        self._happened(events.HostLost(host, why))
+        ranks = [rank.rank for rank in self.machine.plan.on(host)] if self.machine.plan else []
+        self._happened(events.HostLost(host, why, owes=self._ledger.has_open(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:
@@ -260,12 +261,15 @@ class Coordinator:
                 self._waiting_since = now
                 silent_s = 0.0 if self.machine.failures else _SILENT_WAIT_S
                 self._loop.call_in("uploads", silent_s, lambda: say("waiting for the checkpoint that is being stored"))
-            patience_s = _UPLOAD_PATIENCE_S if self.machine.failures else math.inf
+            patience_s = math.inf if self.machine.is_done and not self.machine.problem else _UPLOAD_PATIENCE_S
             if now < self._waiting_since + (self._request.stop_grace_s if stopped else patience_s):
                 return True
+        self._wait_no_more()
+        return False
+
+    def _wait_no_more(self) -> None:
         self._waiting_since = None
         self._loop.cancel("uploads")
-        return False
 
     # -- what the machine wants -----------------------------------------------------------------------------------
 
@@ -301,6 +305,7 @@ class Coordinator:
         self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
+        self._wait_no_more()
         self._ledger.end()
         self._outputs.close()
         self._manifest.attempt_ended(ended.failures, ended.why)

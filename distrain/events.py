@@ -87,10 +87,12 @@ class HostSaid:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """The connection to an agent has ended, its lease has run out, or it could not be started."""
+    """The connection to an agent has ended, its lease has run out, or it could not be started. ``owes``: whether there
+    are checkpoints with parts of its ranks that are neither committed nor dropped."""
 
     host: str
     why: str
+    owes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ _ALWAYS_SET = frozenset(
 """Variables that each rank is given in any case."""
 _HOST = re.compile(
     r"(?:(?P<user>[^\s\0@:,;\[\]=-][^\s\0@:,;\[\]=]*)@)?"
-    r"(?:\[(?P<v6>[^\]\0]*)\]|(?P<name>[\w.+%][\w.+%-]*))"  # names that ssh knows from its configuration included
+    # A name may be an alias of ssh's configuration; what a shell would take for something else, ssh refuses itself.
+    r"(?:\[(?P<v6>[^\]\0]*)\]|(?P<name>(?!-)[^\s\0/@:,;\[\]='\"`$\\&<>|(){}]+))"
     r"(?::(?P<number>\d+))?"
 )
 _WORD = re.compile(r"""\s*(?P<comment>\#.*)|\s*(?P<word>(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)(?=\s|$)|\s*$""")

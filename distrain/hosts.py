@@ -30,13 +30,14 @@ class Gpu:
 def gpu_problem(named: Sequence[str], found: Sequence[Gpu]) -> str | None:
     """What is wrong with the GPUs that the hostfile names for a host: ``found`` are those that CUDA shows there, which
     ends at the first bad entry."""
-    left = list(found)
+    left, listed = list(found), f"gpus={','.join(named)} in the hostfile"
+    if named and not found:
+        return f"{listed}, but no NVIDIA GPU can be seen there: is there a driver, and libnvidia-ml?"
     for entry in named:
         mine = _shown_as(entry, left)
         if not mine:
             which = f"GPU {entry}" if entry.isdigit() else entry
-            text = f"gpus={','.join(named)} in the hostfile, but it has no {which}, or that is named twice"
-            return f"{text}; nvidia-smi -L shows there which it has"
+            return f"{listed}, but it has no {which}, or that is named twice; nvidia-smi -L shows there which it has"
         left = [gpu for gpu in left if gpu not in mine]
     return None
 

@@ -6,6 +6,7 @@ its moves. The coordinator feeds it what agents and workers say and does what it
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -187,8 +188,8 @@ class RunMachine:
                     return []
                 self.hung = event
                 return self._stop(0.0, now)
-            case HostLost(host, why):
-                return self._on_host_lost(host, why, now)
+            case HostLost():
+                return self._on_host_lost(event, now)
             case StopAsked(why):
                 return self._on_stop_asked(why, now)
             case StorageFailed(why):
@@ -497,17 +498,20 @@ class RunMachine:
 
     def _stop(self, grace_s: float, now: float, *, culprit_known: bool = True) -> list[Action]:
         assert self.plan is not None
+        latest = self._deadline if self.state is RunState.STOPPING and self._deadline is not None else math.inf
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
         hosts = [host for host in self.plan.hosts if not self._roster.is_gone(host)]
         if not hosts:
             return self._all_gone(now)
-        self._deadline = now + grace_s + self._stop_timeout_s(hosts)
+        self._deadline = min(latest, now + grace_s + self._stop_timeout_s(hosts))
         stop = wire.Stop(attempt=self.attempt, grace_s=grace_s, culprit_known=culprit_known)
         return [Tell(host, stop) for host in hosts]
 
     def _stop_timeout_s(self, hosts: Iterable[str]) -> float:
         """A host that is silent is lost when its lease has run out, which another attempt may be able to do without."""
+        if self.was_asked_to_stop:
+            return STOP_TIMEOUT_S
         orders = [self.request.hosts[host] for host in hosts]
         return max([STOP_TIMEOUT_S, *(order.lease_s + LEASE_MARGIN_S for order in orders if not order.is_local)])
 
@@ -608,7 +612,8 @@ class RunMachine:
             self._forget_attempt()
         return self._give_up(problem, now)
 
-    def _on_host_lost(self, host: str, why: str, now: float) -> list[Action]:
+    def _on_host_lost(self, lost: HostLost, now: float) -> list[Action]:
+        host, why = lost.host, lost.why
         if self._roster.is_gone(host):
             return []
         self._roster.went(host, why, now)
@@ -619,20 +624,21 @@ class RunMachine:
             return []
         if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks):
             return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
-        self._lose_ranks(host, why)
+        self._lose_ranks(lost)
         if self.state is RunState.RESERVING and not self.retries.ever_entered:
             return self._give_up(self._roster.told(), now)
         if self.state is RunState.STOPPING:
             return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
-        if all(rank.rank in self.outcomes for rank in self.plan.on(host)):
+        if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
             return [Say(f"{host}: {why}; its ranks had done their work, and the others go on")]
         return self._stop(0.0, now)
 
-    def _lose_ranks(self, host: str, why: str) -> None:
+    def _lose_ranks(self, lost: HostLost) -> None:
         for number, rank in self._ranks.items():
-            if rank.plan.host == host and rank.exited is None:
-                rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=why)
+            if rank.plan.host == lost.host and rank.exited is None:
+                rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=lost.why)
                 self._move_rank(rank, RankState.EXITED)
+                rank.outcome = None if lost.owes else rank.outcome  # what it has done is not safe
                 if rank.outcome is None:
                     self._order += 1
                     rank.failed_order = self._order

@@ -243,7 +243,8 @@ class Preflight:
             few = "ask for fewer (--num-workers, or slots= in the hostfile), or look at its driver"
             problem = f"it has {len(gpus)} usable GPUs for {workers} workers; {few}"
         if problem:
-            self.findings.append(Finding(host.name, "GPUs", problem))
+            is_fatal = bool(gpus) or self._scaling.use_gpu
+            self.findings.append(Finding(host.name, "GPUs", problem, is_fatal=is_fatal))
 
     def _fail(self, host: _Host, about: str, text: str) -> None:
         host.failed = True

@@ -204,6 +204,8 @@ def order_for(
 def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:
     """This machine's workers inherit all that they are to have. But the ranks meet where the variables for it say only
     if the user names them: those that merely stand in an environment are often another launcher's."""
+    if "TORCHELASTIC_RUN_ID" in own:  # a fit() in a worker, whose own ranks do not meet where the worker has met others
+        own = {name: value for name, value in own.items() if name not in MEETING_PLACE}
     named = [pattern.strip() for pattern in own.get("DISTRAIN_ENV", "").split(",")]
     patterns = [*named, *FORWARDED, *(SAME_INTERPRETER if host.python is None else ())]
     candidates = MEETING_PLACE if host.is_local else own

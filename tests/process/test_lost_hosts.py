@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,16 @@ import psutil
 import pytest
 
 import distrain
-from distrain import BackendConfig, Checkpoint, ControllerError, FailureConfig, Result, RunConfig, ScalingConfig
+from distrain import (
+    BackendConfig,
+    Checkpoint,
+    CheckpointUploadMode,
+    ControllerError,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+)
 from distrain.hostfile import HostSpec
 from distrain.job import FunctionWork
 from distrain.survey import usable_cpus
@@ -175,6 +185,47 @@ def test_a_frozen_host_is_lost_when_its_lease_ends_though_another_rank_has_faile
 
     failures = FailureConfig(max_failures=1, host_lease_s=12.0, host_wait_s=30.0)
     assert hosts(freeze_and_fail, workers=2, failures=failures, one=1, two=1).return_value == 1
+
+
+def fail_while_a_checkpoint_is_stored(config: dict[str, Any]) -> None:
+    """Its uploader does not come to an end; the agent is killed when the end of the attempt waits for that."""
+    begin()
+    distrain.get_all_reported_checkpoints()
+    folder = tempfile.mkdtemp()
+    Path(folder, "model").touch()
+    asynchronous = CheckpointUploadMode.ASYNC
+    distrain.report({"host": "one", "of": 1}, checkpoint=Checkpoint(folder), checkpoint_upload_mode=asynchronous)
+    agent = psutil.Process().parents()[1]
+    wait_until(lambda: any("uploader" in child.cmdline() for child in agent.children()), what="an uploader")
+    [uploader] = [child for child in agent.children() if "uploader" in child.cmdline()]
+    uploader.suspend()
+    Path(config["place"], "uploader").write_text(str(uploader.pid))
+    Path(folder, "more").touch()
+    distrain.report({"host": "one", "of": 1}, checkpoint=Checkpoint(folder), checkpoint_upload_mode=asynchronous)
+    Path(config["place"], "down-one").touch()
+    Path(config["place"], "agent").write_text(str(agent.pid))
+    raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("backoff_s", [0.0, 1.0])
+def test_a_host_that_is_lost_while_its_upload_is_waited_for_is_given_up_in_time(
+    hosts: Hosts, backoff_s: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def kill_the_agent_that_waits() -> None:
+        wait_until((hosts.place / "agent").exists, timeout_s=30.0, what="a rank that fails")
+        time.sleep(1.0)
+        os.kill(int((hosts.place / "agent").read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_the_agent_that_waits)
+    killer.start()
+    failures = FailureConfig(max_failures=3, host_wait_s=3.0, backoff_s=backoff_s)
+    began = time.monotonic()
+    with pytest.raises(ControllerError, match=r"one did not come back within 3 s"):
+        hosts(fail_while_a_checkpoint_is_stored, workers=1, failures=failures, one=1)
+    killer.join()
+    assert time.monotonic() - began < 20.0
+    os.kill(int((hosts.place / "uploader").read_text()), signal.SIGKILL)  # it cannot end, and its host is not reached
+    assert "waiting for the checkpoint that is being stored" in capfd.readouterr().err
 
 
 def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distrain.gpus import find_gpus
 from tests.process.conftest import SSH_THAT_EXECUTES
 
 if TYPE_CHECKING:
@@ -87,8 +88,18 @@ def test_a_gpu_that_the_hostfile_names_has_to_be_there(check: Check, tmp_path: P
     (tmp_path / "hosts").write_text("one gpus=GPU-none cwd=/nowhere\ntwo\n")
     done = check("--hostfile", "hosts")
     assert done.returncode == 1
-    assert "one: gpus=GPU-none in the hostfile, but it has no GPU-none, or that is named twice; " in done.stdout
+    assert "one: gpus=GPU-none in the hostfile, but " in done.stdout
     assert "one: no worker can run in /nowhere" in done.stdout
+
+
+def test_gpus_that_nobody_can_count_are_a_warning_where_none_are_asked_for(check: Check, tmp_path: Path) -> None:
+    if find_gpus(os.environ):
+        pytest.skip("there are GPUs here")
+    (tmp_path / "hosts").write_text("one gpus=0\n")
+    done = check("--hostfile", "hosts")
+    assert done.returncode == 0
+    assert "! one: gpus=0 in the hostfile, but no NVIDIA GPU can be seen there" in done.stdout
+    assert check("--hostfile", "hosts", "--use-gpu").returncode == 1
 
 
 def test_too_few_slots_for_the_workers_are_told(check: Check) -> None:

@@ -492,7 +492,7 @@ def test_the_first_request_to_stop_leaves_the_grace() -> None:
     actions = play.happens(StopAsked("SIGINT"))
     assert stops(actions) == {"one": GRACE_S, "two": GRACE_S}
     assert "SIGINT" in said(actions)
-    assert play.machine.deadline() == play.now + GRACE_S + LEASE_S + LEASE_MARGIN_S
+    assert play.machine.deadline() == play.now + GRACE_S + STOP_TIMEOUT_S
 
 
 def test_the_second_request_kills_at_once() -> None:
@@ -841,6 +841,28 @@ def test_a_silent_host_is_lost_before_it_is_given_up() -> None:
     play.now += LEASE_S - STOP_TIMEOUT_S
     assert asked(play.happens(HostLost("two", "silent for 15 s"))) == ["two"]
     assert play.state is RunState.CONNECTING
+
+
+def test_stopping_again_does_not_take_longer() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(0)
+    play.now += 5.0
+    for _ in range(2):
+        play.happens(StopAsked("SIGINT"))
+        assert play.machine.deadline() == play.now - 5.0 + LEASE_S + LEASE_MARGIN_S
+    play = Play(hosts=2, workers=4).run()
+    for _ in range(3):
+        play.happens(StopAsked("SIGINT"))
+        assert play.machine.deadline() <= 100.0 + GRACE_S + STOP_TIMEOUT_S
+        play.now += 1.0
+
+
+def test_a_host_whose_ranks_have_returned_is_missed_if_its_checkpoints_are_not_committed() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
+    play.succeeds(2)
+    play.succeeds(3)
+    assert stops(play.happens(HostLost("two", "cut", owes=True))) == {"one": 0.0}
+    assert asked(play.gone("one")) == ["two"]
 
 
 def test_this_machine_is_given_up_earlier_as_its_lease_is_for_ctrl_z() -> None:
