@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -482,9 +483,10 @@ def _files_below(folder: Path) -> Iterator[str]:
 
 def _states_below(folder: Path, most: int, until: float) -> list[tuple[str, tuple[int, ...] | None]]:
     """Of all files; of none if there are more, or if it takes longer than until then (time.monotonic)."""
+    paths = list(itertools.islice(_files_below(folder), most + 1))
     found: list[tuple[str, tuple[int, ...] | None]] = []
-    for path in _files_below(folder):
-        if len(found) == most or time.monotonic() > until:
+    for path in paths:
+        if len(paths) > most or time.monotonic() > until:
             return []
         found.append((path, _state_of(folder / path)))
     return found
