@@ -70,8 +70,9 @@ class Ledger:
     def begin(self, attempt: int, world_size: int) -> None:
         """A new attempt; nobody will hear of the last one's open rounds."""
         self._attempt = attempt
-        with contextlib.suppress(OSError):  # nothing is known of what is left, then
-            self._store.note_leftovers()
+        if attempt >= 0:
+            with contextlib.suppress(OSError):  # nothing is known of what is left, then
+                self._store.note_leftovers()
         self._world_size = world_size
         self._announced: dict[tuple[int, int], wire.Reported] = {}
         """What a rank has said of its n-th checkpoint."""

@@ -44,9 +44,14 @@ class OuterDesk(Desk):
         self.hear = self._pass_over
         self._backend = backend
         self._index = 0
+        self._deletes: set[int] = set()
+        """Checkpoints of a rank without a ledger whose local files are to be deleted."""
+        self._held: list[wire.Discard] = []
 
     def send(self, message: wire.FromWorker) -> None:
         if not isinstance(message, wire.Joined):
+            if isinstance(message, wire.Reported) and message.ordinal is not None:
+                self._let_go()
             self.hear(message)
             return
         attempt, rank = message.attempt, message.rank
@@ -54,12 +59,27 @@ class OuterDesk(Desk):
         body = data if refused is None else b""
         self.answer(wire.Met(attempt=attempt, rank=rank, index=message.index, body=body, refused=refused))
 
-    def finish(self, rank: int, data: Any) -> Any:
+    def answer(self, message: wire.ToWorker) -> None:
+        """Local files are left at first, as no rank hears whether another one brings the same directory: until this
+        rank brings its next checkpoint, or all have met in the end."""
+        if isinstance(message, wire.Discard) and message.at_once:
+            self._held.append(message)
+            message = replace(message, at_once=False)
+        super().answer(message)
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, []
+        for message in held:
+            super().answer(message)
+
+    def finish(self, attempt: int, rank: int, data: Any) -> Any:
         """Meet the others after train_func; returns rank 0's ``data``. Raises CollectiveError if one of them waits in a
         collective."""
         data, refused = self._meet(rank, None, data)
         if refused is not None:
             raise CollectiveError(refused)
+        self._let_go()
+        super().answer(wire.Release(attempt=attempt, rank=rank))
         return data
 
     def _meet(self, rank: int, operation: str | None, data: Any) -> tuple[Any, str | None]:
@@ -79,9 +99,13 @@ class OuterDesk(Desk):
         match message:
             case wire.AskCheckpoints(attempt=attempt, rank=rank, index=index):
                 self.answer(wire.Checkpoints(attempt=attempt, rank=rank, index=index, body=b"[]"))
+            case wire.Delivered(attempt=attempt, rank=rank, ordinal=ordinal) if ordinal in self._deletes:
+                self._deletes.remove(ordinal)
+                self.answer(wire.Discard(attempt=attempt, rank=rank, ordinal=ordinal, at_once=True))
             case wire.Reported(attempt=attempt, rank=rank, ordinal=ordinal, body=body):
                 self.metrics = json.loads(body)
                 if ordinal is not None:
+                    self._deletes |= {ordinal} if message.delete else set()
                     if ordinal == 1 and rank == 1:
                         warn(
                             "under torchrun, only rank 0's files of a checkpoint are kept, and not those of other ranks"
@@ -108,5 +132,6 @@ class OuterWork(Work):
         session.context = replace(context, run_name=name, storage_path=storage_path, filesystem=filesystem)
         value = self.work.run()
         end = (self.store.committed, value) if self.store else None
-        self.kept[:], value = self.desk.finish(session.context.world_rank, end)
+        self.kept[:], value = self.desk.finish(session.context.attempt, session.context.world_rank, end)
+        session.wait_for_release()  # and delete what has been left until now
         return value

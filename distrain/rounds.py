@@ -173,6 +173,8 @@ class Rounds:
         self._committed_ordinal = 0
         self._looked_at = -math.inf
         self._closed = False
+        self._out_of_patience = False
+        """Whether a rank has waited in vain for others that may bring its directory."""
         self._said: set[str] = set()
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -231,12 +233,16 @@ class Rounds:
         return self.tick(now)
 
     def discarded(self, rank: int, ordinal: int, now: float, failed: str | None = None) -> list[Decision]:
-        """The rank's local files are deleted, or left, and what it has delivered is the run's alone; or why not."""
+        """The rank's local files are deleted, or left, and what it has delivered is the run's alone; or why that is not
+        certain: then the checkpoint is whole all the same."""
         part = self._pending.get(ordinal, {}).get(rank)
-        if part is not None:  # else it was dropped meanwhile
-            part.keeps = True
-            part.failed = part.failed or failed
-        return self.tick(now)
+        if part is None:  # it was dropped meanwhile
+            return self.tick(now)
+        part.keeps = True
+        if failed is None:
+            return self.tick(now)
+        why = f"local files of checkpoint {ordinal} may still be in {part.source.folder} of rank {rank}: {failed}"
+        return [Say(why), *self.tick(now)]
 
     def finished(self, rank: int, now: float) -> list[Decision]:
         """The rank has done its work and will not report again."""
@@ -254,7 +260,7 @@ class Rounds:
         """Whether nothing but these uploads (rank, ordinal) keeps the next checkpoint from being committed."""
         ordinal = self._committed_ordinal + 1
         parts = self._pending.get(ordinal, {})
-        under_way = [rank for rank, part in parts.items() if part.delivered is None or not part.keeps]
+        under_way = [rank for rank, part in parts.items() if part.delivered is None or (rank, ordinal) in uploads]
         absent = [rank for rank in self._ranks if rank not in parts]
         return (
             bool(under_way)
@@ -331,15 +337,15 @@ class Rounds:
         stored = part.source.in_place or (part.delivered is not None and part.failed is None)
         if not part.source.deletes or not stored or part.told_to_delete or self._closed:
             return []
-        failed = _any_failed(parts)
+        dropped = _will_be_dropped(parts)
         undecided = [r for r in self._ranks if r not in parts and not self._stays_away(r, ordinal, now)]
         missing = [other for other in parts.values() if other.delivered is None and not other.source.in_place]
         if part.source.waits:
             missing = [other for other in missing if other.source.overlaps(part.source)]
-        at_once = not (failed or undecided or missing)
-        given_up = (
-            part.source.waits and not part.told_to_leave and (failed or now >= part.delivered_at + FIRST_PATIENCE_S)
-        )
+        at_once = not (dropped or undecided or missing)
+        in_vain = not at_once and now >= part.delivered_at + FIRST_PATIENCE_S
+        self._out_of_patience = self._out_of_patience or (part.source.waits and in_vain)
+        given_up = part.source.waits and not part.told_to_leave and (dropped or self._out_of_patience)
         part.told_to_delete = at_once
         part.told_to_leave = part.told_to_leave or given_up
         return [Discard(rank, ordinal, at_once)] if at_once or given_up else []
@@ -377,7 +383,7 @@ class Rounds:
         said = self._say_written_off(ordinal, silent, parts, now)
         for rank in absent:
             self._ranks[rank].written_off = True  # until it brings one
-        if not self._closed and any(not part.keeps for part in parts.values()) and not _any_failed(parts):
+        if not self._closed and any(not part.keeps for part in parts.values()) and not _will_be_dropped(parts):
             return None
         del self._pending[ordinal]
         self._in_step.pop(ordinal, None)
@@ -450,8 +456,10 @@ class Rounds:
         )
 
 
-def _any_failed(parts: Mapping[int, _Part]) -> bool:
-    return any(part.failed is not None for part in parts.values())
+def _will_be_dropped(parts: Mapping[int, _Part]) -> bool:
+    """Whether one is not stored, or the ranks do not agree on where they are: then the local files are needed."""
+    mixed = len({part.source.in_place for part in parts.values()}) > 1
+    return mixed or any(part.failed is not None for part in parts.values())
 
 
 # -- which checkpoints to keep ---------------------------------------------------------------------------------------

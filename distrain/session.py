@@ -150,7 +150,7 @@ class Session:
                     files=files,
                     body=body,
                     folder=str(folder or ""),
-                    real=leftover.real if leftover else os.path.realpath(folder or ""),
+                    real=leftover.real if leftover else "" if folder is None else os.path.realpath(folder),
                     mode=storing.mode.value,
                     waits=waits,
                     name=storing.name,
@@ -323,7 +323,7 @@ class Session:
         delivered, skipped = [], []
         take = taker(folder, target, delete=delete)
         try:
-            for path, _ in files:
+            for path, _ in files if grant.directory else ():  # else nobody stores any
                 if path in granted:
                     delivered.append((path, *take(path)))
                 else:
@@ -348,13 +348,9 @@ class Session:
                 self._left[ordinal] = Leftover(folder)
         except OSError as error:
             failed = str(error)
-            raise
-        finally:
-            self._channel.send(
-                wire.Discarded(
-                    attempt=self.context.attempt, rank=self.context.world_rank, ordinal=ordinal, failed=failed
-                )
-            )
+        self._channel.send(
+            wire.Discarded(attempt=self.context.attempt, rank=self.context.world_rank, ordinal=ordinal, failed=failed)
+        )
 
     def _send_delivered(
         self,
@@ -462,7 +458,9 @@ def report(
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. Files on the file system of the run
         directory are then moved instead of copied. What is in a committed checkpoint or in the run directory is never
         deleted, and a directory that several ranks bring only when all have stored it; with SYNC the call waits for the
-        others' word for a second, and otherwise leaves the files until they have given it.
+        others' word for a second, and otherwise leaves the files until they have given it. Under torchrun, whose ranks
+        hear nothing of each other, a rank's files are left until it brings its next checkpoint, or all ranks have
+        finished.
     validation: have the checkpoint validated by the trainer's ``validation_config``, with its usual settings (True) or
         others. What the lowest rank that asks for it says counts.
     checkpoint_upload_fn: called with the checkpoint and a name; stores it as a directory of the run directory by
@@ -629,13 +627,13 @@ def _is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
 
 
 def _folder_in_place(checkpoint: Checkpoint) -> Path:
-    """Or what it is called in the run directory, if that is elsewhere. Raises CheckpointError if it is clear already
-    that it cannot be taken."""
+    """Without links, as these may be anywhere, or what it is called in the run directory, if that is elsewhere. Raises
+    CheckpointError if it is clear already that it cannot be taken."""
     if checkpoint.place is not None:
         return Path(checkpoint.place.name)
     with contextlib.suppress(FileNotFoundError):  # others are still at work there
         list_files(Path(checkpoint.path))
-    return Path(checkpoint.path)
+    return Path(os.path.realpath(checkpoint.path))
 
 
 def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:

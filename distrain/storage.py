@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -31,13 +32,17 @@ from distrain.runpaths import DAMAGED, LEFTOVER, RunPaths
 from distrain.uploads import unshare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from distrain import wire
     from distrain.loop import Loop
     from distrain.place import Place
 
 __all__ = ["RunStore", "warn_of_lost"]
+
+_MOST_LEFTOVERS = 10_000
+"""Files."""
+_NOTING_S = 1.0
 
 
 class _Lock:
@@ -140,7 +145,7 @@ class RunStore:
     def _find(self) -> tuple[int, list[CommittedCheckpoint]]:
         """The number of the next checkpoint, and those that there are."""
         intact = self._intact()
-        like = os.listdir(intact[-1].path) if intact and isinstance(intact[-1].path, Path) else None
+        like = os.listdir(intact[-1].path) if intact and isinstance(intact[-1].path, Path) else []
         for path in self.paths.without_manifest():
             with contextlib.suppress(OSError):  # it is not ours to read, then
                 warn_of_lost(path, os.listdir(path), like)
@@ -250,12 +255,16 @@ class RunStore:
 
     def note_leftovers(self) -> None:
         """An attempt begins: remember what earlier ones have left in directories that are no checkpoints yet, by state
-        and not by age, as clocks may jump."""
+        and not by age, as clocks may jump. Of many files, or on a slow file system, not all that is there is
+        remembered: the agents wait for a word meanwhile. Raises OSError."""
         self._leftovers = {}
+        left, until = _MOST_LEFTOVERS, time.monotonic() + _NOTING_S
         for folder in self.paths.root.iterdir():
-            is_ours = self.paths.why_not(folder.name) is not None or (folder / MANIFEST_FILE).exists()
-            if folder.is_dir() and not is_ours:
-                self._leftovers[folder.name] = {path: _state_of(folder / path) for path in _files_below(folder)}
+            with contextlib.suppress(OSError):  # it is not ours to read, then
+                is_ours = self.paths.why_not(folder.name) is not None or (folder / MANIFEST_FILE).exists()
+                found = [] if is_ours or not folder.is_dir() else _states_below(folder, left, until)
+                left -= len(found)
+                self._leftovers[folder.name] = dict(found)
 
     def set_leftovers_aside(self, name: str) -> None:
         """The ranks have filled this directory: what they have found there, and not written again, is no part of the
@@ -467,10 +476,20 @@ class RunStore:
         """The loop ends."""
 
 
-def _files_below(folder: Path) -> list[str]:
-    return [
-        os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in os.walk(folder) for name in names
-    ]
+def _files_below(folder: Path) -> Iterator[str]:
+    for parent, _, names in os.walk(folder):
+        yield from (os.path.relpath(os.path.join(parent, name), folder) for name in names)
+
+
+def _states_below(folder: Path, most: int, until: float) -> list[tuple[str, tuple[int, ...] | None]]:
+    """Of all files; of none if there are more, or if it takes longer than until then (time.monotonic)."""
+    paths = list(itertools.islice(_files_below(folder), most + 1))
+    found: list[tuple[str, tuple[int, ...] | None]] = []
+    for path in paths:
+        if len(paths) > most or time.monotonic() > until:
+            return []
+        found.append((path, _state_of(folder / path)))
+    return found
 
 
 def _state_of(path: Path) -> tuple[int, ...] | None:
@@ -507,11 +526,10 @@ def _open_lines(path: Path) -> IO[str]:
     return file
 
 
-def warn_of_lost(path: Path | Place, names: Iterable[str], like: Iterable[str] | None) -> None:
+def warn_of_lost(path: Path | Place, names: Iterable[str], like: Iterable[str]) -> None:
     """Say that a directory with files of these ``names`` has no manifest, if it looks like a checkpoint, and not like
-    something else that the user keeps there. ``like``: the names of the files of one; None if there is none."""
-    visible = {name for name in names if not name.startswith(".")}
-    if visible and (like is None or visible & set(like)):
+    something else that the user keeps there. ``like``: the names of the files of one, if there is one."""
+    if any(not name.startswith(".") for name in set(names) & set(like)):
         warn(f"{path} has no {MANIFEST_FILE}: it was never finished, or has lost it; the run does not go on from it")
 
 

@@ -128,7 +128,7 @@ class RemoteStore(RunStore):
         manifests = self._manifests([folder for folder, found in files.items() if MANIFEST_FILE in found], files)
         manifests.sort(key=lambda pair: pair[1]["index"])
         committed = [committed_at(self._run / folder, said) for folder, said in manifests]
-        like = {name.partition("/")[0] for name in files[manifests[-1][0]]} if manifests else None
+        like = {name.partition("/")[0] for name in files[manifests[-1][0]]} if manifests else set()
         for folder, found in files.items():
             if not found.keys() & {"", MANIFEST_FILE, PENDING_FILE, DAMAGED_FILE} and not is_ours(folder):
                 warn_of_lost(self._run / folder, {name.partition("/")[0] for name in found}, like)

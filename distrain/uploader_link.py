@@ -21,7 +21,7 @@ __all__ = ["UploaderLink"]
 
 _NEWS = (wire.Notice, wire.HostFailed)
 """What it says without having been asked."""
-_REPEATABLE = (wire.Publish, wire.Amend, wire.Remove, wire.Mirror)
+_REPEATABLE = (wire.Clear, wire.Publish, wire.Amend, wire.Remove, wire.Mirror)
 """Orders that may be carried out twice."""
 _MOST_DEATHS = 3
 _SLOW_S = 5.0
@@ -121,20 +121,21 @@ class UploaderLink:
             self._process = None
 
     def _died(self) -> None:
-        """Another one is started at once if it has a run directory to keep, else with the next order."""
+        """Another one is started at once if it has a run directory to keep, or orders that may be carried out twice;
+        else with the next order."""
         assert self._process is not None
         self._channel.close()
         self._process.kill()
         code = self._process.wait()
         self._process = None
-        again = self._opening is not None and self._deaths < _MOST_DEATHS
+        again = self._deaths < _MOST_DEATHS
         self._deaths += 1
         repeated = [order for order in self._open if again and isinstance(order, _REPEATABLE)]
         self._open = deque(order for order in self._open if order not in repeated)
         self._fail(f"the uploader has died (exit code {code})")
-        if again and self._opening is not None:
-            for order in (self._opening, *repeated):
-                self.order(order)
+        opening = [self._opening] if again and self._opening is not None else []
+        for order in (*opening, *repeated):
+            self.order(order)
 
     def _fail(self, why: str) -> None:
         orders, self._open = list(self._open), deque()

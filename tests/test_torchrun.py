@@ -140,6 +140,56 @@ def test_the_ranks_train_together_and_rank_0_keeps_the_run(tmp_path: Path) -> No
     assert run.stderr.count("distrain: finished") == 1
 
 
+DELETES = """
+ASYNC = CheckpointUploadMode.ASYNC
+MODES = {"sync": {"delete_local_checkpoint_after_upload": True}, "async": {"checkpoint_upload_mode": ASYNC}}
+
+def train(config):
+    here = []
+    for step in range(2):
+        for mode, options in MODES.items():
+            for owner in ("all", f"rank_{RANK}"):
+                folder = FOLDER / f"of_{owner}_{mode}_{step}"
+                folder.mkdir(exist_ok=True)
+                (folder / f"by_{RANK}").write_text(str(step))
+                barrier()
+                if RANK == config["late"]:
+                    wait_for_the_others()
+                distrain.report({}, Checkpoint(folder), **options)
+                if RANK != config["late"]:
+                    (FOLDER / "reported").touch()
+                here.append(len(list(FOLDER.glob("of_*"))))
+                barrier()
+                (FOLDER / "reported").unlink(missing_ok=True)
+                barrier()
+    return here
+
+def wait_for_the_others():
+    while not (FOLDER / "reported").exists():
+        time.sleep(0.01)
+
+said["here"] = TorchTrainer(
+    train,
+    train_loop_config={"late": int(sys.argv[2])},
+    torch_config=TorchConfig(timeout_s=20),
+    scaling_config=ScalingConfig(num_workers=0),
+    run_config=RunConfig(name="run", storage_path=FOLDER / "runs"),
+).fit().return_value
+write()
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_local_files_are_deleted_when_no_rank_can_need_them(tmp_path: Path, late: int) -> None:
+    run, ranks = torchrun(tmp_path, DELETES, str(late))
+    assert run.returncode == 0, run.stderr
+    assert max(ranks[0]["here"]) <= 5, "they pile up"
+    assert not list(tmp_path.glob("of_*"))
+    checkpoints = sorted((tmp_path / "runs" / "run").glob("checkpoint_*"))
+    both = [sorted(path.name for path in folder.glob("by_*")) for folder in checkpoints]
+    assert both == [["by_0", "by_1"], ["by_0"]] * 4
+
+
 ONE_AFTER_THE_OTHER = """
 def fails_at_1(config):
     checkpoint = distrain.get_checkpoint()

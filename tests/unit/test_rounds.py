@@ -164,11 +164,35 @@ def test_nothing_is_deleted_if_the_checkpoint_is_dropped(*, waits: bool) -> None
     assert rounds.discarded(0, 1, 0.0) == []
 
 
-def test_files_that_have_another_name_still_are_no_part_of_a_checkpoint() -> None:
+def test_a_checkpoint_whose_local_files_cannot_be_deleted_is_committed_and_they_are_told_of() -> None:
     rounds = rounds_of(1)
     hand_over(rounds, 0, 1, "/a", "a")
     deliver(rounds, 0, 1, "a")
-    assert Drop(1) in rounds.discarded(0, 1, 0.0, "disk full")
+    decisions = rounds.discarded(0, 1, 0.0, "disk full")
+    assert the_commit(decisions).ordinal == 1
+    assert only(Say, decisions) == [Say("local files of checkpoint 1 may still be in /a of rank 0: disk full")]
+
+
+def test_who_has_waited_in_vain_for_the_others_does_not_wait_again() -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    hand_over(rounds, 0, 1, "/a", "a")
+    assert deliver(rounds, 0, 1, "a") == []
+    assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
+    rounds.discarded(0, 1, 1.0)
+    hand_over(rounds, 0, 2, "/b", "a")
+    assert deliver(rounds, 0, 2, "a") == [Discard(0, 2, at_once=False)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_nothing_is_deleted_if_ranks_differ_in_who_stores_the_files(*, waits: bool) -> None:
+    """For then the checkpoint is dropped, by whoever makes it one, and at once."""
+    rounds = rounds_of(2)
+    rounds.reported(0, 1, {}, 1, (), 0.0, Source(in_place=True))
+    hand_over(rounds, 1, 1, "/b", "b", waits=waits)
+    decisions = deliver(rounds, 0, 1, "a")
+    decisions += deliver(rounds, 1, 1, "b")
+    assert only(Discard, decisions) == ([Discard(1, 1, at_once=False)] if waits else [])
+    assert the_commit(decisions).ranks == (0, 1)
 
 
 # -- files that are in place already ---------------------------------------------------------------------------------
@@ -467,6 +491,17 @@ def test_a_checkpoint_may_wait_for_nothing_but_uploads() -> None:
     assert rounds.awaits_only({(1, 1)}, 0)
     assert the_commit(deliver(rounds, 1, 1, "shard-1")).ranks == (0, 1)
     assert not rounds.awaits_only(set(), 0)
+
+
+def test_an_upload_that_is_awaited_is_not_held_up_by_local_files_that_are_not_deleted_yet() -> None:
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/a", "a", waits=False)
+    hand_over(rounds, 1, 1, "/b", "b", waits=False)
+    deliver(rounds, 0, 1, "a")
+    assert rounds.awaits_only({(1, 1)}, 0)
+    deliver(rounds, 1, 1, "b")
+    assert rounds.awaits_only({(0, 1), (1, 1)}, 0), "they are being deleted"
+    assert the_commit(rounds.close(0.0)).ranks == (0, 1)
 
 
 # -- ranks that show no sign -----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from distrain.checkpoint import Checkpoint
 from distrain.context import TrainContext
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.session import Session
+from distrain.uploads import CheckpointUploadMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -202,6 +203,40 @@ def test_a_path_is_no_checkpoint_and_the_fix_is_named(worker: Worker, folder: Pa
 def test_a_missing_directory_is_an_error(worker: Worker, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         distrain.report({}, Checkpoint(tmp_path / "gone"))
+
+
+def test_a_checkpoint_in_place_is_announced_without_links(worker: Worker, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "run" / "epoch-1"
+    folder.mkdir(parents=True)
+    (tmp_path / "latest").symlink_to(folder)
+    worker.grants(1, tmp_path)
+    distrain.report({}, Checkpoint(tmp_path / "latest"), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+    said = worker.said()[0]
+    assert said.folder == str(folder)
+
+
+def test_metrics_can_be_reported_where_the_working_directory_is_gone(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    assert reported(worker, {"loss": 1}) == {"loss": 1}
+
+
+def test_a_checkpoint_that_is_stored_is_no_error_if_its_source_cannot_be_deleted(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(session, "discard", fails)
+    worker.grants(1, tmp_path / "target", "model.pt", "rng-1.bin")
+    worker.coordinator.send(wire.Discard(attempt=2, rank=1, ordinal=1, at_once=True))
+    distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+    assert worker.said()[-1] == wire.Discarded(attempt=2, rank=1, ordinal=1, failed="disk full")
 
 
 @pytest.mark.usefixtures("worker")
