@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distrain import process, wire
 from distrain.host_link import CLOSE_TIMEOUT_S, PING_INTERVAL_S, HostLink, agent_argv, close_all, sweeper_argv
 from distrain.hosts import Gpu, gpu_problem
+from distrain.output import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,9 +88,11 @@ class Connections:
         if isinstance(message, wire.Hello):
             named, found = self._transports[link.name].host.gpus, [Gpu(**gpu) for gpu in message.gpus or ()]
             problem = gpu_problem(named, found)
-            if problem and (found or self._request.scaling.use_gpu):  # others than NVIDIA's nobody can count
+            if problem and (found or self._request.scaling.use_gpu):
                 self._drop(link, problem)
                 return
+            if problem:  # or they are others than NVIDIA's, which nobody can count
+                warn(f"{link.name}: {problem}")
             self.ping()  # by its lease, from now on
         self._heard(link.name, message)
 

@@ -237,7 +237,8 @@ class Coordinator:
     def _on_lost(self, host: str, why: str) -> None:
         self._checks.lost(host)
         ranks = [rank.rank for rank in self.machine.plan.on(host)] if self.machine.plan else []
-        self._happened(events.HostLost(host, why, owes=self._ledger.has_open(ranks)))
+        ends = self.machine.state is RunState.RELEASING
+        self._happened(events.HostLost(host, why, owes=self._ledger.awaits(ranks, ends=ends)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:

@@ -87,8 +87,8 @@ class HostSaid:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """The connection to an agent has ended, its lease has run out, or it could not be started. ``owes``: whether there
-    are checkpoints with parts of its ranks that are neither committed nor dropped."""
+    """The connection to an agent has ended, its lease has run out, or it could not be started. ``owes``: whether
+    a checkpoint cannot be committed without it."""
 
     host: str
     why: str

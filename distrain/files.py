@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 import threading
+import weakref
 import zlib
 from collections import deque
 from functools import partial
@@ -124,7 +125,9 @@ class _Hasher:
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         if size > _HASHED_AT_ONCE_BYTES:
-            self._thread = threading.Thread(target=self._run, name="distrain-hash", daemon=True)
+            self._thread = threading.Thread(
+                target=_take_parts, args=(weakref.ref(self),), name="distrain-hash", daemon=True
+            )
 
     def __enter__(self) -> _Hasher:
         if self._thread is not None:
@@ -162,20 +165,28 @@ class _Hasher:
         if self._error is not None:
             raise self._error
 
-    def _run(self) -> None:
-        while not self._ended:
-            with self._changed:
-                self._changed.wait_for(lambda: self._parts or self._ended, _LOOK_AGAIN_S)
-                if self._ended or not self._parts:
-                    continue
-                part = self._parts[0]
-            try:
-                self.crc = part(self.crc)
-            except Exception as error:  # raised where the parts come from
-                self._error = self._error or error
-            with self._changed:
-                self._parts.popleft()
-                self._changed.notify_all()
+    def take_part(self) -> bool:
+        """Hash one part, or wait a while for one. False when no more will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._parts or self._ended, _LOOK_AGAIN_S)
+            if self._ended or not self._parts:
+                return not self._ended
+            part = self._parts[0]
+        try:
+            self.crc = part(self.crc)
+        except Exception as error:  # raised where the parts come from
+            self._error = self._error or error
+        with self._changed:
+            self._parts.popleft()
+            self._changed.notify_all()
+        return True
+
+
+def _take_parts(wanted: weakref.ref[_Hasher]) -> None:
+    """Until the ``with`` has ended; or nobody has the hasher any more, as a signal handler has raised just before it
+    could say so."""
+    while (hasher := wanted()) is not None and hasher.take_part():
+        del hasher
 
 
 def _hash_part(fd: int, start: int, count: int, crc: int) -> int:

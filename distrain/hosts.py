@@ -31,13 +31,12 @@ def gpu_problem(named: Sequence[str], found: Sequence[Gpu]) -> str | None:
     """What is wrong with the GPUs that the hostfile names for a host: ``found`` are those that CUDA shows there, which
     ends at the first bad entry."""
     left, listed = list(found), f"gpus={','.join(named)} in the hostfile"
-    if named and not found:
-        return f"{listed}, but no NVIDIA GPU can be seen there: is there a driver, and libnvidia-ml?"
     for entry in named:
         mine = _shown_as(entry, left)
         if not mine:
             which = f"GPU {entry}" if entry.isdigit() else entry
-            return f"{listed}, but it has no {which}, or that is named twice; nvidia-smi -L shows there which it has"
+            why = "or that is named twice" if found else "or no NVIDIA driver with libnvidia-ml"
+            return f"{listed}, but it has no {which}, {why}; nvidia-smi -L shows there which it has"
         left = [gpu for gpu in left if gpu not in mine]
     return None
 

@@ -147,9 +147,10 @@ class Ledger:
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
         return self._rounds.awaits_only(uploads, time.monotonic())
 
-    def has_open(self, ranks: Collection[int]) -> bool:
-        """Whether one of these has brought a part of a checkpoint that is neither committed nor dropped."""
-        return any(rank in ranks for rank, _ in self._open)
+    def awaits(self, ranks: Collection[int], *, ends: bool) -> bool:
+        """Whether a checkpoint waits for what the hosts of these ranks do with their files; ``ends``: the attempt does,
+        so that it does not wait for the deletion of local ones."""
+        return self._rounds.awaits(ranks, ends=ends)
 
     def end(self) -> None:
         """The attempt is over: no rank will report again."""

@@ -622,7 +622,7 @@ class RunMachine:
             return self._muster(now)
         if self.state is RunState.WAITING or self.plan is None or host not in self.plan.hosts:
             return []
-        if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks):
+        if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks) and not lost.owes:
             return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
         self._lose_ranks(lost)
         if self.state is RunState.RESERVING and not self.retries.ever_entered:
@@ -630,18 +630,24 @@ class RunMachine:
         if self.state is RunState.STOPPING:
             return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
         if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
-            return [Say(f"{host}: {why}; its ranks had done their work, and the others go on")]
+            return [Say(f"{host}: its ranks had done their work, and the others go on without it: {why}")]
         return self._stop(0.0, now)
 
     def _lose_ranks(self, lost: HostLost) -> None:
+        """A rank that had done its work is lost, too, if that is not safe, and the attempt has not failed yet."""
+        is_unsafe = lost.owes and self.state is not RunState.STOPPING
         for number, rank in self._ranks.items():
-            if rank.plan.host == lost.host and rank.exited is None:
-                rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=lost.why)
+            had_done = rank.outcome is not None and rank.outcome.ok
+            if rank.plan.host != lost.host or (rank.exited is not None and not (had_done and is_unsafe)):
+                continue
+            if rank.exited is None:
                 self._move_rank(rank, RankState.EXITED)
-                rank.outcome = None if lost.owes else rank.outcome  # what it has done is not safe
-                if rank.outcome is None:
-                    self._order += 1
-                    rank.failed_order = self._order
+            rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=lost.why)
+            if had_done and is_unsafe:
+                rank.outcome = None
+            if rank.outcome is None and rank.failed_order is None:
+                self._order += 1
+                rank.failed_order = self._order
 
     def _on_tick(self, now: float) -> list[Action]:
         ordered = self._ordered(self._votes.tick(now))

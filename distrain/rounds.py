@@ -145,6 +145,8 @@ class _Part:
     """Whether the run alone has what was delivered: the source was not to be deleted, or was, or was left."""
     told_to_leave: bool = False
     told_to_delete: bool = False
+    stays: bool = False
+    """Whether another one that was told to leave the same directory may have new files there already."""
     skipped: tuple[tuple[str, int, int], ...] = ()
     failed: str | None = None
 
@@ -244,6 +246,12 @@ class Rounds:
         why = f"local files of checkpoint {ordinal} may still be in {part.source.folder} of rank {rank}: {failed}"
         return [Say(why), *self.tick(now)]
 
+    def awaits(self, ranks: Collection[int], *, ends: bool) -> bool:
+        """Whether a part of one of these ranks is not stored, or, unless the attempt ``ends``, its source not deleted
+        that is to be."""
+        found = (part for parts in self._pending.values() for rank, part in parts.items() if rank in ranks)
+        return any(part.delivered is None or not (part.keeps or ends) for part in found)
+
     def finished(self, rank: int, now: float) -> list[Decision]:
         """The rank has done its work and will not report again."""
         self._ranks[rank].finished = True
@@ -342,10 +350,11 @@ class Rounds:
         missing = [other for other in parts.values() if other.delivered is None and not other.source.in_place]
         if part.source.waits:
             missing = [other for other in missing if other.source.overlaps(part.source)]
-        at_once = not (dropped or undecided or missing)
+        part.stays = part.stays or (part.source.waits and _is_left_by_others(part, parts))
+        at_once = not (dropped or undecided or missing or part.stays)
         in_vain = not at_once and now >= part.delivered_at + FIRST_PATIENCE_S
         self._out_of_patience = self._out_of_patience or (part.source.waits and in_vain)
-        given_up = part.source.waits and not part.told_to_leave and (dropped or self._out_of_patience)
+        given_up = part.source.waits and not part.told_to_leave and (dropped or part.stays or self._out_of_patience)
         part.told_to_delete = at_once
         part.told_to_leave = part.told_to_leave or given_up
         return [Discard(rank, ordinal, at_once)] if at_once or given_up else []
@@ -454,6 +463,11 @@ class Rounds:
             "when the others brought theirs. Every rank that brings checkpoints must do so in the same of its reports; "
             f"raise CheckpointConfig.missing_rank_s (now {self._missing_rank_s:g} s) if this rank is just slow."
         )
+
+
+def _is_left_by_others(part: _Part, parts: Mapping[int, _Part]) -> bool:
+    left = (other for other in parts.values() if other is not part and other.told_to_leave and not other.stays)
+    return not part.told_to_leave and any(other.source.overlaps(part.source) for other in left)
 
 
 def _will_be_dropped(parts: Mapping[int, _Part]) -> bool:

@@ -133,7 +133,7 @@ class Session:
             if checkpoint is not None:
                 checkpoint, storing, leftover = self._to_store(checkpoint, storing)
                 if storing.mode is NO_UPLOAD:
-                    folder = _folder_in_place(checkpoint)
+                    folder = _folder_in_place(checkpoint, self.context)
                 else:
                     folder = Path(stack.enter_context(checkpoint.as_directory()))
                     files = list_files(folder)
@@ -309,7 +309,12 @@ class Session:
     def _deliver(self, ordinal: int, folder: Path, files: list[tuple[str, int]], *, delete: bool) -> None:
         """Wait for the coordinator's word on who copies what, copy our part, and say so; or until an uploader has done
         it."""
-        grant = self._await_grant(ordinal)
+        try:
+            grant = self._await_grant(ordinal)
+        except BaseException as error:  # an alarm of the user's: nobody else can bring these files
+            if not isinstance(self.context.get_storage().run, Place):
+                self._send_delivered(ordinal, [], [], failed=repr(error))
+            raise
         if grant is None:
             self._raise_what_was_not_stored()
             if delete:
@@ -337,10 +342,10 @@ class Session:
 
     def _discard(self, ordinal: int, folder: Path, target: Path | None, files: Sequence[str]) -> None:
         """Delete the local files as soon as no other rank can need them; if that takes too long, later."""
-        while ordinal not in self._discards:
-            self._listen(wait=True)
         failed = None
         try:
+            while ordinal not in self._discards:
+                self._listen(wait=True)
             if self._discards.pop(ordinal).at_once:
                 discard(folder, target, files)
             else:
@@ -348,6 +353,12 @@ class Session:
                 self._left[ordinal] = Leftover(folder)
         except OSError as error:
             failed = str(error)
+        except BaseException as error:
+            self._send_discarded(ordinal, repr(error))
+            raise
+        self._send_discarded(ordinal, failed)
+
+    def _send_discarded(self, ordinal: int, failed: str | None) -> None:
         self._channel.send(
             wire.Discarded(attempt=self.context.attempt, rank=self.context.world_rank, ordinal=ordinal, failed=failed)
         )
@@ -411,7 +422,8 @@ class Session:
                     if failed is not None:
                         self._not_stored.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
                 case wire.Discard(ordinal=ordinal, at_once=True) if ordinal in self._left:
-                    self._left.pop(ordinal).discard()
+                    with contextlib.suppress(OSError):  # of files that are none of the run's any more
+                        self._left.pop(ordinal).discard()
                 case wire.Discard() as word:
                     self._discards[word.ordinal] = word
                 case wire.Committed(path=path):
@@ -626,14 +638,14 @@ def _is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
     )
 
 
-def _folder_in_place(checkpoint: Checkpoint) -> Path:
-    """Without links, as these may be anywhere, or what it is called in the run directory, if that is elsewhere. Raises
+def _folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
+    """As it is called in the run directory itself, whatever links lead there; its name if that is elsewhere. Raises
     CheckpointError if it is clear already that it cannot be taken."""
     if checkpoint.place is not None:
         return Path(checkpoint.place.name)
     with contextlib.suppress(FileNotFoundError):  # others are still at work there
         list_files(Path(checkpoint.path))
-    return Path(os.path.realpath(checkpoint.path))
+    return Path(context.get_trial_dir(), Path(os.path.realpath(checkpoint.path)).name)
 
 
 def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:

@@ -98,7 +98,7 @@ def test_gpus_that_nobody_can_count_are_a_warning_where_none_are_asked_for(check
     (tmp_path / "hosts").write_text("one gpus=0\n")
     done = check("--hostfile", "hosts")
     assert done.returncode == 0
-    assert "! one: gpus=0 in the hostfile, but no NVIDIA GPU can be seen there" in done.stdout
+    assert "! one: gpus=0 in the hostfile, but it has no GPU 0, or no NVIDIA driver" in done.stdout
     assert check("--hostfile", "hosts", "--use-gpu").returncode == 1
 
 

@@ -816,7 +816,7 @@ def test_a_host_whose_ranks_have_done_their_work_is_not_missed() -> None:
     play.succeeds(2)
     play.succeeds(3)
     actions = play.happens(HostLost("two", "cut"))
-    assert said(actions) == "two: cut; its ranks had done their work, and the others go on"
+    assert said(actions) == "two: its ranks had done their work, and the others go on without it: cut"
     assert (stops(actions), play.state) == ({}, RunState.RUNNING)
     play.succeeds(0)
     released = told(play.succeeds(1), wire.Release)
@@ -861,8 +861,27 @@ def test_a_host_whose_ranks_have_returned_is_missed_if_its_checkpoints_are_not_c
     play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
     play.succeeds(2)
     play.succeeds(3)
+    play.exits(2)
     assert stops(play.happens(HostLost("two", "cut", owes=True))) == {"one": 0.0}
-    assert asked(play.gone("one")) == ["two"]
+    actions = play.gone("one")
+    assert asked(actions) == ["two"]
+    assert "rank(s) 2, 3 on two were lost: cut" in said(actions)
+
+
+def test_a_host_that_is_lost_with_a_checkpoint_when_all_ranks_have_returned_is_missed() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.all_succeed()
+    assert stops(play.happens(HostLost("two", "cut", owes=True))) == {"one": 0.0}
+    play.gone("one")
+    assert (play.state, [failure.rank for failure in play.machine.failures]) == (RunState.FAILED, [2, 3])
+
+
+def test_what_a_rank_has_raised_is_not_forgotten_when_its_host_is_lost_with_a_checkpoint() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(2)
+    play.happens(HostLost("two", "cut", owes=True))
+    play.gone("one")
+    assert [failure.lost for failure in play.machine.failures] == [False, True]
 
 
 def test_this_machine_is_given_up_earlier_as_its_lease_is_for_ctrl_z() -> None:

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain import storage
+from distrain import files, storage
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError, StorageError
 from distrain.files import copy_file, crc32_of, list_files, sync_file, write_atomically
@@ -738,6 +738,21 @@ def test_a_signal_that_raises_leaves_no_thread(tmp_path: Path) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "distrain-hash"])
+
+
+def test_a_signal_that_raises_as_the_last_thing_of_a_copy_leaves_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything of the hasher's own end has been done."""
+
+    def interrupted(self: Any, *error: object) -> None:
+        raise TimeoutError("by an alarm")
+
+    (tmp_path / "source").write_bytes(bytes(20 << 20))
+    with monkeypatch.context() as patch, contextlib.suppress(TimeoutError):
+        patch.setattr(files._Hasher, "__exit__", interrupted)
+        copy_file(tmp_path / "source", tmp_path / "target")
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "distrain-hash"])
 
 
