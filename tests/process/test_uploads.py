@@ -273,6 +273,36 @@ def test_local_files_that_others_may_bring_are_deleted_later_unless_they_have_ch
     assert_no_half_checkpoint(fit.storage)
 
 
+@pytest.mark.parametrize("delete", [False, True])
+def test_an_exception_in_report_costs_only_that_checkpoint(fit: Fit, tmp_path: Path, *, delete: bool) -> None:
+    """Of an alarm, say, while the rank waits for the others."""
+
+    def interrupted_once() -> int:
+        def alarm(number: int, frame: object) -> None:
+            raise TimeoutError("by an alarm")
+
+        rank = distrain.get_context().get_world_rank()
+        signal.signal(signal.SIGALRM, alarm)
+        for number in range(3):
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            (folder / f"shard-{rank}").write_text(str(number))
+            if number == 0 and rank == 0:
+                time.sleep(1.0)
+            if number == 0 and rank == 1:
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+            try:
+                distrain.report({"number": number}, Checkpoint(folder), delete_local_checkpoint_after_upload=delete)
+            except TimeoutError:
+                assert (rank, number) == (1, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return len(distrain.get_all_reported_checkpoints(timeout_s=30.0))
+
+    result = fit(interrupted_once)
+    assert result.return_value == 2
+    texts = [Path(checkpoint.path, "shard-1").read_text() for checkpoint, _ in result.best_checkpoints]
+    assert texts == ["1", "2"]
+
+
 # -- ASYNC -----------------------------------------------------------------------------------------------------------
 
 

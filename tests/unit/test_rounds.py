@@ -164,6 +164,29 @@ def test_nothing_is_deleted_if_the_checkpoint_is_dropped(*, waits: bool) -> None
     assert rounds.discarded(0, 1, 0.0) == []
 
 
+def test_a_shared_directory_that_one_rank_was_told_to_leave_is_deleted_by_no_other() -> None:
+    """It may have new files there by then, and looks before it deletes anything."""
+    rounds = rounds_of(2, running_since=0.0)
+    hand_over(rounds, 0, 1, "/shared", "a")
+    deliver(rounds, 0, 1, "a")
+    assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
+    rounds.discarded(0, 1, 1.0)
+    hand_over(rounds, 1, 1, "/shared", "b")
+    done = deliver(rounds, 1, 1, "b")
+    assert Discard(1, 1, at_once=True) not in done
+    assert set(only(Discard, done)) == {Discard(0, 1, at_once=True), Discard(1, 1, at_once=False)}
+    assert the_commit(rounds.discarded(1, 1, 1.0)).ordinal == 1
+
+
+def test_what_a_lost_host_owes() -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    hand_over(rounds, 0, 1, "/a", "a")
+    assert rounds.awaits([0], ends=True)
+    assert not rounds.awaits([1], ends=False)
+    deliver(rounds, 0, 1, "a")
+    assert (rounds.awaits([0], ends=False), rounds.awaits([0], ends=True)) == (True, False)
+
+
 def test_a_checkpoint_whose_local_files_cannot_be_deleted_is_committed_and_they_are_told_of() -> None:
     rounds = rounds_of(1)
     hand_over(rounds, 0, 1, "/a", "a")
