@@ -349,7 +349,13 @@ def files_of(place: Place) -> list[str]:
     try:
         named = json.loads((place / MANIFEST_FILE).read())["files"]
     except FileNotFoundError:
-        if PENDING_FILE in present and (place / PENDING_FILE).read() == DELETED:
+        if PENDING_FILE not in present:
+            return present
+        try:
+            is_deleted = (place / PENDING_FILE).read() == DELETED
+        except FileNotFoundError:  # it was committed, or deleted, just now
+            return files_of(place)
+        if is_deleted:
             raise
         return [name for name in present if name != PENDING_FILE]
     return sorted({*named, *({METADATA_FILE} & set(present))})
