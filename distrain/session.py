@@ -5,30 +5,33 @@ No thread of ours runs here: what the coordinator has to say is read inside thes
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import math
 import os
-import tempfile
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import cloudpickle
-
 from distrain import wire
-from distrain.checkpoint import MANIFEST_FILE, Checkpoint
+from distrain.checkpoint import Checkpoint
 from distrain.config import ValidationTaskConfig
 from distrain.errors import CheckpointError, CollectiveError
 from distrain.files import crc32_of, list_files
 from distrain.metrics import encode_metrics
 from distrain.output import warn
-from distrain.place import Place, own_temporary_directory
+from distrain.place import Place
+from distrain.report_checks import (
+    check_checkpoint,
+    check_in_place,
+    check_timeout,
+    checked_task,
+    folder_in_place,
+    is_kept,
+)
 from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
-from distrain.runpaths import RunPaths
 from distrain.uploads import CheckpointUploadMode, Leftover, Storing, discard, taker, unshare
 
 if TYPE_CHECKING:
@@ -122,8 +125,8 @@ class Session:
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: Storing = _AS_USUAL) -> None:
         self.at_report()
         body = encode_metrics(metrics)
-        _check_checkpoint(checkpoint, self.context)
-        task = _checked_task(storing, checkpoint, self.context)
+        check_checkpoint(checkpoint, self.context)
+        task = checked_task(storing, checkpoint, self.context)
         if not self._channel.uploads and storing.mode is ASYNC:
             storing = replace(storing, mode=SYNC, delete=storing.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
@@ -133,7 +136,7 @@ class Session:
             if checkpoint is not None:
                 checkpoint, storing, leftover = self._to_store(checkpoint, storing)
                 if storing.mode is NO_UPLOAD:
-                    folder = _folder_in_place(checkpoint, self.context)
+                    folder = folder_in_place(checkpoint, self.context)
                 else:
                     folder = Path(stack.enter_context(checkpoint.as_directory()))
                     files = list_files(folder)
@@ -175,7 +178,7 @@ class Session:
         """A directory, what is to be done with it, and what is to be deleted when all ranks are done."""
         leftover = None
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
-        if checkpoint.place is not None or (checkpoint.path and _is_kept(checkpoint, self.context)):
+        if checkpoint.place is not None or (checkpoint.path and is_kept(checkpoint, self.context)):
             storing = replace(storing, delete=False)
         if storing.function is not None:
             name = storing.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
@@ -190,7 +193,7 @@ class Session:
                 )
             storing = replace(storing, mode=NO_UPLOAD, function=None)
         if storing.mode is NO_UPLOAD:
-            _check_in_place(checkpoint, self.context)
+            check_in_place(checkpoint, self.context)
             return checkpoint, replace(storing, delete=False), leftover
         if storing.mode is ASYNC and (not checkpoint.path or checkpoint.place is not None):
             return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True), None
@@ -523,7 +526,7 @@ def get_all_reported_checkpoints(
             f"get_all_reported_checkpoints(): consistency_mode must be a CheckpointConsistencyMode, got "
             f"{consistency_mode!r}"
         )
-    _check_timeout(timeout_s)
+    check_timeout(timeout_s)
     return session_of("get_all_reported_checkpoints").all_checkpoints(consistency_mode, timeout_s)
 
 
@@ -589,135 +592,3 @@ def session_of(caller: str) -> Session:
             "or from a script started by `python -m distrain.launch`"
         )
     return Session.current
-
-
-def _check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> None:
-    """Refuses what cannot have been meant."""
-    if checkpoint is None:
-        return
-    if not isinstance(checkpoint, Checkpoint):
-        raise TypeError(
-            f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} "
-            f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path)"
-        )
-    if not checkpoint.path or checkpoint.place is not None:  # made from a dict, or elsewhere
-        return
-    folder = os.path.realpath(checkpoint.path)
-    if not os.path.isdir(folder):
-        raise CheckpointError(f"report(): the checkpoint directory {checkpoint.path} does not exist")
-    shared = (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)
-    if folder in map(os.path.realpath, shared):
-        raise CheckpointError(
-            f"report(): {checkpoint.path} is a shared directory; the checkpoint would take in everything in it. "
-            "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
-        )
-    if isinstance(context.get_storage().run, Place):
-        return
-    run = os.path.realpath(context.get_trial_dir())
-    if os.path.commonpath([folder, run]) == folder:
-        raise CheckpointError(
-            f"report(): {checkpoint.path} contains the run directory {run}, and would be copied into itself. "
-            "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
-        )
-
-
-def _is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
-    """Whether a directory is never deleted: what is in a run directory, in a committed checkpoint or in a local copy of
-    one, and what a committed checkpoint or the working directory is in."""
-    folder = Path(os.path.realpath(checkpoint.path))
-    ours = [os.path.realpath(own_temporary_directory("checkpoints").parent)]
-    if not isinstance(context.get_storage().run, Place):
-        ours.append(os.path.realpath(context.get_trial_dir()))
-    around = (folder, *folder.parents)
-    with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
-        if Path.cwd().is_relative_to(folder):
-            return True
-    return (
-        any(str(parent) in ours or (parent / MANIFEST_FILE).exists() for parent in around)
-        or next(folder.rglob(MANIFEST_FILE), None) is not None
-    )
-
-
-def _folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
-    """As it is called in the run directory itself, whatever links lead there; its name if that is elsewhere. Raises
-    CheckpointError if it is clear already that it cannot be taken."""
-    if checkpoint.place is not None:
-        return Path(checkpoint.place.name)
-    with contextlib.suppress(FileNotFoundError):  # others are still at work there
-        list_files(Path(checkpoint.path))
-    return Path(context.get_trial_dir(), Path(os.path.realpath(checkpoint.path)).name)
-
-
-def _check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
-    """Raises ValueError if NO_UPLOAD cannot be meant."""
-    place, where = checkpoint.place, context.get_storage().run
-    if isinstance(where, Place) or place is not None:
-        if place is None or place.path.rpartition("/")[0] != getattr(where, "path", ""):
-            raise ValueError(_not_in_place(str(where), checkpoint.path))
-        _check_name(place.name)
-        return
-    folder = Path(os.path.realpath(checkpoint.path))
-    run = Path(os.path.realpath(context.get_trial_dir()))
-    if folder.parent != run:
-        raise ValueError(_not_in_place(str(run), checkpoint.path))
-    _check_name(folder.name)
-    if (folder / MANIFEST_FILE).exists():
-        raise ValueError(f"report(): {folder} is a committed checkpoint already")
-
-
-def _check_name(name: str) -> None:
-    if (why_not := RunPaths(Path()).why_not(name)) is not None:
-        raise ValueError(f"report(): the name of a checkpoint's directory {why_not}")
-
-
-def _checked_task(storing: Storing, checkpoint: Checkpoint | None, context: TrainContext) -> dict[str, Any] | None:
-    """How the checkpoint is to be validated; None if it is not. Refuses what cannot have been meant."""
-    if storing.validation is None:
-        return None
-    if checkpoint is None:
-        raise ValueError("report(): validation needs a checkpoint: report(metrics, checkpoint=..., validation=...)")
-    if not context.validates:
-        raise ValueError(
-            "report(): validation needs a function: TorchTrainer(..., validation_config=ValidationConfig(fn))"
-        )
-    overrides = base64.b64encode(_pickled_arguments(storing.validation.fn_kwargs or {})).decode()
-    return {"overrides": overrides, "timeout_s": storing.validation.timeout_s}
-
-
-def _pickled_arguments(arguments: Mapping[str, Any]) -> bytes:
-    """Raises TypeError that names the one that cannot be pickled."""
-    try:
-        data: bytes = cloudpickle.dumps(dict(arguments))
-        return data
-    except Exception as error:
-        name = next((name for name, value in arguments.items() if not _can_pickle(value)), None)
-        where = "" if name is None else f"[{name!r}] ({type(arguments[name]).__qualname__})"
-        raise TypeError(
-            f"report(): ValidationTaskConfig.fn_kwargs{where} cannot be pickled: {error}. The validation function runs "
-            "in another process: make it there"
-        ) from error
-
-
-def _can_pickle(value: object) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return False
-    return True
-
-
-def _check_timeout(timeout_s: float | None) -> None:
-    label = "get_all_reported_checkpoints(): timeout_s"
-    if timeout_s is None:
-        return
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise TypeError(f"{label} must be a number of seconds, or None, got {timeout_s!r} ({type(timeout_s).__name__})")
-    if not timeout_s >= 0:
-        raise ValueError(f"{label} must be 0 or more seconds, or None, got {timeout_s!r}")
-
-
-def _not_in_place(run: str, path: str) -> str:
-    return (
-        f"report(): with CheckpointUploadMode.NO_UPLOAD the checkpoint must be a directory in the run directory {run} "
-        f"(get_context().get_storage().build_checkpoint_path_from_name(...)), got {path}"
-    )

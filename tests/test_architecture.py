@@ -29,7 +29,7 @@ FLOORS = [
     "loop", "channel", "process", "ports", "network", "transport", "host_link",
     "cgroup", "gpus", "survey", "inspection", "neighbours", "output", "connections", "launch_checks", "place",
     "checkpoint", "runpaths", "files", "records", "uploads", "storage", "runlock", "keeper", "result", "reported",
-    "metrics", "context", "session", "collective", "execution", "validations", "ledger", "watch",
+    "metrics", "context", "report_checks", "session", "collective", "execution", "validations", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",
     "stores", "manifest", "validator", "coordinator",
     "desk", "outer", "local", "trainer", "preflight", "preflight_table",
