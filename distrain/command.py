@@ -16,7 +16,7 @@ from distrain import driver, job
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.gpus import find_gpus
-from distrain.hostfile import split_ssh_args, total_slots
+from distrain.hostfile import ALWAYS_SET, split_ssh_args, total_slots
 from distrain.output import warn
 from distrain.preflight import Preflight
 from distrain.preflight_table import show
@@ -315,6 +315,8 @@ def _variables(settings: Sequence[str]) -> dict[str, str]:
         name, equals, value = setting.partition("=")
         if not equals and name not in os.environ:
             raise ValueError(f"--env {name}: is not set here; give a value, --env {name}=VALUE")
+        if name in ALWAYS_SET:
+            raise ValueError(f"--env {name}: each rank is given its own {name}; leave it out")
         variables[name] = value if equals else os.environ[name]
     return variables
 

@@ -23,11 +23,11 @@ from distrain.errors import HostfileError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["LOCALHOST", "HostSpec", "parse_hostfile", "parse_hosts", "split_ssh_args", "total_slots"]
+__all__ = ["ALWAYS_SET", "LOCALHOST", "HostSpec", "parse_hostfile", "parse_hosts", "split_ssh_args", "total_slots"]
 
 LOCALHOST = "localhost"
 _KEYS = ("slots", "gpus", "python", "cwd")
-_ALWAYS_SET = frozenset(
+ALWAYS_SET = frozenset(
     {
         *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "TF_CONFIG"),
@@ -200,7 +200,7 @@ def _option(word: str) -> tuple[str, str]:
         name = key.removeprefix("env.")
         if not _VARIABLE.fullmatch(name):
             raise ValueError(f"{key}: not a name of an environment variable")
-        if name in _ALWAYS_SET:
+        if name in ALWAYS_SET:
             raise ValueError(f"{key}: each rank is given its own {name}; leave it out")
         if key == "env.CUDA_VISIBLE_DEVICES":
             raise ValueError(f"{key}: say gpus={value}, so that they are counted, too")

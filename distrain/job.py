@@ -77,6 +77,8 @@ class FunctionWork(Work):
 
     function: Callable[..., Any]
     config: dict[str, Any]
+    validates: bool = False
+    """Whether it is the validation function; for error messages."""
     sources: dict[str, list[str]] = field(default_factory=dict)
     """Lines of code that is in no file, such as a notebook's cells, for tracebacks."""
 
@@ -259,12 +261,16 @@ def _explain(work: Work, error: BaseException) -> str:
     path, culprit = _find_unpicklable(work)
     return (
         f"cannot pickle {path} ({type(culprit).__module__}.{type(culprit).__qualname__}): {error}. "
-        "Workers are other processes: create it inside the training function, or leave it out of the config."
+        f"It goes to another process: create it inside the {_kind(work)} function, or leave it out of the config."
     )
 
 
+def _kind(work: Work) -> str:
+    return "validation" if isinstance(work, FunctionWork) and work.validates else "training"
+
+
 def _find_unpicklable(work: Work) -> tuple[str, object]:
-    path, value = "the training function", object()
+    path, value = f"the {_kind(work)} function", object()
     candidates = list(_entries(work))
     for _ in range(_DEEPEST_SEARCH):
         for name, child in candidates:
@@ -281,8 +287,9 @@ def _entries(work: Work) -> Iterator[tuple[str, object]]:
     """The named things a job is made of."""
     if isinstance(work, FunctionWork):
         yield _name(work.function), work.function
+    config = "ValidationTaskConfig.fn_kwargs" if _kind(work) == "validation" else "train_loop_config"
     for key, value in getattr(work, "config", {}).items():
-        yield f"train_loop_config[{key!r}]", value
+        yield f"{config}[{key!r}]", value
     yield "the backend config", work.backend
 
 

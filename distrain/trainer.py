@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from distrain.hostfile import HostSpec
+    from distrain.place import Place
     from distrain.storage import RunStore
 
 __all__ = ["DataParallelTrainer", "run_work"]
@@ -144,6 +145,11 @@ def _check_intact(checkpoint: Checkpoint) -> None:
     if not checkpoint.exists():
         raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
     folder, damage = Path(checkpoint.path), None
+    if checkpoint.path and _is_run(checkpoint.place or folder):
+        raise CheckpointError(
+            f"resume_from_checkpoint: {checkpoint.path} is a run directory; give one of its checkpoints, "
+            f"Result.from_path({checkpoint.path!r}).checkpoint for the latest"
+        )
     try:
         if checkpoint.place is not None:
             damage = damage_elsewhere(checkpoint.place)
@@ -153,6 +159,13 @@ def _check_intact(checkpoint: Checkpoint) -> None:
         damage = f"it cannot be read: {error}"
     if damage is not None:
         raise CheckpointError(f"resume_from_checkpoint: {checkpoint.path} is damaged: {damage}")
+
+
+def _is_run(folder: Path | Place) -> bool:
+    try:
+        return {"run_id", "attempts"} <= read_manifest(folder).keys()
+    except (StorageError, AttributeError):  # somebody's own file of that name
+        return False
 
 
 def _json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,7 +255,7 @@ class _Asked:
             return None
         task = self.validation.task_config or ValidationTaskConfig()
         function, config = self.validation.fn, dict(task.fn_kwargs or {})
-        work = job.FunctionWork(function=function, config=config, backend=BackendConfig())
+        work = job.FunctionWork(function=function, config=config, validates=True, backend=BackendConfig())
         return Validator(
             blob=job.make_job(work).blob,
             timeout_s=task.timeout_s,

@@ -236,6 +236,7 @@ def test_hosts_may_be_named_on_the_command_line(user: User) -> None:
         (("--nproc-per-node", "2"), "--nproc-per-node: with several hosts, their slots say how many"),
         (("--num-workers", "auto"), "--num-workers auto would count this machine's"),
         (("--env", "NOT_SET"), "--env NOT_SET: is not set here"),
+        (("--env", "RANK=0"), "--env RANK: each rank is given its own RANK; leave it out"),
         (("--hostfile", "none"), "hosts and hostfile are both given"),
     ):
         ran = user.launches(*common, *arguments, "train.py")

@@ -153,6 +153,12 @@ def test_a_config_entry_is_named() -> None:
     assert "train_loop_config['data']['lock'] (_thread.lock)" in explanation(data={"fine": 1, "lock": LOCK})
 
 
+def test_an_argument_of_the_validation_function_is_named() -> None:
+    work = FunctionWork(function=print, config={"lock": LOCK}, validates=True, backend=BackendConfig())
+    with pytest.raises(JobError, match=r"fn_kwargs\['lock'\] \(_thread.lock\).* inside the validation function"):
+        make_job(work)
+
+
 def test_a_list_item_is_named() -> None:
     assert "train_loop_config['locks'][1]" in explanation(locks=[1, LOCK])
 
