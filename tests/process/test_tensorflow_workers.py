@@ -63,6 +63,7 @@ def bind_our_port() -> None:
 def test_the_ports_are_kept_for_the_workers_and_others_in_the_next_attempt(fit: Fit) -> None:
     def train() -> None:
         bind_our_port()
+        distrain.collective.barrier()
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             raise RuntimeError("once more")
 
