@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distrain.absent import without
 from distrain.callbacks import UserCallback
-from distrain.hostfile import ALWAYS_SET, parse_hosts, split_ssh_args
+from distrain.hostfile import parse_hosts, split_ssh_args
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -405,10 +405,6 @@ class RunConfig:
             ):
                 raise TypeError(
                     f"RunConfig.worker_runtime_env['env_vars'][{name!r}] must be a str with a plain name, got {value!r}"
-                )
-            if name in ALWAYS_SET:
-                raise ValueError(
-                    f"RunConfig.worker_runtime_env['env_vars']: each rank is given its own {name}; leave it out"
                 )
 
     @property

@@ -206,6 +206,7 @@ def test_a_ranks_own_variables_win_and_defaults_do_not(train: Train, workers: in
         names = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME")
         distrain.report({name: os.environ[name] for name in names})
 
+    # As of env_vars=dict(os.environ) under another launcher.
     variables = {"RANK": "7", "WORLD_SIZE": "9", "TORCHELASTIC_RESTART_COUNT": "x", "GLOO_SOCKET_IFNAME": "eth7"}
     result = train(function, workers=workers, worker_runtime_env={"env_vars": variables})
     size = max(workers, 1)

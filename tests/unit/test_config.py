@@ -84,7 +84,6 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (LoggingConfig, "log_level", "LOUD"),
     (LoggingConfig, "ranks", [-1]),
     (RunConfig, "worker_runtime_env", {"pip": ["requests"]}),
-    (RunConfig, "worker_runtime_env", {"env_vars": {"RANK": "0"}}),
     (RunConfig, "verbose", -1),
     (ScalingConfig, "resources_per_worker", {"TPU": 1}),
     (ScalingConfig, "resources_per_worker", {"gpu": 1}),
