@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -63,7 +63,7 @@ class Door:
     request is answered by 503; ``hold()``: nothing is answered before it opens again."""
 
     target: int
-    port: int = field(default_factory=free_port)
+    port: int = 0
     requests: int = 0
     _mood: str = "open"
 
@@ -71,6 +71,7 @@ class Door:
         self._connections: set[socket.socket] = set()
         self._opened = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def open(self) -> None:
@@ -95,6 +96,8 @@ class Door:
 
     def close(self) -> None:
         self._change("shut")
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which would hold it open
         self._listener.close()
 
     def _accept(self) -> None:
