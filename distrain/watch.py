@@ -71,7 +71,7 @@ class Watch:
         """A new attempt, of which nothing is known yet."""
         self._attempt = attempt
         self._texts: dict[int, str] = {}
-        self._silent: list[int] = []
+        self._silent: set[int] = set()
         self._finished: list[int] = []
         self._waiting_for: set[str] = set()
         self._pairs: Pairs | None = None
@@ -124,7 +124,7 @@ class Watch:
         self._then.append(then)
         if len(self._then) > 1:
             return
-        self._texts, self._silent = {}, []
+        self._texts, self._silent = {}, set()
         self._waiting_for = set(self._ask())
         addresses = self._addresses() if self._waiting_for else {}
         self._pairs = Pairs(addresses, uuid.uuid4().hex) if len(addresses) > 1 else None
@@ -137,13 +137,14 @@ class Watch:
         """The stacks of a rank, whether asked for or taken before it was killed. Raises OSError if they cannot be
         kept."""
         self._texts[rank] = body.decode(errors="replace")
+        self._silent.discard(rank)
         path = self._paths.stacks(self._attempt, rank)
         self._paths.make_room(path)
         path.write_bytes(body)
 
     def taken(self, host: str, silent: Sequence[int], finished: Sequence[int]) -> None:
-        """A host has sent all that it got."""
-        self._silent += silent
+        """A host has sent all that it got. Where a rank was when it was asked before is better than nothing."""
+        self._silent |= set(silent) - self._texts.keys()
         self._finished = list(finished)
         self._waiting_for.discard(host)
         self._complete_if_all_is_known()
@@ -171,7 +172,8 @@ class Watch:
         self._loop.cancel("stacks")
         self._waiting_for = set()
         waiting, self._then = self._then, []
-        everybody = grouped(self._texts, silent=self._silent, finished=self._finished) if self._texts else ()
+        known = self._texts or self._silent
+        everybody = grouped(self._texts, silent=self._silent, finished=self._finished) if known else ()
         pairs, self._pairs = self._pairs, None
         blocked = [f"{finding.host}: {finding.text}" for finding in pairs.findings()] if pairs is not None else ()
         for then in waiting:

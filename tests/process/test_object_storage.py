@@ -25,6 +25,7 @@ from distrain import (
     BackendConfig,
     Checkpoint,
     CheckpointConfig,
+    CheckpointConsistencyMode,
     CheckpointUploadMode,
     DataParallelTrainer,
     FailureConfig,
@@ -329,6 +330,7 @@ def named_and_in_place(config: dict[str, Any]) -> list[str]:
     distrain.report({}, there, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
     with pytest.raises(ValueError, match="must be a directory in the run directory s3://"):
         distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+    distrain.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)  # whose numbers are taken then
     distrain.report({}, there)  # once more, as a copy
     return [there.path]
 
