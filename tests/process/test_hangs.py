@@ -98,10 +98,11 @@ def test_a_hang_that_may_not_be_retried_blames_those_who_hang_and_not_those_who_
 
 def test_a_hang_in_which_nobody_answers_is_told(fit: Fit) -> None:
     def stop() -> None:
+        distrain.collective.barrier()  # else one may be stopped before the other has started
         os.kill(os.getpid(), signal.SIGSTOP)
 
     with pytest.raises(HangError, match=r"2 ranks \(0, 1\) did not answer: stopped \(SIGSTOP\)"):
-        fit(stop, failure_config=FailureConfig(hang_timeout_s=0.5))
+        fit(stop, failure_config=FailureConfig(hang_timeout_s=2.0))
 
 
 def test_a_hang_is_retried_as_often_as_allowed_only(
