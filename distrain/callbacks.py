@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import traceback
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from distrain.background import Background, ignore, reraise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +39,8 @@ class RunContext:
 class UserCallback:
     """Derive from it, and hand objects to ``RunConfig(callbacks=[...])``.
 
-    Callbacks run in the process that called ``fit()``, between two messages of the workers: while one runs, the run is
-    not supervised, so keep them short. An exception in one is shown, and training goes on.
+    Callbacks run in the process that called ``fit()``, one after the other, in a thread of their own: training does not
+    wait for them. ``fit()`` returns after the last one. An exception in one is shown, and training continues.
     """
 
     def after_report(
@@ -57,18 +62,32 @@ class Callbacks:
         self._callbacks = callbacks
         self._context = context
         self._complain = complain
+        self._background = Background(None, "callbacks")
         self._failed: Counter[tuple[int, str]] = Counter()
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
-    def after_report(self, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None) -> None:
-        for callback in self._callbacks:
-            self._call(callback, "after_report", list(metrics), checkpoint)
+    def use(self, background: Background) -> None:
+        """Have callbacks called by ``background`` from now on, and not by the caller."""
+        self._background = background
 
-    def after_exception(self, worker_exceptions: dict[int, BaseException]) -> None:
+    def after_report(self, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None) -> None:
+        call = partial(self._call_all, "after_report", lambda: [list(metrics), checkpoint])
+        self._background.do(call, ignore, reraise)
+
+    def after_exception(self, worker_exceptions: Callable[[], dict[int, BaseException]]) -> None:
+        """``worker_exceptions``: makes the exceptions, by rank; that may run the user's code."""
+        call = partial(self._call_all, "after_exception", lambda: [worker_exceptions()])
+        self._background.do(call, ignore, reraise)
+
+    def _call_all(self, name: str, arguments: Callable[[], Sequence[object]]) -> None:
+        """``arguments``: makes them anew for each callback, which may change them."""
         for callback in self._callbacks:
-            self._call(callback, "after_exception", dict(worker_exceptions))
+            self._call(callback, name, *arguments())
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()  # what they have printed is shown before what comes next
 
     def _call(self, callback: UserCallback, name: str, *arguments: object) -> None:
         try:
@@ -77,6 +96,9 @@ class Callbacks:
             times = self._failed[id(callback), name] = self._failed[id(callback), name] + 1
             who = f"{type(callback).__qualname__}.{name}()"
             if times == 1:
-                self._complain(f"{who} failed:\n{traceback.format_exc().rstrip()}")
+                self._say(f"{who} failed:\n{traceback.format_exc().rstrip()}")
             elif times & (times - 1) == 0:  # at the 2nd, 4th, 8th ... time
-                self._complain(f"{who} failed {times} times so far, now: {type(error).__qualname__}: {error}")
+                self._say(f"{who} failed {times} times so far, now: {type(error).__qualname__}: {error}")
+
+    def _say(self, text: str) -> None:
+        self._background.report(lambda: self._complain(text))

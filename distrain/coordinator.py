@@ -2,8 +2,9 @@
 
 What hosts say goes to the machine, which decides, to the ledger, which keeps what ranks report, or to the watch over
 their progress; the connections, the outputs and the checks of a launch have modules of their own, too.
-Everything happens in the thread that called fit(): no thread of ours, no asyncio, so it works in notebooks. It is
-event-driven: it sleeps until a descriptor is ready or a deadline comes.
+The loop runs in the thread that called fit(), without asyncio, so it works in notebooks. It is event-driven: it sleeps
+until a descriptor is ready or a deadline comes. It never waits for a disk, a callback of the user's or a console: those
+have threads of their own (:mod:`distrain.background`, :mod:`distrain.consoles`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain import events, wire
+from distrain.background import Background
 from distrain.connections import Connections
+from distrain.consoles import unblocked_consoles
 from distrain.job import original
 from distrain.launch_checks import CheckedLaunch
 from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
-from distrain.output import RankOutputs, patient_consoles, say, warn
+from distrain.output import RankOutputs, say, warn
 from distrain.stacks import last_words
 from distrain.states import RunState
 from distrain.validations import WAITING, Validations
@@ -42,7 +45,7 @@ __all__ = ["Coordinator"]
 _SILENT_WAIT_S = 5.0
 """For the storage, at the end; who waits longer is told."""
 _SETTLE_S = 0.05
-"""How long the next attempt waits, again and again, for checkpoints of the last one that are being committed."""
+"""How long the end of an attempt waits, again and again, for checkpoints that uploaders are bringing."""
 _UPLOAD_PATIENCE_S = 300.0
 
 
@@ -75,6 +78,10 @@ class Coordinator:
         self._impatient = False
         """Whether a stop was asked for once more when the training was over."""
         self._loop = Loop()
+        self._files = Background(self._loop, "files")
+        self._user_code = Background(self._loop, "callbacks")
+        self._held: list[tuple[str, wire.Message]] = []
+        """Messages that wait until the last checkpoint of the attempt before is committed."""
         self._hosts = Connections(
             self._loop,
             transports,
@@ -89,22 +96,24 @@ class Coordinator:
             tell=self._tell_rank,
             upload=self._upload,
             saved=lambda path: self._happened(events.CheckpointSaved(path)),
-            failed=self._storage_failed,
             callbacks=callbacks,
             validations=self._validations,
         )
         self._callbacks = callbacks
-        self._outputs = RankOutputs(self._log, console_ranks)
+        if callbacks is not None:
+            callbacks.use(self._user_code)
+        self._outputs = RankOutputs(self._log, self._files, console_ranks)
         self._checks = CheckedLaunch(
             self._loop,
             request,
             store,
+            self._files,
             send=self._hosts.send,
             refuse=lambda host, why: self._happened(events.HostSaid(host, wire.HostFailed(text=why))),
         )
         self._watch = Watch(
             self._loop,
-            store.paths,
+            store,
             request.failure_config,
             ask=self._ask_for_stacks,
             addresses=self._addresses,
@@ -144,27 +153,29 @@ class Coordinator:
         self._store.failed = self._storage_failed
         try:
             with (
-                self._watch,
                 self._loop.signals((signal.SIGINT, signal.SIGTERM), self._on_signal),
-                patient_consoles(self._loop, self._hosts.hurry_s()) as watch_consoles,
+                unblocked_consoles(),
             ):
-                self._run(watch_consoles)
+                self._run()
         finally:
             self._store.detach()
+            self._files.close()
+            self._user_code.close()
             self._loop.close()
 
-    def _run(self, watch_consoles: Callable[[], None]) -> None:
+    def _run(self) -> None:
         try:
             if self._stale_run_id is not None:  # it ended without a word: not even its agents may have cleaned up
                 self._hosts.sweep(self._stale_run_id)
-            self._store.start(self._loop, self._request.run_id, self._request.python_flags)
+            self._watch.open()
+            self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
             self._validations.start(self._loop)
             self._do(self.machine.start(time.monotonic()))
             self._hosts.ping()
             while not self.machine.state.is_terminal:
                 self._arm_timers()
-                watch_consoles()
                 self._loop.step()
+                self._hear_held()
                 self._flush()
         finally:
             self._close()
@@ -187,6 +198,12 @@ class Coordinator:
         waits = self._is_over or (self.machine.state is RunState.RESERVING and not self._store.settled)
         return None if waits or self._waiting_since is not None else self.machine.deadline()
 
+    def _hear_held(self) -> None:
+        if self._held and self._store.settled:
+            held, self._held = self._held, []
+            for host, message in held:
+                self._on_message(host, message)
+
     def _flush(self) -> None:
         self._ledger.flush()
         self._outputs.flush()
@@ -198,7 +215,7 @@ class Coordinator:
             return
         match message:
             case wire.Reserved() if not self._store.settled:
-                self._loop.call_in(f"reserved {host}", _SETTLE_S, lambda: self._on_message(host, message))
+                self._held.append((host, message))
             case wire.Gone() if self.machine.attempt_is_on and self._waits_for_uploads():
                 self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
@@ -208,7 +225,7 @@ class Coordinator:
                 self._watch.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
             case wire.Stacks():
-                self._keep_stacks(message)
+                self._watch.came(message.rank, message.body)
             case wire.StacksTaken():
                 self._watch.taken(host, message.silent, sorted(self.machine.outcomes))
             case wire.Reported() | wire.Delivered() | wire.Discarded() | wire.Joined() | wire.AskCheckpoints():
@@ -245,12 +262,6 @@ class Coordinator:
             self._outputs.of(outcome.rank).note(outcome.traceback)
         self._ledger.handle(outcome)
         self._happened(events.HostSaid(host, outcome, self._ledger.reports.get(outcome.rank, 0)))
-
-    def _keep_stacks(self, message: wire.Stacks) -> None:
-        try:
-            self._watch.came(message.rank, message.body)
-        except OSError as error:
-            warn(f"the stacks of rank {message.rank} could not be kept: {error}")
 
     def _waits_for_uploads(self) -> bool:
         """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
@@ -296,11 +307,8 @@ class Coordinator:
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
         attempt, plan = starts.attempt, starts.plan
         self._attempt = attempt
-        try:
-            self._manifest.attempt_begins(attempt, plan)
-            self._store.paths.make_room(self._log(attempt, 0))
-        except OSError as error:
-            self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
+        self._manifest.attempt_begins(attempt, plan)
+        self._store.make_room(self._log(attempt, 0))
         self._ledger.begin(attempt, plan.world_size)
         self._watch.begin(attempt)
         self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
@@ -311,7 +319,8 @@ class Coordinator:
         self._outputs.close()
         self._manifest.attempt_ended(ended.failures, ended.why)
         if self._callbacks and ended.failures and self.machine.stop_reason is None:
-            self._callbacks.after_exception({failure.rank: original(failure) for failure in ended.failures})
+            failures = ended.failures
+            self._callbacks.after_exception(lambda: {failure.rank: original(failure) for failure in failures})
 
     def _log(self, attempt: int, rank: int) -> Path:
         return self._store.paths.log(attempt, rank, self._log_dir)
@@ -346,7 +355,9 @@ class Coordinator:
         if not self._store.is_of_this_process:
             self._tell_rank(order)
             return
-        done = self._store.do(order)
+        self._store.upload(order, self._on_uploaded)
+
+    def _on_uploaded(self, done: wire.Message) -> None:
         assert isinstance(done, wire.FromWorker)
         self._ledger.handle(done)
 
@@ -369,18 +380,30 @@ class Coordinator:
         self._hosts.close()
         self._outputs.close()
         self._ledger.close()
+        self._watch.close()
         self._await_storage()
         self._await_validations()
+        self._await_callbacks()
 
     def _await_storage(self) -> None:
-        """Ctrl-C ends the waiting."""
+        """Wait until everything is written; Ctrl-C ends the waiting."""
         self._loop.call_in("storage", _SILENT_WAIT_S, self._store.tell_wait)
-        while not (self._store.settled or self._impatient):
+        self._wait_until(lambda: self._store.idle)
+        self._loop.cancel("storage")
+        if not self._store.idle:
+            self._store.abandon()
+
+    def _await_callbacks(self) -> None:
+        """Wait until the user's callbacks have returned; Ctrl-C ends the waiting."""
+        self._loop.call_in("callbacks", _SILENT_WAIT_S, lambda: say("waiting for a callback; Ctrl-C ends the waiting"))
+        self._wait_until(lambda: not self._user_code.pending)
+        self._loop.cancel("callbacks")
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        while not (done() or self._impatient):
             self._arm_timers()
             self._loop.step()
-        self._loop.cancel("storage")
-        if not self._store.settled:
-            self._store.abandon()
+            self._flush()
 
     def _await_validations(self) -> None:
         """Of a run that has finished; otherwise they are done when it goes on. Ctrl-C ends the waiting."""

@@ -158,11 +158,21 @@ def _traceback_text(error: BaseException) -> str:
     if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
         trace = error.__traceback__  # only our frames: then they are what there is to see
     try:
-        return "".join(traceback.format_exception(type(error), error, trace))
+        return _shortened("".join(traceback.format_exception(type(error), error, trace)))
     except Exception as broken:  # an exception that cannot even be formatted
         return f"{type(error).__qualname__} (its text cannot be had: {broken!r})\n"
 
 
+def _shortened(text: str) -> str:
+    """The text, without its middle if it is long: everybody who gets it searches it."""
+    left_out = len(text) - _LONGEST_TRACEBACK
+    if left_out <= 0:
+        return text
+    half = _LONGEST_TRACEBACK // 2
+    return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
+
+
+_LONGEST_TRACEBACK = 32 << 10
 _OWN_FILES = (os.path.dirname(__file__), "<frozen runpy>", "<frozen importlib", runpy.__file__)
 
 

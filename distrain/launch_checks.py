@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
+from distrain.background import reraise
 from distrain.checks import INSPECT_TIMEOUT_S, LaunchChecks
 from distrain.inspection import package_versions
 from distrain.output import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from distrain import wire
+    from distrain.background import Background
     from distrain.checks import Finding
     from distrain.events import RunRequest
     from distrain.loop import Loop
@@ -33,6 +36,7 @@ class CheckedLaunch:
         loop: Loop,
         request: RunRequest,
         store: RunStore,
+        background: Background,
         *,
         send: Callable[[str, wire.Message], None],
         refuse: Callable[[str, str], None],
@@ -40,6 +44,7 @@ class CheckedLaunch:
         self._loop = loop
         self._request = request
         self._store = store
+        self._background = background
         self._send = send
         self._refuse = refuse
         self._checks: LaunchChecks | None = None
@@ -53,11 +58,15 @@ class CheckedLaunch:
             return
         self._checked.update(plan.hosts)
         self._is_late = False
-        framework = self._request.backend.framework
+        packages = [name for name in (self._request.backend.framework, "cloudpickle") if name]
+        find = partial(package_versions, packages, [os.fspath(entry) for entry in sys.path])
+        self._background.do(find, partial(self._ask, plan), reraise)
+
+    def _ask(self, plan: WorldPlan, own: Mapping[str, str | None]) -> None:
         checks = self._checks = LaunchChecks(
             self._request,
             plan,
-            own=package_versions(filter(None, (framework, "cloudpickle")), [os.fspath(entry) for entry in sys.path]),
+            own=own,
             storage="" if self._store.is_elsewhere else str(self._store.paths.root),
             witness=str(self._store.paths.manifest),
             nonce=uuid.uuid4().hex,

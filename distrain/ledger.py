@@ -5,7 +5,6 @@ Runs in: coordinator.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from functools import partial
@@ -36,8 +35,7 @@ class Ledger:
     """The reports of one attempt after the other.
 
     tell: sends a message to a rank. upload: has its host store a rank's files, or delete them. saved: hears the path
-    of every checkpoint that was committed. failed: hears why the run directory cannot be written any more; training on
-    would lose what is reported.
+    of every checkpoint that was committed.
     """
 
     def __init__(
@@ -48,7 +46,6 @@ class Ledger:
         tell: Callable[[wire.ToWorker], None],
         upload: Callable[[wire.Upload | wire.Clear], None],
         saved: Callable[[str], None],
-        failed: Callable[[str], None],
         callbacks: Callbacks | None = None,
         validations: Validations,
     ) -> None:
@@ -59,7 +56,6 @@ class Ledger:
         self._tell = tell
         self._upload = upload
         self._saved = saved
-        self._failed = failed
         self._callbacks = callbacks
         self._validations = validations
         validations.changed = self._after_change
@@ -70,9 +66,9 @@ class Ledger:
     def begin(self, attempt: int, world_size: int) -> None:
         """A new attempt; nobody will hear of the last one's open rounds."""
         self._attempt = attempt
+        self._is_over = False
         if attempt >= 0:
-            with contextlib.suppress(OSError):  # nothing is known of what is left, then
-                self._store.note_leftovers()
+            self._store.note_leftovers()
         self._world_size = world_size
         self._announced: dict[tuple[int, int], wire.Reported] = {}
         """What a rank has said of its n-th checkpoint."""
@@ -157,13 +153,17 @@ class Ledger:
         now = time.monotonic()
         self._decide(self._rounds.close(now))
         self._lines.flush(now)
-        if self._rows:
+        self._is_over = True
+        self._end_rows()
+
+    def _end_rows(self) -> None:
+        """Complete the rows of an attempt that is over, once its checkpoints are committed."""
+        if self._rows and self._is_over and self._store.settled:
             self._call_back(self._rows.end())
 
     def flush(self) -> None:
-        """Hand what is buffered to the kernel."""
-        with self._storage_failures("metrics"):
-            self._store.flush()
+        """Have the reports written that have come."""
+        self._store.flush()
 
     def close(self) -> None:
         self._lines.flush(time.monotonic())
@@ -175,8 +175,7 @@ class Ledger:
         metrics: dict[str, Any] = json.loads(message.body)
         self.reports[message.rank] = message.index
         line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
-        with self._storage_failures("metrics"):
-            self._store.append_metrics(line, metrics)
+        self._store.append_metrics(line, metrics)
         if message.rank == 0:
             self.metrics = metrics
             self._lines.report(message.index, metrics, now)
@@ -198,9 +197,8 @@ class Ledger:
         for decision in decisions:
             match decision:
                 case rounds.GrantFiles(rank, ordinal, files):
-                    with self._storage_failures(f"checkpoint {ordinal}"):
-                        self._store.flush()  # report() returns after this; a commit may keep us from it for long
-                        self._grant(rank, ordinal, files)
+                    self._store.flush()  # report() returns after this
+                    self._grant(rank, ordinal, files)
                 case rounds.Discard(rank, ordinal, at_once):
                     self._discard(rank, ordinal, at_once=at_once)
                 case rounds.Refuse(rank, ordinal, why):
@@ -219,35 +217,42 @@ class Ledger:
         return not said.waits or self._store.is_elsewhere
 
     def _grant(self, rank: int, ordinal: int, files: tuple[str, ...]) -> None:
+        """Have these of a rank's files stored, by itself or by an uploader."""
         said = self._announced[rank, ordinal]
-        source, folder = said.folder, said.folder
-        if said.mode == "NO_UPLOAD":
-            source = ""
-            if rank != min(part.rank for part in self._said(ordinal) if part.mode == "NO_UPLOAD"):
-                self._deliver_nothing(rank, ordinal)  # the lowest rank's host looks at all files
-                return
-            self._store.set_leftovers_aside(Path(folder).name)
-        else:
-            folder = self._store.target(self._attempt, ordinal, rank, name=self._name(ordinal))
         if self._by_uploader(said):
-            upload = wire.Upload(
-                attempt=self._attempt,
-                rank=rank,
-                ordinal=ordinal,
-                source=source,
-                files=list(files),
-                others=[path for path, _ in said.files if path not in set(files)],
-                directory=folder,
-                delete=said.delete,
-            )
-            if said.delete and source and not said.waits:
-                self._granted[rank, ordinal] = upload
             self._uploads.add((rank, ordinal))
-            self._upload(upload)
-        else:
-            self._tell(
-                wire.Grant(attempt=self._attempt, rank=rank, ordinal=ordinal, directory=folder, files=list(files))
-            )
+        if said.mode != "NO_UPLOAD":
+            then = partial(self._hand_over, self._attempt, rank, ordinal, files, said.folder)
+            self._store.prepare(self._attempt, ordinal, rank, name=self._name(ordinal), then=then)
+        elif rank == min(part.rank for part in self._said(ordinal) if part.mode == "NO_UPLOAD"):
+            hand_over = partial(self._hand_over, self._attempt, rank, ordinal, files, "", said.folder)
+            self._store.set_leftovers_aside(Path(said.folder).name, hand_over)
+        else:  # the lowest rank's host looks at all files
+            self._deliver_nothing(rank, ordinal)
+
+    def _hand_over(
+        self, attempt: int, rank: int, ordinal: int, files: tuple[str, ...], source: str, target: str
+    ) -> None:
+        """Order what was granted, now that there is a directory for it."""
+        said = self._announced.get((rank, ordinal))
+        if attempt != self._attempt or said is None:
+            return
+        if not self._by_uploader(said):
+            self._tell(wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=target, files=list(files)))
+            return
+        upload = wire.Upload(
+            attempt=attempt,
+            rank=rank,
+            ordinal=ordinal,
+            source=source,
+            files=list(files),
+            others=[path for path, _ in said.files if path not in set(files)],
+            directory=target,
+            delete=said.delete,
+        )
+        if said.delete and source and not said.waits:
+            self._granted[rank, ordinal] = upload
+        self._upload(upload)
 
     def _deliver_nothing(self, rank: int, ordinal: int) -> None:
         self.handle(wire.Delivered(attempt=self._attempt, rank=rank, ordinal=ordinal, files=[], skipped=[]))
@@ -288,34 +293,31 @@ class Ledger:
 
     def _commit(self, commit: rounds.Commit) -> None:
         """Make it a checkpoint, tell everybody, and only then delete what is superfluous now."""
-        with self._storage_failures(f"checkpoint {commit.ordinal}"):
-            name = self._name(commit.ordinal)
-            validation = next((part.validation for part in self._said(commit.ordinal) if part.validation), None)
-            said = [self._announced.pop((rank, commit.ordinal)) for rank in commit.ranks]
-            in_place = {part.folder if part.mode == "NO_UPLOAD" else None for part in said}
-            if len(in_place) > 1:
-                warn(
-                    f"checkpoint {commit.ordinal} is dropped: with CheckpointUploadMode.NO_UPLOAD, and with a "
-                    "checkpoint_upload_fn, all ranks that bring one must name the same directory, and not "
-                    + ", ".join(
-                        f"{part.folder if part.mode == 'NO_UPLOAD' else part.mode} (rank {part.rank})" for part in said
-                    )
+        name = self._name(commit.ordinal)
+        validation = next((part.validation for part in self._said(commit.ordinal) if part.validation), None)
+        said = [self._announced.pop((rank, commit.ordinal)) for rank in commit.ranks]
+        in_place = {part.folder if part.mode == "NO_UPLOAD" else None for part in said}
+        if len(in_place) > 1:
+            warn(
+                f"checkpoint {commit.ordinal} is dropped: with CheckpointUploadMode.NO_UPLOAD, and with a "
+                "checkpoint_upload_fn, all ranks that bring one must name the same directory, and not "
+                + ", ".join(
+                    f"{part.folder if part.mode == 'NO_UPLOAD' else part.mode} (rank {part.rank})" for part in said
                 )
-                self._settled(commit.ordinal, None)
-                return
-            then = partial(self._committed, self._attempt, commit.ordinal)
-            self._store.commit(
-                self._attempt, commit, name=name, folder=in_place.pop(), validation=validation, then=then
             )
+            self._settled(commit.ordinal, None)
+            return
+        then = partial(self._committed, self._attempt, commit.ordinal)
+        self._store.commit(self._attempt, commit, name=name, folder=in_place.pop(), validation=validation, then=then)
 
     def _committed(self, attempt: int, ordinal: int, saved: CommittedCheckpoint) -> None:
-        with self._storage_failures(f"a copy of checkpoint {ordinal}"):
-            path = self._store.for_workers(saved)
-            self._saved(path)
-            if attempt == self._attempt:
-                for rank in range(self._world_size):
-                    self._tell(wire.Committed(attempt=attempt, rank=rank, ordinal=ordinal, path=path))
-                self._settled(ordinal, saved.checkpoint)
+        path = self._store.for_workers(saved)
+        self._saved(path)
+        if attempt == self._attempt:
+            for rank in range(self._world_size):
+                self._tell(wire.Committed(attempt=attempt, rank=rank, ordinal=ordinal, path=path))
+            self._settled(ordinal, saved.checkpoint)
+            self._end_rows()
         if saved.is_pending:
             self._validations.add(saved)
         self._after_change()
@@ -333,10 +335,7 @@ class Ledger:
     def _delete_surplus(self) -> None:
         kept = [committed.metrics for committed in self._store.committed]
         pending = {n for n, saved in enumerate(self._store.committed) if self._validations.awaits(saved)}
-        try:
-            self._store.delete([n for n in rounds.surplus(kept, self._config) if n not in pending])
-        except OSError as error:
-            warn(f"a superfluous checkpoint could not be deleted: {error}")
+        self._store.delete([n for n in rounds.surplus(kept, self._config) if n not in pending])
 
     def _warn_of_missing_scores(self) -> None:
         """Once, with the first checkpoint from whose validation nothing more can come."""
@@ -376,13 +375,6 @@ class Ledger:
             for saved in self._store.committed
         ]
         return json.dumps(known).encode()
-
-    @contextlib.contextmanager
-    def _storage_failures(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._failed(f"cannot write {what} in {self._store.place}: {error}")
 
     # -- callbacks ------------------------------------------------------------------------------------------------
 

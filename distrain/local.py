@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.backend import BackendConfig
+from distrain.background import Background
 from distrain.context import TrainContext
 from distrain.desk import Desk
 from distrain.errors import LaunchError, StorageError, WorkerGroupError
@@ -123,7 +124,6 @@ class LocalRun:
             tell=self._desk.answer,
             upload=self._upload,
             saved=self._saved,
-            failed=self._storage_failed,
             callbacks=callbacks,
             validations=self._validations,
         )
@@ -135,7 +135,8 @@ class LocalRun:
         """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
         ResourcesError."""
         self._store.failed = self._storage_failed
-        self._store.start(None, self._request.run_id, self._request.python_flags)
+        inline = Background(None, "storage")
+        self._store.start(None, inline, self._request.run_id, self._request.python_flags)
         self._validations.start(None)
         try:
             while not self._attempt(self.end.attempt + 1).is_terminal:
@@ -179,7 +180,7 @@ class LocalRun:
             self._ledger.handle(outcome)
             self._ledger.end()
         if error is not None and not _stop_reason(error):
-            self._callbacks.after_exception({0: error})
+            self._callbacks.after_exception(lambda: {0: error})
         failure = failure_of(0, "localhost", 1, outcome=outcome, exited=None)
         stopped = _stop_reason(error) or (self._desk.stop_asked if outcome.stopped else None)
         why = self._storage_problem or (f"stopped by {stopped}" if stopped else None)
@@ -224,7 +225,9 @@ class LocalRun:
                 self._validations.pump(0.0)
 
     def _upload(self, order: wire.Upload | wire.Clear) -> None:
-        done = self._store.do(order)
+        self._store.upload(order, self._on_uploaded)
+
+    def _on_uploaded(self, done: wire.Message) -> None:
         assert isinstance(done, wire.FromWorker)
         self._ledger.handle(done)
 

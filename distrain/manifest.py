@@ -22,7 +22,7 @@ __all__ = ["RunManifest"]
 
 class RunManifest:
     """Of one run in its directory; ``before`` is what an earlier part of the run has left, ``{}`` if there is none.
-    Moments are seconds since 1970. Every method that writes raises OSError."""
+    Moments are seconds since 1970."""
 
     def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any]) -> None:
         self.before = read_manifest(store.paths.root)
@@ -35,27 +35,28 @@ class RunManifest:
         """The number of the first attempt of this part of the run: none is used twice."""
 
     def write(self, status: str) -> None:
-        """``status``: running, finished, failed or aborted."""
-        self._store.write_manifest(
-            {
-                "name": self._store.place.name,
-                "run_id": self._run_id,
-                "status": status,
-                "started": self.before.get("started", self._started),
-                "updated": time.time(),
-                "attempts": self._attempts,
-                "distrain": __version__,
-                "python": sys.version.split()[0],
-                "argv": sys.argv,
-                **self._configs,
-            }
-        )
+        """Write it now. ``status``: running, finished, failed or aborted. Raises OSError."""
+        self._store.write_manifest(self._contents(status))
+
+    def _contents(self, status: str) -> dict[str, Any]:
+        return {
+            "name": self._store.place.name,
+            "run_id": self._run_id,
+            "status": status,
+            "started": self.before.get("started", self._started),
+            "updated": time.time(),
+            "attempts": [dict(attempt) for attempt in self._attempts],
+            "distrain": __version__,
+            "python": sys.version.split()[0],
+            "argv": sys.argv,
+            **self._configs,
+        }
 
     def attempt_begins(self, attempt: int, plan: WorldPlan) -> None:
         hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
         begun = {"attempt": attempt, "started": time.time(), "ended": None, "hosts": hosts, "failure": None}
         self._attempts.append(begun)
-        self.write("running")
+        self._store.keep_manifest(self._contents("running"))
 
     def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:
         """Written with the next attempt, or at the end of the run. ``why``: what ended it, if that was not a rank."""

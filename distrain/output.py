@@ -6,29 +6,26 @@ Runs in: coordinator.
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
-import os
 import re
-import select
-import stat
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
+
+from distrain.background import Background
+from distrain.consoles import show
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from distrain.loop import Loop
 
 __all__ = [
     "RankOutput",
     "RankOutputs",
     "ReportLines",
     "log_level",
-    "patient_consoles",
     "say",
     "warn",
     "without_controls",
@@ -37,6 +34,8 @@ __all__ = [
 _LONGEST_LINE = 64 << 10
 _LINES_KEPT = 100
 _LONGEST_KEPT = 2 << 10
+_MOST_UNWRITTEN_BYTES = 64 << 20
+"""Output of a rank that waits for a slow disk; beyond it, output is left out of the log."""
 REPORT_INTERVAL_S = 0.5
 """Between two report lines on the console; metrics.jsonl has them all."""
 PROGRESS_INTERVAL_S = 5.0
@@ -78,114 +77,10 @@ def log_level(level: str) -> Iterator[None]:
 
 
 def _print(console: IO[str] | None, text: str) -> None:
-    """A console that has gone away (a closed terminal, ``| head``) is no reason to end a training; the logs go on."""
-    if console is None:  # a process without standard streams, such as a daemon
-        return
-    encoding = getattr(console, "encoding", None) or "utf-8"
-    data = text.encode(encoding, errors="replace")
-    with contextlib.suppress(OSError, ValueError):
-        if _backlogs is not None and _may_block(console):
-            console.flush()
-            _backlogs.of(console).add(data)
-        else:
-            console.write(data.decode(encoding))
-            console.flush()
-
-
-# -- consoles that take no more ---------------------------------------------------------------------------------------
-
-_MOST_UNSHOWN = 1 << 20
-_TERMINAL_BYTES = 512
-"""What a terminal that takes anything takes at once; a pipe takes PIPE_BUF."""
-_backlogs: _Backlogs | None = None
-"""None: we wait for consoles."""
-
-
-class _Backlog:
-    """What a console has yet to show: a terminal after Ctrl-S, or a pipe into a paused ``less``."""
-
-    def __init__(self, fd: int, at_once: int, stuck_after_s: float | None) -> None:
-        self.fd = fd
-        self._stuck_after_ms = None if stuck_after_s is None else 1000 * stuck_after_s
-        self.unshown = bytearray()
-        self._at_once = at_once
-        self._dropped = 0
-        self._stuck = False
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLOUT)
-
-    def add(self, data: bytes) -> None:
-        """Show it now if the console takes it, else later, or never if there is too much of it."""
-        self.show()
-        while len(self.unshown) > _MOST_UNSHOWN and not self._stuck:
-            self._stuck = not self._poll.poll(self._stuck_after_ms)
-            self.show()
-        if len(self.unshown) > _MOST_UNSHOWN:
-            self._dropped += data.count(b"\n")
-        else:
-            self.unshown += data
-            self.show()
-
-    def show(self, *, wait: bool = False) -> None:
-        """As much as the console takes now, or all of it; nothing, if it has gone away."""
-        try:
-            while self.unshown and (wait or self._poll.poll(0)):
-                del self.unshown[: os.write(self.fd, self.unshown[: self._at_once])]
-                self._stuck = False
-        except OSError:
-            self.unshown.clear()
-            self._dropped = 0
-        if self._dropped and not self.unshown:
-            text = f"distrain: {self._dropped} lines are not shown, as this console was blocked; the logs have them\n"
-            self.unshown += text.encode()
-            self._dropped = 0
-            self.show(wait=wait)
-
-
-class _Backlogs(dict[int, _Backlog]):
-    """By descriptor."""
-
-    def __init__(self, stuck_after_s: float | None) -> None:
-        super().__init__()
-        self._stuck_after_s = stuck_after_s
-
-    def of(self, console: IO[str]) -> _Backlog:
-        fd = console.fileno()
-        if fd not in self:
-            at_once = _TERMINAL_BYTES if console.isatty() else select.PIPE_BUF
-            self[fd] = _Backlog(fd, at_once, self._stuck_after_s)
-        return self[fd]
-
-
-def _may_block(console: IO[str]) -> bool:
-    """Whether this is a stream of the interpreter's, to something that may not be read for long."""
-    if type(console) is not io.TextIOWrapper:
-        return False
-    mode = os.fstat(console.fileno()).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or console.isatty()
-
-
-@contextlib.contextmanager
-def patient_consoles(loop: Loop, stuck_after_s: float | None) -> Iterator[Callable[[], None]]:
-    """Show what a console does not take when it does, without waiting for it: up to a MiB, beyond which a slow console
-    is waited for. One that takes nothing for ``stuck_after_s`` (None: there is no hurry) is not any more, and in the
-    end shows how many lines it has missed. Yields what is to be called before each turn of ``loop``. After the last
-    one, waits until all is shown."""
-    global _backlogs
-    before = _backlogs
-    mine = _backlogs = _Backlogs(stuck_after_s)
-
-    def watch() -> None:
-        for backlog in mine.values():
-            loop.on_writable(backlog.fd, backlog.show if backlog.unshown else None)
-
-    try:
-        yield watch
-    finally:
-        _backlogs = before
-        for backlog in mine.values():
-            loop.forget(backlog.fd)
-            backlog.show(wait=True)
+    """Print on a console. One that has gone away (a closed terminal, ``| head``) is no reason to end a training."""
+    if console is not None:  # None: a process without standard streams, such as a daemon
+        with contextlib.suppress(OSError, ValueError):
+            show(console, text)
 
 
 class _Stream:
@@ -230,45 +125,93 @@ _CONTROLS = re.compile(
 """ECMA-48; a tabulator and colours stay."""
 
 
-class RankOutput:
-    """Output of one rank of one attempt, ``shown`` on the console or only kept in the file, whose directory exists.
-    ``host``: its name, where lines are to have it. ``last_lines`` are what a failure screen may quote."""
+class _Log:
+    """The log file of one rank, as the background thread writes it."""
 
-    def __init__(self, rank: int, file: Path, *, width: int = 1, shown: bool = True, host: str = "") -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+
+    def append(self, data: bytes) -> int:
+        """Write the bytes and return how many they are. Raises OSError."""
+        if self._file is None:
+            self._file = self.path.open("ab", buffering=0)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        return len(data)
+
+    def close(self) -> int:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+        return 0
+
+
+class RankOutput:
+    """Output of one rank of one attempt: shown on the console, unless ``shown`` is false, and kept in ``file``, whose
+    directory must exist. ``host``: its name, where lines are to have it. ``last_lines``: the ends of the last lines,
+    for a failure screen. ``background`` writes the file."""
+
+    def __init__(
+        self,
+        rank: int,
+        file: Path,
+        *,
+        width: int = 1,
+        shown: bool = True,
+        host: str = "",
+        background: Background | None = None,
+    ) -> None:
         self._shown = shown
         self._prefix = f"[rank {rank:>{width}}{' ' * bool(host)}{host}] "
-        self._path = file
-        self._file: IO[bytes] | None = None
+        self._log = _Log(file)
+        self._background = background or Background(None, "log")
+        self._chunks: list[bytes] = []
+        self._unwritten_bytes = 0
+        self._left_out_bytes = 0
         self._broken = False
         self._mid_line = False
         self._streams = {1: _Stream(), 2: _Stream()}
         self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
 
     def feed(self, stream: int, data: bytes) -> None:
-        """Bytes that the rank wrote to stdout (1) or stderr (2)."""
+        """Take bytes that the rank wrote to stdout (1) or stderr (2)."""
         self._write(data)
         self._show(stream, self._streams[stream].feed(data, time.monotonic()))
 
     def note(self, text: str) -> None:
-        """Into the file only, from the beginning of a line."""
+        """Write a text into the file only, from the beginning of a line."""
         self._write(b"\n" * self._mid_line + text.encode(errors="backslashreplace"))
 
     def _write(self, data: bytes) -> None:
-        if self._broken:
+        if self._unwritten_bytes > _MOST_UNWRITTEN_BYTES:
+            self._left_out_bytes += len(data)
             return
-        try:
-            if self._file is None:
-                self._file = self._path.open("ab")
-            self._file.write(data)
-            self._mid_line = not data.endswith(b"\n")
-        except OSError as error:
-            self._give_up(error)
+        if self._left_out_bytes:
+            text = f"\n... {self._left_out_bytes} bytes are left out here: the disk was too slow ...\n"
+            self._left_out_bytes = 0
+            data = text.encode() + data
+        self._chunks.append(data)
+        self._unwritten_bytes += len(data)
+        self._mid_line = not data.endswith(b"\n")
 
-    def _give_up(self, error: OSError) -> None:
-        """A log that cannot be written is no reason to end a training."""
+    def flush(self) -> None:
+        """Have the background write what has come."""
+        chunks, self._chunks = self._chunks, []
+        if chunks and not self._broken:
+            self._background.do(partial(self._log.append, b"".join(chunks)), self._on_written, self._give_up)
+
+    def _on_written(self, size: int) -> None:
+        self._unwritten_bytes -= size
+
+    def _give_up(self, error: BaseException) -> None:
+        """Go on without the log: that is no reason to end a training."""
+        if not isinstance(error, OSError):
+            raise error
         if not self._broken:
-            warn(f"the log {self._path} is not written any more: {error}")
-        self._broken = True
+            warn(f"the log {self._log.path} is not written any more: {error}")
+        self._broken, self._unwritten_bytes = True, 0
 
     def _show(self, stream: int, lines: list[str]) -> None:
         if lines:
@@ -277,37 +220,29 @@ class RankOutput:
             console = sys.stdout if stream == 1 else sys.stderr
             _print(console, "".join(f"{self._prefix}{line}\n" for line in lines))
 
-    def flush(self) -> None:
-        if self._file is not None and not self._broken:
-            try:
-                self._file.flush()
-            except OSError as error:
-                self._give_up(error)
-
     def close(self) -> None:
         """Show what came without a line end, and close the file."""
         for number, stream in self._streams.items():
             self._show(number, stream.end())
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:
-                self._give_up(error)
-            self._file = None
+        self.flush()
+        self._background.do(self._log.close, self._on_written, self._give_up)
 
 
 class RankOutputs:
     """Output of all ranks, of one attempt after the other. ``file_of``: where that of an attempt and a rank is kept.
-    ``shown``: whose is seen on the console, too; None for everybody's."""
+    ``shown``: whose is seen on the console, too; None for everybody's. ``background`` writes the files."""
 
-    def __init__(self, file_of: Callable[[int, int], Path], shown: Collection[int] | None = None) -> None:
+    def __init__(
+        self, file_of: Callable[[int, int], Path], background: Background, shown: Collection[int] | None = None
+    ) -> None:
         self._file_of = file_of
+        self._background = background
         self._shown = shown
         self._ranks: dict[int, RankOutput] = {}
+        self._unflushed: set[int] = set()
 
     def begin(self, attempt: int, hosts: Sequence[str]) -> None:
-        """A new attempt, of which each rank is on one of ``hosts``. What the last one has left open is to be closed
-        before."""
+        """Begin an attempt, of which each rank is on one of ``hosts``. The last one must be closed."""
         width = len(str(len(hosts) - 1))
         self._ranks = {
             rank: RankOutput(
@@ -316,11 +251,14 @@ class RankOutputs:
                 width=width,
                 shown=self._shown is None or rank in self._shown,
                 host=host if len(set(hosts)) > 1 else "",
+                background=self._background,
             )
             for rank, host in enumerate(hosts)
         }
 
     def of(self, rank: int) -> RankOutput:
+        """The output of a rank, to be written at the next :meth:`flush`."""
+        self._unflushed.add(rank)
         return self._ranks[rank]
 
     def last_lines(self) -> dict[int, list[str]]:
@@ -328,12 +266,14 @@ class RankOutputs:
         return {rank: list(output.last_lines) for rank, output in self._ranks.items()}
 
     def flush(self) -> None:
-        for output in self._ranks.values():
-            output.flush()
+        for rank in self._unflushed:
+            self._ranks[rank].flush()
+        self._unflushed.clear()
 
     def close(self) -> None:
         for output in self._ranks.values():
             output.close()
+        self._unflushed.clear()
 
 
 class ReportLines:

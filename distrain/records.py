@@ -40,6 +40,8 @@ class CommittedCheckpoint:
     validation: dict[str, Any] | None = None
     """None if it is not validated; else ``status``, the name of a :class:`ReportedCheckpointStatus`, and what
     :class:`~distrain.wire.Reported` said."""
+    index: int = -1
+    """Its place among all checkpoints that the run has committed."""
 
     @property
     def is_pending(self) -> bool:
@@ -61,11 +63,12 @@ def committed_at(path: Path | Place, manifest: Mapping[str, Any] | None = None) 
             assert isinstance(path, Path)
             manifest = json.loads((path / MANIFEST_FILE).read_text())
         metrics = with_nonfinite(manifest["metrics"], manifest.get("nonfinite", {}))
+        index = int(manifest.get("index", -1))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on"
         ) from error
-    return CommittedCheckpoint(path, metrics, manifest.get("validation"))
+    return CommittedCheckpoint(path, metrics, manifest.get("validation"), index)
 
 
 def no_metadata(checkpoint: Path | Place) -> str:

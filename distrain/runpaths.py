@@ -15,6 +15,7 @@
         return_value.pkl            what rank 0's train_func returned
         .staging/                   checkpoints being written; swept when the next run starts
         .lock                       held by the coordinator
+        .reserve                    space for the end of the run, should the disk become full
         .requests                   a named pipe, while it runs: where are the ranks?
 
 A checkpoint is written aside, flushed to disk with its manifest, then renamed: a directory named ``checkpoint_…`` is
@@ -120,6 +121,10 @@ class RunPaths:
         return self.root / _STACKS / f"answer_{token}.txt"
 
     @property
+    def reserve(self) -> Path:
+        return self.root / ".reserve"
+
+    @property
     def staging(self) -> Path:
         return self.root / ".staging"
 
@@ -162,7 +167,7 @@ class RunPaths:
 
     def mirrored(self) -> list[Path]:
         """The files that are kept elsewhere, too; the manifest last, so that who sees its news finds everything."""
-        here = {self.lock, self.requests, self.manifest}
+        here = {self.lock, self.reserve, self.requests, self.manifest}
         aside = {self.staging, self.fetched}
         files = [path for path in sorted(self.root.rglob("*")) if path.is_file() and path.suffix != ".new"]
         return [path for path in files if path not in here and not aside & set(path.parents)] + [self.manifest]

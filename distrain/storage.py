@@ -20,12 +20,13 @@ import zlib
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from distrain.background import Background, ignore, reraise
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.files import sync_directory, write_and_sync, write_atomically
-from distrain.output import warn
+from distrain.output import say, warn
 from distrain.records import PENDING, CommittedCheckpoint, committed_at, damage_of, no_metadata, without_nonfinite
 from distrain.rounds import Commit, CommittedFile
 from distrain.runpaths import DAMAGED, LEFTOVER, RunPaths
@@ -38,11 +39,13 @@ if TYPE_CHECKING:
     from distrain.loop import Loop
     from distrain.place import Place
 
-__all__ = ["RunStore", "warn_of_lost"]
+__all__ = ["RunStore", "cure", "warn_of_lost"]
 
 _MOST_LEFTOVERS = 10_000
 """Files."""
 _NOTING_S = 1.0
+_RESERVED_BYTES = 256 << 10
+_T = TypeVar("_T")
 
 
 class _Lock:
@@ -82,8 +85,13 @@ class RunStore:
         self.metadata: dict[str, Any] = {}
         """What every checkpoint is given, beside its own metadata."""
         self.failed: Callable[[str], None] = warn
-        """Hears what has failed after a call had returned."""
-        self._unflushed = False
+        """Hears what could not be written."""
+        self.is_abandoned = False
+        """Whether nobody waits for the storage any more, so that it must not be touched."""
+        self._background = Background(None, "storage")
+        self._commits = 0
+        self._lines: list[str] = []
+        self._unwritten = bytearray()
         self._leftovers: dict[str, dict[str, tuple[int, ...] | None]] = {}
         self._vanished: deque[Path] = deque()
         self._wiping: threading.Thread | None = None
@@ -95,6 +103,7 @@ class RunStore:
                 undo.callback(self._lock.release)
                 self._take(undo)
                 self._metrics = undo.enter_context(_open_lines(self.paths.metrics))
+                self._reserve()
                 self._place = root.stat()
                 self._sweep()
                 self._probe()
@@ -197,13 +206,14 @@ class RunStore:
         return found[::-1]
 
     def close(self) -> None:
-        """Flush everything and give the directory free."""
+        """Release the directory. Nothing may be under way, unless the storage is abandoned."""
         try:
-            if self._wiping is not None:
-                self._wiping.join()
-            with contextlib.suppress(OSError):  # a full disk; whoever wrote heard of it
+            if not self.is_abandoned:
+                if self._wiping is not None:
+                    self._wiping.join()
+                shutil.rmtree(self.paths.staging, ignore_errors=True)
+                self.paths.reserve.unlink(missing_ok=True)
                 self._metrics.close()
-            shutil.rmtree(self.paths.staging, ignore_errors=True)
         finally:
             self._lock.release()
 
@@ -212,25 +222,142 @@ class RunStore:
         for path in self.paths.end():
             path.unlink(missing_ok=True)
 
+    # -- work in the background -----------------------------------------------------------------------------------
+
+    def start(self, loop: Loop | None, background: Background, run_id: str, flags: Sequence[str]) -> None:
+        """Begin the run. From now on ``background`` does the work on files, in order, and ``loop``, if there is one,
+        reads what other processes answer. ``flags``: of the interpreter."""
+        self._background = background
+
+    def detach(self) -> None:
+        """End the use of the loop and of the background: whatever is ordered now is done at once."""
+        self._background = Background(None, "storage")
+
+    def _do(self, what: str, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Do work on files. If that is not possible, the run fails: "cannot write {what} in ..."."""
+
+        def failed(error: BaseException) -> None:
+            _only_os_errors(error)
+            self._fail(f"cannot write {what} in {self.place}: {error}{cure(error)}")
+
+        self._background.do(work, then, failed)
+
+    def _try(self, complaint: str, work: Callable[[], object]) -> None:
+        """Do work on files that a run can do without. If that is not possible, only say so."""
+
+        def failed(error: BaseException) -> None:
+            _only_os_errors(error)
+            warn(f"{complaint}: {error}")
+
+        self._background.do(work, ignore, failed)
+
+    def _fail(self, why: str) -> None:
+        self._commits = 0
+        self.failed(why)
+
+    def _warn(self, text: str) -> None:
+        """Warn from within background work."""
+        self._background.report(lambda: warn(text))
+
+    @property
+    def settled(self) -> bool:
+        """Whether no checkpoint is being committed."""
+        return not self._commits
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing at all is under way."""
+        return not self._background.pending
+
+    def settle(self) -> None:
+        """Wait until nothing is under way, without a loop."""
+
+    def abandon(self) -> None:
+        """Stop waiting for what is under way: it may or may not arrive."""
+        self.is_abandoned = True
+
+    def tell_wait(self) -> None:
+        """Say what is under way, as it takes its time."""
+        say(f"waiting for {self.place} to take what has not been written yet; Ctrl-C ends the waiting")
+
     # -- small files ----------------------------------------------------------------------------------------------
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Write run.json now. Raises OSError."""
+        self._write_manifest(manifest)
+        self._manifest_written()
+
+    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
         self._check_place()
         write_atomically(self.paths.manifest, json.dumps(manifest, indent=1).encode())
 
+    def _manifest_written(self) -> None:
+        """Hear that run.json has changed."""
+
+    def keep_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Have run.json written."""
+        self._do("run.json", lambda: self._write_manifest(manifest), lambda _: self._manifest_written())
+
+    def make_room(self, path: Path) -> None:
+        """Have the directory made that ``path``, a file of the run, belongs in."""
+        self._do(path.name, lambda: self.paths.make_room(path), ignore)
+
+    def open_log(self, path: Path, then: Callable[[IO[bytes]], None], failed: Callable[[BaseException], None]) -> None:
+        """Call ``then`` with the file, empty and open for writing, or ``failed`` with an OSError."""
+
+        def work() -> IO[bytes]:
+            self.paths.make_room(path)
+            return path.open("wb")
+
+        self._background.do(work, then, failed)
+
+    def keep(self, path: Path, data: bytes, what: str) -> None:
+        """Have a file of the run written that it can do without; readers never see a part of it."""
+
+        def write() -> None:
+            self.paths.make_room(path)
+            aside = path.with_name(f"{path.name}.new")
+            aside.write_bytes(data)
+            aside.replace(path)
+
+        self._try(what, write)
+
+    def remove(self, path: Path) -> None:
+        """Have a file of the run deleted."""
+        self._try(f"{path} could not be deleted", lambda: path.unlink(missing_ok=True))
+
     def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-        """One report. Non-finite numbers become null, and ``nonfinite`` says which they were."""
+        """Add one report, to be written at the next :meth:`flush`. Non-finite numbers become null, and ``nonfinite``
+        says which they were."""
         finite, nonfinite = without_nonfinite(metrics)
         record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
-        self._metrics.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
-        self._unflushed = True
+        self._lines.append(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        """Raises OSError."""
-        if self._unflushed:
-            self._check_place()
-            self._unflushed = False
-        self._metrics.flush()
+        """Have the reports written that were added."""
+        if self._lines:
+            data = "".join(self._lines).encode()
+            self._lines = []
+            self._do("metrics", lambda: self._append(data), ignore)
+
+    def _append(self, data: bytes) -> None:
+        """Write lines, after those that a full disk did not take."""
+        self._unwritten += data
+        self._check_place()
+        while self._unwritten:
+            del self._unwritten[: self._metrics.write(self._unwritten)]
+
+    def write_end(self) -> None:
+        """Write what a full disk did not take, now that the run is over and its staging directory can go. Raises
+        OSError."""
+        shutil.rmtree(self.paths.staging, ignore_errors=True)
+        self.paths.reserve.unlink(missing_ok=True)
+        self._append(b"")
+
+    def _reserve(self) -> None:
+        """Occupy the space that the end of a run needs on a disk that has become full. Raises OSError."""
+        with self.paths.reserve.open("wb") as file:
+            file.write(bytes(_RESERVED_BYTES))
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -254,9 +381,12 @@ class RunStore:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
     def note_leftovers(self) -> None:
-        """An attempt begins: remember what earlier ones have left in directories that are no checkpoints yet, by state
-        and not by age, as clocks may jump. Of many files, or on a slow file system, not all that is there is
-        remembered: the agents wait for a word meanwhile. Raises OSError."""
+        """Remember what earlier attempts have left in directories that are no checkpoints yet."""
+        self._background.do(self._note_leftovers, ignore, _pass_over)  # if it fails, nothing is known of them
+
+    def _note_leftovers(self) -> None:
+        """Remember files by state and not by age, as clocks may jump. Of many files, or on a slow file system, not all
+        are remembered: checkpoints wait meanwhile. Raises OSError."""
         self._leftovers = {}
         left, until = _MOST_LEFTOVERS, time.monotonic() + _NOTING_S
         for folder in self.paths.root.iterdir():
@@ -266,9 +396,12 @@ class RunStore:
                 left -= len(found)
                 self._leftovers[folder.name] = dict(found)
 
-    def set_leftovers_aside(self, name: str) -> None:
-        """The ranks have filled this directory: what they have found there, and not written again, is no part of the
-        checkpoint, unless all of it is. Raises OSError."""
+    def set_leftovers_aside(self, name: str, then: Callable[[], None]) -> None:
+        """Take files of earlier attempts out of a directory that the ranks have filled; then call ``then``."""
+        self._do(f"checkpoint {name}", lambda: self._set_leftovers_aside(name), lambda _: then())
+
+    def _set_leftovers_aside(self, name: str) -> None:
+        """Move away the files that no rank of this attempt has written again, unless those are all. Raises OSError."""
         folder, noted = self.paths.root / name, self._leftovers.pop(name, {})
         stale = [path for path, state in noted.items() if state is not None and _state_of(folder / path) == state]
         if not stale or set(stale) >= set(_files_below(folder)):
@@ -279,11 +412,13 @@ class RunStore:
             (folder / path).rename(aside / path)
             with contextlib.suppress(OSError):  # others are in it
                 os.removedirs((folder / path).parent)
-        warn(f"{folder} had files of an earlier attempt, {stale[0]} for one, which are in {aside.name} from now on")
+        self._warn(
+            f"{folder} had files of an earlier attempt, {stale[0]} for one, which are in {aside.name} from now on"
+        )
 
-    def target(self, attempt: int, ordinal: int, rank: int, *, name: str | None) -> str:
-        """Where the files of a rank belong that are to become a checkpoint, in the end of that name. Raises OSError."""
-        return str(self.staging_directory(attempt, ordinal, rank))
+    def prepare(self, attempt: int, ordinal: int, rank: int, *, name: str | None, then: Callable[[str], None]) -> None:
+        """Call ``then`` with the directory for a rank's files of the checkpoint that is to be called ``name``."""
+        self._do(f"checkpoint {ordinal}", lambda: str(self.staging_directory(attempt, ordinal, rank)), then)
 
     def commit(
         self,
@@ -295,23 +430,26 @@ class RunStore:
         validation: Mapping[str, Any] | None = None,
         then: Callable[[CommittedCheckpoint], None],
     ) -> None:
-        """Make the ranks' files the run's next checkpoint: join their parts in a directory of that ``name``, if it is
-        free, or take the ``folder`` of the run directory that they are in already. Calls ``then`` when that is done,
-        here at once. Raises OSError; then nothing is committed."""
-        if folder:
-            then(self.adopt(attempt, commit, Path(folder), validation=validation))
-        else:
-            then(self.join(attempt, commit, name=name, validation=validation))
+        """Make the ranks' files the run's next checkpoint, and call ``then`` when it is one: join their parts in a
+        directory of that ``name``, if it is free, or take the ``folder`` of the run directory that they are in already.
+        """
 
-    def join(
-        self,
-        attempt: int,
-        commit: Commit,
-        *,
-        name: str | None = None,
-        validation: Mapping[str, Any] | None = None,
+        def work() -> CommittedCheckpoint:
+            if folder:
+                return self._adopt(attempt, commit, Path(folder), validation)
+            return self._join(attempt, commit, name, validation)
+
+        def done(saved: CommittedCheckpoint) -> None:
+            self._commits -= 1
+            self.committed.append(saved)
+            then(saved)
+
+        self._commits += 1
+        self._do(f"checkpoint {commit.ordinal}", work, done)
+
+    def _join(
+        self, attempt: int, commit: Commit, name: str | None, validation: Mapping[str, Any] | None
     ) -> CommittedCheckpoint:
-        """See :meth:`commit`."""
         self._check_place()
         root = self._staging_root(attempt, commit.ordinal)
         merged = root / "merged"
@@ -324,7 +462,7 @@ class RunStore:
         name = name or self.paths.checkpoint(self._next_index).name
         final = self._free(name)
         if final.name != name:
-            warn(f"there is a {name} in {self.paths.root} already; this checkpoint is called {final.name}")
+            self._warn(f"there is a {name} in {self.paths.root} already; this checkpoint is called {final.name}")
         write_and_sync(merged / MANIFEST_FILE, self._manifest_with_metadata(attempt, commit, merged, final, validation))
         _sync_directories(merged, commit)
         merged.rename(final)
@@ -332,10 +470,9 @@ class RunStore:
         shutil.rmtree(root, ignore_errors=True)
         return saved
 
-    def adopt(
-        self, attempt: int, commit: Commit, folder: Path, *, validation: Mapping[str, Any] | None = None
+    def _adopt(
+        self, attempt: int, commit: Commit, folder: Path, validation: Mapping[str, Any] | None
     ) -> CommittedCheckpoint:
-        """See :meth:`commit`."""
         self._check_place()
         _sync_directories(folder, commit)
         write_atomically(
@@ -347,11 +484,10 @@ class RunStore:
     def _committed(self, path: Path, commit: Commit, validation: Mapping[str, Any] | None) -> CommittedCheckpoint:
         sync_directory(self.paths.root)
         self._next_index += 1
-        self.committed.append(CommittedCheckpoint(path, dict(commit.metrics), _validation_of(validation)))
-        return self.committed[-1]
+        return CommittedCheckpoint(path, dict(commit.metrics), _validation_of(validation), index=self._next_index - 1)
 
     def amend(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
-        """Note what came of the validation of a checkpoint, and add the metrics to its own. Raises OSError."""
+        """Note what came of the validation of a checkpoint, and add the metrics to its own."""
         position = self.committed.index(saved)
         metrics = {**saved.metrics, **metrics}
         validation = {**(saved.validation or {}), "status": status}
@@ -361,9 +497,12 @@ class RunStore:
         self._amend_manifest(saved, fields)
 
     def _amend_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
-        assert isinstance(saved.path, Path)
-        path = saved.path / MANIFEST_FILE
-        write_atomically(path, json.dumps({**json.loads(path.read_text()), **fields}, indent=1).encode())
+        def work() -> None:
+            assert isinstance(saved.path, Path)
+            path = saved.path / MANIFEST_FILE
+            write_atomically(path, json.dumps({**json.loads(path.read_text()), **fields}, indent=1).encode())
+
+        self._try(f"the result of the validation of {saved.path.name} could not be written", work)
 
     def _free(self, name: str) -> Path:
         path, number = self.paths.root / name, 1
@@ -405,7 +544,7 @@ class RunStore:
         except ValueError:
             own = None
         if not isinstance(own, dict):
-            warn(no_metadata(final))
+            self._warn(no_metadata(final))
             return files
         data = json.dumps({**self.metadata, **own}).encode()
         write_and_sync(path, data)
@@ -413,21 +552,35 @@ class RunStore:
         return [*(file for file in files if file.path != METADATA_FILE), added]
 
     def delete(self, positions: Sequence[int]) -> None:
-        """Delete checkpoints, given by their positions in ``committed``, but not those that somebody reads; each
-        vanishes at once, by a rename. Raises OSError."""
-        self.paths.staging.mkdir(exist_ok=True)
-        try:
-            for position in sorted(positions, reverse=True):
-                path = self.committed[position].path
-                assert isinstance(path, Path)
-                aside = self.paths.staging / f"deleted-{path.name}-{uuid.uuid4().hex[:8]}"
-                with unread(path) as free:
+        """Delete checkpoints, given by their positions in ``committed``. One that somebody reads stays."""
+        if not positions:
+            return
+        chosen = [self.committed.pop(position) for position in sorted(positions, reverse=True)]
+
+        def done(kept: list[CommittedCheckpoint]) -> None:
+            self.committed = sorted([*self.committed, *kept], key=lambda saved: saved.index)
+
+        self._background.do(lambda: self._delete(chosen), done, reraise)
+
+    def _delete(self, chosen: Sequence[CommittedCheckpoint]) -> list[CommittedCheckpoint]:
+        """Make each vanish at once, by a rename. Returns those that are still there, as somebody reads them."""
+        kept = []
+        for saved in chosen:
+            assert isinstance(saved.path, Path)
+            aside = self.paths.staging / f"deleted-{saved.path.name}-{uuid.uuid4().hex[:8]}"
+            try:
+                self.paths.staging.mkdir(exist_ok=True)
+                with unread(saved.path) as free:
                     if free:
-                        del self.committed[position]
-                        path.rename(aside)
+                        saved.path.rename(aside)
                         self._vanished.append(aside)
-        finally:
-            self._wipe()
+                    else:
+                        kept.append(saved)
+            except OSError as error:
+                kept.append(saved)
+                self._warn(f"a superfluous checkpoint could not be deleted: {error}")
+        self._wipe()
+        return kept
 
     def _wipe(self) -> None:
         """Free the space of what has vanished in a thread, as that may take longer than the agents wait for a word (on
@@ -447,33 +600,30 @@ class RunStore:
 
     # -- what is done by others -----------------------------------------------------------------------------------
 
-    def start(self, loop: Loop | None, run_id: str, flags: Sequence[str]) -> None:
-        """The run begins, with a loop that answers can be read in, if there is one; ``flags`` of the interpreter."""
-
     def opening(self) -> wire.OpenStorage | None:
         """What the uploaders of all hosts have to know before anything is stored."""
         return None
 
-    def do(self, order: wire.Upload | wire.Clear) -> wire.Message:
-        """Store a rank's files, or delete them, from within this process, and say what came of it."""
+    def upload(self, order: wire.Upload | wire.Clear, then: Callable[[wire.Message], None]) -> None:
+        """Store a rank's files, or delete them, from within this process, and call ``then`` with the answer."""
         raise AssertionError(f"nobody can store {order.source} while train_func goes on")
 
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is under way."""
-        return True
 
-    def settle(self) -> None:
-        """Wait until nothing is under way."""
+def _pass_over(error: BaseException) -> None:
+    _only_os_errors(error)
 
-    def abandon(self) -> None:
-        """Nobody waits for what is under way: it may or may not arrive."""
 
-    def tell_wait(self) -> None:
-        """Say what is under way, as it takes its time."""
+def _only_os_errors(error: BaseException) -> None:
+    """Raise again what only a bug of ours can have caused."""
+    if not isinstance(error, OSError):
+        raise error
 
-    def detach(self) -> None:
-        """The loop ends."""
+
+def cure(error: BaseException) -> str:
+    """What users can do about an error of the storage, to be added to its text."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "; free some space there, or name another place with RunConfig(storage_path=...)"
+    return ""
 
 
 def _files_below(folder: Path) -> Iterator[str]:
@@ -515,9 +665,9 @@ def _sync_directories(root: Path, commit: Commit) -> None:
         sync_directory(root / folder)
 
 
-def _open_lines(path: Path) -> IO[str]:
+def _open_lines(path: Path) -> IO[bytes]:
     """Open for appending, without the torn last line that a power cut may have left."""
-    file = path.open("a+", encoding="utf-8")
+    file = path.open("ab+", buffering=0)
     end = size = file.seek(0, os.SEEK_END)
     while end and os.pread(file.fileno(), 1, end - 1) != b"\n":
         end -= 1

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import process, wire
+from distrain.background import ignore, reraise
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.keeper import Keeper
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from distrain.background import Background
     from distrain.loop import Loop
     from distrain.rounds import Commit
 
@@ -67,7 +69,6 @@ class RemoteStore(RunStore):
         self._used: set[str] = set()
         self._held: RunLock | None = None
         self._broken: str | None = None
-        self._abandoned = False
         try:
             self.is_of_this_process = run.is_of_this_process
             spool = _spool_of(run)
@@ -160,7 +161,8 @@ class RemoteStore(RunStore):
         for path in self.paths.end():
             (self._run / path.name).remove()
 
-    def start(self, loop: Loop | None, run_id: str, flags: Sequence[str]) -> None:
+    def start(self, loop: Loop | None, background: Background, run_id: str, flags: Sequence[str]) -> None:
+        super().start(loop, background, run_id, flags)
         if not self.is_of_this_process:
             ids = {process.RUN_IDS: process.extended_run_ids(run_id)}
             self._link = UploaderLink(loop, self.answered, flags=flags, environment=ids)
@@ -174,12 +176,14 @@ class RemoteStore(RunStore):
         return None if self.is_of_this_process else wire.OpenStorage(url=self._run.url, filesystem=self.filesystem)
 
     def _do_here(self, order: wire.Message) -> None:
-        self.answered(self.do(order))
+        self._answer_here(order, self.answered)
 
-    def do(self, order: wire.Message) -> wire.Message:
-        if self._here is None:
-            self._here = Keeper(self._run)
-        return self._here.do(order)
+    def upload(self, order: wire.Upload | wire.Clear, then: Callable[[wire.Message], None]) -> None:
+        self._answer_here(order, then)
+
+    def _answer_here(self, order: wire.Message, then: Callable[[wire.Message], None]) -> None:
+        keeper = self._here = self._here or Keeper(self._run, self._warn)
+        self._background.do(lambda: keeper.do(order), then, reraise)
 
     def _order(self, kind: Callable[..., wire.Message], then: Callable[[str | None], None], **fields: Any) -> None:
         self._token += 1
@@ -202,11 +206,11 @@ class RemoteStore(RunStore):
     def _fail(self, why: str) -> None:
         if self._broken is None:
             self._broken = why
-            self.failed(why)
+            super()._fail(why)
 
     @property
-    def settled(self) -> bool:
-        return not self._waiting
+    def idle(self) -> bool:
+        return not self._waiting and super().idle
 
     def settle(self) -> None:
         try:
@@ -216,14 +220,12 @@ class RemoteStore(RunStore):
             self.abandon()
             raise
 
-    def abandon(self) -> None:
-        self._abandoned = True
-
     def tell_wait(self) -> None:
         """For whoever wonders why fit() does not end."""
         say(f"waiting for {self._run} to take what has not arrived there yet; Ctrl-C ends the waiting")
 
     def detach(self) -> None:
+        super().detach()
         if self._link is not None:
             self._link.detach()
 
@@ -232,7 +234,11 @@ class RemoteStore(RunStore):
     def note_leftovers(self) -> None:
         """Nothing: what is there cannot be told from what was written again."""
 
-    def target(self, attempt: int, ordinal: int, rank: int, *, name: str | None) -> str:
+    def prepare(self, attempt: int, ordinal: int, rank: int, *, name: str | None, then: Callable[[str], None]) -> None:
+        then(self._directory(attempt, ordinal, name))
+
+    def _directory(self, attempt: int, ordinal: int, name: str | None) -> str:
+        """Choose a name that nothing there has."""
         if (attempt, ordinal) not in self._directories:
             wanted = name or self._next_name()
             free, number = wanted, 1
@@ -260,17 +266,26 @@ class RemoteStore(RunStore):
         validation: Mapping[str, Any] | None = None,
         then: Callable[[CommittedCheckpoint], None],
     ) -> None:
-        directory = folder or self.target(attempt, commit.ordinal, commit.ranks[0], name=name)
+        directory = folder or self._directory(attempt, commit.ordinal, name)
         self._used.add(directory)
         manifest = self._manifest(attempt, commit, directory, validation)
         self._next_index += 1
+        self._commits += 1
 
         def published(failed: str | None) -> None:
             if failed is not None:
                 self._fail(f"cannot write checkpoint {commit.ordinal}: {failed}")
                 return
-            self.committed.append(committed_at(self._run / directory, manifest))
-            then(self.committed[-1])
+            saved = committed_at(self._run / directory, manifest)
+            if self.is_of_this_process:
+                self._do(f"a copy of checkpoint {commit.ordinal}", lambda: self._fetch(saved), done)
+            else:
+                done(saved)
+
+        def done(saved: CommittedCheckpoint) -> None:
+            self._commits -= 1
+            self.committed.append(saved)
+            then(saved)
 
         self._order(wire.Publish, published, directory=directory, manifest=manifest, metadata=dict(self.metadata))
 
@@ -282,24 +297,33 @@ class RemoteStore(RunStore):
         if not positions:
             return
         names = [self.committed.pop(position).path.name for position in sorted(positions, reverse=True)]
-        for name in names:
-            with unread(self.paths.fetched / name) as free:
-                if free:
-                    shutil.rmtree(self.paths.fetched / name, ignore_errors=True)
+        self._background.do(lambda: self._forget_copies(names), ignore, reraise)
         self._order(
             wire.Remove, partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"), directories=names
         )
 
+    def _forget_copies(self, names: Sequence[str]) -> None:
+        for name in names:
+            with unread(self.paths.fetched / name) as free:
+                if free:
+                    shutil.rmtree(self.paths.fetched / name, ignore_errors=True)
+
     def for_workers(self, saved: CommittedCheckpoint) -> str:
         if not self.is_of_this_process:
             return str(saved.path)
+        self._fetch(saved)
+        return str(self.paths.fetched / saved.path.name)
+
+    def _fetch(self, saved: CommittedCheckpoint) -> CommittedCheckpoint:
+        """Copy a checkpoint to where other processes can read it, unless it is there already; returns it unchanged."""
         copy = self.paths.fetched / saved.path.name
-        return str(copy) if copy.exists() else saved.checkpoint.to_directory(copy)
+        if not copy.exists():
+            saved.checkpoint.to_directory(copy)
+        return saved
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        super().write_manifest(manifest)
+    def _manifest_written(self) -> None:
         if self._link or self._here:
             self._order(wire.Mirror, self._mirrored)
 
@@ -311,7 +335,7 @@ class RemoteStore(RunStore):
         """Bring the last news there, and give the directory free. The spool stays if that cannot be done."""
         kept: str | None = _INTERRUPTED
         try:
-            if not self._abandoned:
+            if not self.is_abandoned:
                 kept = self._bring_last_news() if self._link or self._here else None
         finally:
             if self._link is not None:
@@ -321,7 +345,7 @@ class RemoteStore(RunStore):
     def _give_free(self, kept: str | None) -> None:
         """The spool goes while it is still ours: the next run may begin in one of the same name at once."""
         try:
-            if not self._abandoned:  # else it is free when this process has ended, or in a while
+            if not self.is_abandoned:  # else it is free when this process has ended, or in a while
                 self._release()
             if kept is None:
                 _forget(self.paths.root)
@@ -333,8 +357,6 @@ class RemoteStore(RunStore):
     def _bring_last_news(self) -> str | None:
         """None if all is there, or why not."""
         problems: list[str | None] = []
-        with contextlib.suppress(OSError):  # a full disk; whoever wrote heard of it
-            self.flush()
         committed = {saved.path.name for saved in self.committed}
         pending = sorted(set(self._directories.values()) - committed)
         self._order(wire.Remove, lambda failed: None, directories=pending)

@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distrain import process, wire
 from distrain.channel import Channel
@@ -55,6 +55,8 @@ class Validations:
         self._loop: Loop | None = None
         self._queue: deque[CommittedCheckpoint] = deque()
         self._task: _Task | None = None
+        self._opening: CommittedCheckpoint | None = None
+        """The one whose log is being opened."""
 
     def start(self, loop: Loop | None) -> None:
         """The run begins, with what an earlier part of it left unvalidated. Without a loop, :meth:`pump` does it."""
@@ -70,11 +72,16 @@ class Validations:
     def awaits(self, saved: CommittedCheckpoint) -> bool:
         """Whether something is still to come of its validation: not if an earlier part of the run asked for it, and
         this one has no function."""
-        return saved in self._queue or (self._task is not None and self._task.saved == saved)
+        return saved in self._unfinished
 
     @property
     def busy(self) -> bool:
-        return self._task is not None or bool(self._queue)
+        return bool(self._unfinished)
+
+    @property
+    def _unfinished(self) -> list[CommittedCheckpoint]:
+        under_way = self._task.saved if self._task is not None else self._opening
+        return [*([] if under_way is None else [under_way]), *self._queue]
 
     def deadline(self) -> float | None:
         """When :meth:`tick` is due."""
@@ -100,12 +107,13 @@ class Validations:
     def abort(self) -> None:
         """End what runs, and begin nothing more; it is done when the run goes on."""
         self._queue.clear()
+        self._opening = None
         if self._task is not None:
             self._close(self._task)
 
     def give_up(self, why: str) -> None:
         """The same in a run that will not go on: they have failed, for that reason."""
-        unfinished = [*([self._task.saved] if self._task else []), *self._queue]
+        unfinished = self._unfinished
         self.abort()
         for saved in unfinished:
             self._note(saved, Status.VALIDATION_FAILED, {}, why)
@@ -113,24 +121,41 @@ class Validations:
     # -- one of them ----------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        while self._queue and self._task is None:
-            saved = self._queue.popleft()
-            try:
-                self._begin(saved)
-            except (OSError, CheckpointError) as error:
-                self._note(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
+        if self._queue and self._task is None and self._opening is None:
+            saved = self._opening = self._queue.popleft()
+            log = self._store.paths.validation_log(saved.path.name, self._log_dir)
 
-    def _begin(self, saved: CommittedCheckpoint) -> None:
+            def opened(file: IO[bytes]) -> None:
+                with file:
+                    if self._opening is saved:
+                        self._opening = None
+                        self._try_to_begin(saved, log, file)
+
+            def failed(error: BaseException) -> None:
+                if self._opening is saved:
+                    self._opening = None
+                    self._cannot_begin(saved, error)
+
+            self._store.open_log(log, opened, failed)
+
+    def _try_to_begin(self, saved: CommittedCheckpoint, log: Path, file: IO[bytes]) -> None:
+        try:
+            self._begin(saved, log, file)
+        except (OSError, CheckpointError) as error:
+            self._cannot_begin(saved, error)
+
+    def _cannot_begin(self, saved: CommittedCheckpoint, error: BaseException) -> None:
+        self._note(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
+        self._next()
+
+    def _begin(self, saved: CommittedCheckpoint, log: Path, file: IO[bytes]) -> None:
         request, validator = self._request, self._request.validator
         assert validator is not None
         assert saved.validation is not None
         checkpoint = self._store.for_workers(saved)
-        log = self._store.paths.validation_log(saved.path.name, self._log_dir)
-        self._store.paths.make_room(log)
         environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
         argv = process.bootstrap_argv("validator", str(os.getpid()), flags=request.python_flags)
-        with log.open("wb") as file:
-            started = process.spawn(argv, stderr=file.fileno(), environment=environment)
+        started = process.spawn(argv, stderr=file.fileno(), environment=environment)
         assert started.stdin is not None
         assert started.stdout is not None
         channel = Channel(os.dup(started.stdout.fileno()), os.dup(started.stdin.fileno()))
@@ -184,10 +209,7 @@ class Validations:
         task.process.wait()
 
     def _note(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
-        try:
-            self._store.amend(saved, status.value, metrics)
-        except OSError as error:
-            warn(f"what came of the validation of {saved.path.name} could not be written: {error}")
+        self._store.amend(saved, status.value, metrics)
         if why is None:
             said = ", ".join(
                 f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from distrain.config import FailureConfig
     from distrain.loop import Loop
     from distrain.runpaths import RunPaths
+    from distrain.storage import RunStore
 
 __all__ = ["Watch", "request_stacks"]
 
@@ -43,13 +44,13 @@ class Watch:
 
     ask: makes every host take stacks, and returns the hosts' names. addresses: those of hosts that can be asked now to
     connect to each other. send: tells a host something. hung: hears when there was no progress for
-    ``FailureConfig.hang_timeout_s``. Open it in a ``with`` statement.
+    ``FailureConfig.hang_timeout_s``.
     """
 
     def __init__(
         self,
         loop: Loop,
-        paths: RunPaths,
+        store: RunStore,
         config: FailureConfig,
         *,
         ask: Callable[[], list[str]],
@@ -58,7 +59,8 @@ class Watch:
         hung: Callable[[Hung], None],
     ) -> None:
         self._loop = loop
-        self._paths = paths
+        self._store = store
+        self._paths = store.paths
         self._limits = {"report": config.hang_report_s, "timeout": config.hang_timeout_s}
         self._ask = ask
         self._addresses = addresses
@@ -134,13 +136,11 @@ class Watch:
         self._loop.call_in("stacks", answer_s if self._waiting_for else 0.0, self._complete)
 
     def came(self, rank: int, body: bytes) -> None:
-        """The stacks of a rank, whether asked for or taken before it was killed. Raises OSError if they cannot be
-        kept."""
+        """Take the stacks of a rank, whether asked for or taken before it was killed."""
         self._texts[rank] = body.decode(errors="replace")
         self._silent.discard(rank)
         path = self._paths.stacks(self._attempt, rank)
-        self._paths.make_room(path)
-        path.write_bytes(body)
+        self._store.keep(path, body, f"the stacks of rank {rank} could not be written")
 
     def taken(self, host: str, silent: Sequence[int], finished: Sequence[int]) -> None:
         """A host has sent all that it got. Where a rank was when it was asked before is better than nothing."""
@@ -181,21 +181,22 @@ class Watch:
 
     # -- on demand ------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Watch:
+    def open(self) -> None:
+        """Take requests from now on."""
         path = self._paths.requests
         with contextlib.suppress(OSError):  # a file system without named pipes: then nobody can ask
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
             self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             self._loop.on_readable(self._pipe, self._on_request)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Take no more requests."""
         if self._pipe >= 0:
             self._loop.forget(self._pipe)
             os.close(self._pipe)
-        with contextlib.suppress(OSError):
-            self._paths.requests.unlink(missing_ok=True)
+            self._pipe = -1
+            self._store.remove(self._paths.requests)
 
     def _on_request(self) -> None:
         for token in os.read(self._pipe, _REQUEST_BYTES).decode(errors="replace").split():
@@ -204,14 +205,8 @@ class Watch:
 
     def _answer(self, token: str) -> Callable[[tuple[str, ...]], None]:
         def answer(where: tuple[str, ...]) -> None:
-            path = self._paths.answer(token)
-            with contextlib.suppress(OSError):  # who asked will say that there was no answer
-                self._paths.make_room(path)
-                aside = path.with_suffix(".new")
-                aside.write_text(
-                    "\n".join(where or ("no rank is at work: the workers are being started, or have ended",))
-                )
-                aside.rename(path)
+            text = "\n".join(where or ("no rank is at work: the workers are being started, or have ended",))
+            self._store.keep(self._paths.answer(token), text.encode(), "a request for stacks could not be answered")
 
         return answer
 
