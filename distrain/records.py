@@ -6,7 +6,7 @@ import io
 import json
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ class CommittedCheckpoint:
     validation: dict[str, Any] | None = None
     """None if it is not validated; else ``status``, the name of a :class:`ReportedCheckpointStatus`, and what
     :class:`~distrain.wire.Reported` said."""
-    index: int = -1
+    index: int = field(default=-1, compare=False)
     """Its place among all checkpoints that the run has committed."""
 
     @property

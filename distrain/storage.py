@@ -209,6 +209,7 @@ class RunStore:
         """Release the directory. Nothing may be under way, unless the storage is abandoned."""
         try:
             if not self.is_abandoned:
+                self.flush()
                 if self._wiping is not None:
                     self._wiping.join()
                 shutil.rmtree(self.paths.staging, ignore_errors=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from distrain import process
 
@@ -25,7 +25,8 @@ NOTHING_LEFT_WITHIN_S = 5.0
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; all below us would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("distrain", deadline=None)  # a busy machine is no bug
+# A busy machine is no bug.
+settings.register_profile("distrain", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("distrain")
 
 

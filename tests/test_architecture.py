@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 ROOT = Path(distrain.__file__).parent
 
 FLOORS = [
-    "version", "absent", "errors", "callbacks", "hostfile", "config", "states",
+    "version", "absent", "errors", "background", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "roster", "events", "checks", "machine",
     "loop", "channel", "process", "ports", "network", "transport", "host_link",
-    "cgroup", "gpus", "survey", "inspection", "neighbours", "output", "connections", "launch_checks", "place",
+    "cgroup", "gpus", "survey", "inspection", "neighbours", "consoles", "output", "connections", "launch_checks", "place",
     "checkpoint", "runpaths", "files", "records", "uploads", "storage", "runlock", "keeper", "result", "reported",
     "metrics", "context", "report_checks", "session", "collective", "execution", "validations", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.loop import Loop
-from distrain.output import REPORT_INTERVAL_S, RankOutput, ReportLines, log_level, patient_consoles, say, warn
+from distrain import consoles
+from distrain.consoles import show, unblocked_consoles
+from distrain.output import REPORT_INTERVAL_S, RankOutput, ReportLines, log_level, say, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 Console = pytest.CaptureFixture[str]
@@ -197,9 +198,6 @@ def test_a_console_that_is_gone_does_not_end_the_run(
     assert log.read_bytes() == b"one\n"
 
 
-# -- files and last lines --------------------------------------------------------------------------------------------
-
-
 # -- consoles that take no more --------------------------------------------------------------------------------------
 
 
@@ -208,20 +206,17 @@ class Blocked:
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
-        self.loop = Loop()
         self._lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
         if os.isatty(write_fd):
             termios.tcflow(write_fd, termios.TCOOFF)  # Ctrl-S
 
     @contextlib.contextmanager
-    def as_stderr(
-        self, monkeypatch: pytest.MonkeyPatch, stuck_after_s: float | None = 0.1
-    ) -> Iterator[Callable[[], None]]:
+    def as_stderr(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with io.TextIOWrapper(open(self.write_fd, "wb", closefd=False)) as stream, monkeypatch.context() as patch:
             patch.setattr(sys, "stderr", stream)
-            with patient_consoles(self.loop, stuck_after_s) as watch:
-                yield watch
+            with unblocked_consoles():
+                yield
 
     def read_until(self, last: str) -> None:
         self._last = last
@@ -243,55 +238,59 @@ class Blocked:
 @pytest.fixture(params=["pipe", "terminal"])
 def blocked(request: pytest.FixtureRequest) -> Iterator[Blocked]:
     read_fd, write_fd = os.pipe() if request.param == "pipe" else os.openpty()
-    console = Blocked(read_fd, write_fd)
-    yield console
-    console.loop.close()
+    yield Blocked(read_fd, write_fd)
     for fd in (read_fd, write_fd):
         os.close(fd)
 
 
-def test_a_console_that_is_blocked_is_not_waited_for_and_shows_all_later(
+def test_a_blocked_console_is_not_waited_for_and_shows_everything_later(
     blocked: Blocked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with blocked.as_stderr(monkeypatch) as watch:
-        for number in range(2000):
-            say(f"line {number} {'x' * 100}")
-        blocked.read_until("line 1999")
-        while len(blocked._lines) < 2000:
-            watch()
-            blocked.loop.call_in("turn", 0.1, lambda: None)
-            blocked.loop.step()
-    assert [line.split()[:3] for line in blocked.lines()] == [["distrain:", "line", str(n)] for n in range(2000)]
-
-
-def test_all_is_shown_at_the_end(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
     with blocked.as_stderr(monkeypatch):
         for number in range(2000):
             say(f"line {number} {'x' * 100}")
         blocked.read_until("line 1999")
-    assert len(blocked.lines()) == 2000
+    assert [line.split()[:3] for line in blocked.lines()] == [["distrain:", "line", str(n)] for n in range(2000)]
 
 
-def test_of_what_is_too_much_for_a_blocked_console_the_number_of_lines_is_told(
-    blocked: Blocked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_blocked_console_that_misses_lines_says_how_many(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consoles, "_MOST_UNSHOWN_BYTES", 1 << 20)
     with blocked.as_stderr(monkeypatch):
         for number in range(5000):
             say(f"line {number} {'x' * 1000}")
         blocked.read_until("the logs have them")
     *shown, last = blocked.lines()
     assert len(shown) > 1000
-    dropped = 5000 - len(shown)
-    assert last == f"distrain: {dropped} lines are not shown, as this console was blocked; the logs have them"
+    missed = 5000 - len(shown)
+    assert last == f"distrain: {missed} lines are not shown, as this console was too slow; the logs have them"
 
 
-def test_a_slow_console_shows_all(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who writes is made to wait, as ever."""
-    with blocked.as_stderr(monkeypatch, stuck_after_s=None):
-        blocked.read_until("line 4999")
-        for number in range(5000):
-            say(f"line {number} {'x' * 1000}")
-    assert len(blocked.lines()) == 5000
+def test_two_streams_to_one_console_stay_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        (tmp_path / "console").open("a") as out,
+        (tmp_path / "console").open("a") as err,
+        unblocked_consoles(),
+    ):
+        monkeypatch.setattr(sys, "stderr", err)
+        for number in range(100):
+            show(out, f"out {number}\n")
+            say(f"err {number}")
+    lines = (tmp_path / "console").read_text().splitlines()
+    assert lines == [line for n in range(100) for line in (f"out {n}", f"distrain: err {n}")]
+
+
+def test_consoles_are_unblocked_until_the_last_run_ends(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of several threads may end in any order."""
+    with contextlib.ExitStack() as second:
+        with unblocked_consoles():
+            second.enter_context(blocked.as_stderr(monkeypatch))
+        for number in range(2000):
+            say(f"line {number} {'x' * 100}")
+        blocked.read_until("line 1999")
+    assert len(blocked.lines()) == 2000
+
+
+# -- files and last lines --------------------------------------------------------------------------------------------
 
 
 def test_the_file_holds_the_raw_bytes_of_both_streams(output: RankOutput, log: Path) -> None:

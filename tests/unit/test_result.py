@@ -21,6 +21,7 @@ from distrain.result import Result, make_result, pickle_or_none
 from distrain.rounds import Commit
 from distrain.runpaths import RunPaths
 from distrain.storage import RunStore
+from tests.unit.conftest import commit_now
 
 Write = Callable[..., Path]
 
@@ -41,7 +42,7 @@ def write_run(tmp_path: Path) -> Write:
             store.append_metrics({"rank": rank, "index": index}, metrics)
         for ordinal, metrics in enumerate(checkpoints or [], start=1):
             store.staging_directory(0, ordinal, 0)
-            store.join(0, Commit(ordinal, (), (0,), metrics))
+            commit_now(store, Commit(ordinal, (), (0,), metrics))
         store.close()
         return tmp_path / "run"
 
@@ -209,7 +210,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
     def as_the_run_goes_on(folder: Path) -> CommittedCheckpoint:
         monkeypatch.undo()
         store.staging_directory(0, 1, 0)
-        store.join(0, Commit(1, (), (0,), {"loss": 1}))
+        commit_now(store, Commit(1, (), (0,), {"loss": 1}))
         store.delete([0])
         return committed_at(folder)
 

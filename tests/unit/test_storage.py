@@ -30,6 +30,7 @@ from distrain.rounds import Commit, CommittedFile
 from distrain.runpaths import RunPaths, choose_run
 from distrain.storage import RunStore
 from tests.conftest import wait_until
+from tests.unit.conftest import commit_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +107,7 @@ def commit(
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
             files.append(CommittedFile(path, rank, len(data), zlib.crc32(data)))
-    return store.join(0, Commit(ordinal, tuple(files), tuple(parts), metrics), name=name)
+    return commit_now(store, Commit(ordinal, tuple(files), tuple(parts), metrics), name=name)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -142,7 +143,7 @@ def test_nothing_is_left_of_the_staging_after_a_commit(store: RunStore) -> None:
 def test_a_commit_that_fails_leaves_no_checkpoint(store: RunStore) -> None:
     store.staging_directory(0, 1, 0)
     with pytest.raises(OSError, match="never-written"):
-        store.join(0, Commit(1, (CommittedFile("never-written", 0, 1, 1),), (0,), {}))
+        commit_now(store, Commit(1, (CommittedFile("never-written", 0, 1, 1),), (0,), {}))
     assert store.paths.checkpoints() == []
     assert store.committed == []
 
@@ -380,7 +381,7 @@ def set_aside_after(store: RunStore, root: Path) -> list[str]:
     store.note_leftovers()
     (root / "epoch-1" / "a").unlink()
     (root / "epoch-1" / "a").write_text("newer")
-    store.set_leftovers_aside("epoch-1")
+    store.set_leftovers_aside("epoch-1", lambda: None)
     return sorted(path.name for path in (root / "epoch-1").iterdir())
 
 
