@@ -14,9 +14,10 @@ import resource
 import signal
 import tempfile
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distrain import process, wire
+from distrain.background import Background
 from distrain.channel import Channel
 from distrain.forkserver_link import ForkServerLink
 from distrain.inspection import Inspector
@@ -29,9 +30,11 @@ from distrain.uploader_link import UploaderLink
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Agent", "main"]
+
+_T = TypeVar("_T")
 
 PING_INTERVAL_S = 5.0
 STACKS_TIMEOUT_S = 0.05
@@ -110,8 +113,9 @@ class Agent:
         self._stopping = False
         self._culprit_known = True
         self._reserved: list[socket.socket] = []
+        self._resolver = Background(self._loop, "resolver")
         self._inspector = Inspector(self._loop, self._up.queue)
-        self._neighbours = Neighbours(self._loop, self._up.queue)
+        self._neighbours = Neighbours(self._loop, self._resolver, self._up.queue)
         self._reading_paused = False
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -205,19 +209,9 @@ class Agent:
                     self._up.queue(wire.HostFailed(text=text))
                 self._beat()
             case wire.Reserve():
-                try:
-                    self._reserve(message)
-                except OSError as error:
-                    text = f"finds no way to the other hosts ({message.toward}): {error}"
-                    self._up.queue(wire.HostFailed(text=text))
+                self._reserve(message)
             case wire.Start():
-                try:
-                    self._start(message)
-                except OSError as error:
-                    hint = "; raise the limit with ulimit -n" if error.errno == errno.EMFILE else ""
-                    text = f"cannot start {len(message.ranks)} workers: {error}{hint}"
-                    self._up.queue(wire.HostFailed(text=text))
-                    self._forget_workers()  # none was started yet
+                self._look_up(interface_variables, message.rendezvous, lambda found: self._try_to_start(message, found))
             case wire.Stop():
                 self._stop(message)
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
@@ -250,10 +244,31 @@ class Agent:
 
     def _reserve(self, message: wire.Reserve) -> None:
         self._close_ports()
-        self._reserved = [reserve_port() for _ in range(message.ports)]
+        try:
+            self._reserved = [reserve_port() for _ in range(message.ports)]
+        except OSError as error:
+            self._up.queue(wire.HostFailed(text=f"cannot reserve {message.ports} ports: {error}"))
+            return
         ports = [sock.getsockname()[1] for sock in self._reserved]
-        address = address_toward(message.toward) if message.toward else ""
-        self._up.queue(wire.Reserved(attempt=message.attempt, ports=ports, address=address))
+
+        def answer(address: str | None) -> None:
+            self._up.queue(wire.Reserved(attempt=message.attempt, ports=ports, address=address or ""))
+
+        self._look_up(address_toward, message.toward, answer)
+
+    def _look_up(self, look_up: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
+        """Call ``then`` with what is found about ``peer``, or at once with None if that is empty. A name server may
+        take long, and the coordinator must not think that this host has died."""
+
+        def failed(error: BaseException) -> None:
+            if not isinstance(error, OSError):
+                raise error
+            self._up.queue(wire.HostFailed(text=f"finds no way to the other hosts ({peer}): {error}"))
+
+        if peer:
+            self._resolver.do(lambda: look_up(peer), then, failed)
+        else:
+            then(None)
 
     def _close_ports(self) -> None:
         for sock in self._reserved:
@@ -323,11 +338,21 @@ class Agent:
         self._workers = {}
         self._started = False
 
-    def _start(self, message: wire.Start) -> None:
+    def _try_to_start(self, message: wire.Start, network: Mapping[str, str] | None) -> None:
+        if message.attempt <= self._attempt:  # it was stopped meanwhile
+            return
+        try:
+            self._start(message, network or {})
+        except OSError as error:
+            hint = "; raise the limit with ulimit -n" if error.errno == errno.EMFILE else ""
+            text = f"cannot start {len(message.ranks)} workers: {error}{hint}"
+            self._up.queue(wire.HostFailed(text=text))
+            self._forget_workers()  # none was started yet
+
+    def _start(self, message: wire.Start, network: Mapping[str, str]) -> None:
         self._forget_workers()
         self._attempt = message.attempt
         self._started, self._stopping = True, False
-        network = interface_variables(message.rendezvous) if message.rendezvous else {}
         for fields in message.ranks:
             spec = wire.WorkerSpec(**fields)
             spec = replace(spec, defaults={**network, **spec.defaults})

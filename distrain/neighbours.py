@@ -17,6 +17,7 @@ from distrain.network import address_toward, interface_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from distrain.background import Background
     from distrain.loop import Loop
 
 __all__ = ["LISTEN_S", "MOST_ECHOED", "REACH_S", "Neighbours"]
@@ -33,8 +34,9 @@ _BACKLOG = 128
 class Neighbours:
     """The agent's side: answers :class:`~distrain.wire.Listen` and :class:`~distrain.wire.Reach`."""
 
-    def __init__(self, loop: Loop, say: Callable[[wire.Message], None]) -> None:
+    def __init__(self, loop: Loop, resolver: Background, say: Callable[[wire.Message], None]) -> None:
         self._loop = loop
+        self._resolver = resolver
         self._say = say
         self._listener: socket.socket | None = None
         self._callers: dict[socket.socket, int] = {}
@@ -45,12 +47,23 @@ class Neighbours:
     # -- being called ---------------------------------------------------------------------------------------------
 
     def listen(self, asked: wire.Listen) -> None:
-        """On this host's own address only."""
+        """Listen on this host's own address only."""
+
+        def failed(error: BaseException) -> None:
+            if not isinstance(error, OSError):
+                raise error
+            self._say(wire.Listening(nonce=asked.nonce, failed=str(error)))
+
+        def find() -> tuple[str, str]:
+            address = asked.address or address_toward(asked.toward)
+            return address, interface_of(address)
+
+        self._resolver.do(find, lambda found: self._listen(asked, *found), failed)
+
+    def _listen(self, asked: wire.Listen, address: str, interface: str) -> None:
         self.close()
         try:
-            address = asked.address or address_toward(asked.toward)
             self._listener = _bound(address)
-            interface = interface_of(address)
         except OSError as error:
             self._say(wire.Listening(nonce=asked.nonce, failed=str(error)))
             return

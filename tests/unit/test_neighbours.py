@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain import neighbours, wire
+from distrain.background import Background
 from distrain.loop import Loop
 from distrain.neighbours import MOST_ECHOED, Neighbours
 
@@ -24,7 +25,7 @@ class Host:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.said: list[wire.Message] = []
-        self.neighbours = Neighbours(loop, self.said.append)
+        self.neighbours = Neighbours(loop, Background(None, "resolver"), self.said.append)
 
     def listens(self, address: str = "127.0.0.1", toward: str = "") -> wire.Listening:
         self.neighbours.listen(wire.Listen(address=address, nonce=NONCE, toward=toward))
