@@ -102,7 +102,8 @@ class RunStore:
                 self._lock = self._take_lock()
                 undo.callback(self._lock.release)
                 self._take(undo)
-                self._metrics = undo.enter_context(_open_lines(self.paths.metrics))
+                self._metrics_fd = _open_lines(self.paths.metrics)
+                undo.callback(os.close, self._metrics_fd)
                 self._reserve()
                 self._place = root.stat()
                 self._sweep()
@@ -214,7 +215,7 @@ class RunStore:
                     self._wiping.join()
                 shutil.rmtree(self.paths.staging, ignore_errors=True)
                 self.paths.reserve.unlink(missing_ok=True)
-                self._metrics.close()
+                os.close(self._metrics_fd)
         finally:
             self._lock.release()
 
@@ -346,7 +347,7 @@ class RunStore:
         self._unwritten += data
         self._check_place()
         while self._unwritten:
-            del self._unwritten[: self._metrics.write(self._unwritten)]
+            del self._unwritten[: os.write(self._metrics_fd, self._unwritten)]
 
     def write_end(self) -> None:
         """Write what a full disk did not take, now that the run is over and its staging directory can go. Raises
@@ -666,15 +667,15 @@ def _sync_directories(root: Path, commit: Commit) -> None:
         sync_directory(root / folder)
 
 
-def _open_lines(path: Path) -> IO[bytes]:
-    """Open for appending, without the torn last line that a power cut may have left."""
-    file = path.open("ab+", buffering=0)
-    end = size = file.seek(0, os.SEEK_END)
-    while end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+def _open_lines(path: Path) -> int:
+    """Open for appending, without the torn last line that a power cut may have left; returns the descriptor."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    end = size = os.lseek(fd, 0, os.SEEK_END)
+    while end and os.pread(fd, 1, end - 1) != b"\n":
         end -= 1
     if end < size:
-        file.truncate(end)
-    return file
+        os.ftruncate(fd, end)
+    return fd
 
 
 def warn_of_lost(path: Path | Place, names: Iterable[str], like: Iterable[str]) -> None:
