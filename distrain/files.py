@@ -21,7 +21,17 @@ from distrain.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["copy_file", "crc32_of", "list_files", "sync_directory", "sync_file", "write_and_sync", "write_atomically"]
+__all__ = [
+    "copy_file",
+    "crc32_of",
+    "cure",
+    "is_full_disk",
+    "list_files",
+    "sync_directory",
+    "sync_file",
+    "write_and_sync",
+    "write_atomically",
+]
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 _COPY_BYTES = 4 << 20
@@ -233,8 +243,12 @@ def crc32_of(path: Path) -> tuple[int, int]:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that readers see the old or the new one, never a part."""
     aside = path.with_name(f"{path.name}.new")
-    write_and_sync(aside, data)
-    aside.replace(path)
+    try:
+        write_and_sync(aside, data)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def write_and_sync(path: Path, data: bytes) -> None:
@@ -262,3 +276,16 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+_FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+
+
+def is_full_disk(text: str) -> bool:
+    """Return whether an error with this text says that a disk is full, or a quota used up."""
+    return any(said in text for said in _FULL_DISK)
+
+
+def cure(text: str) -> str:
+    """Return what users can do about an error of the storage with this text, to be added to it; may be empty."""
+    return "; free some space there, or choose another storage_path" if is_full_disk(text) else ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import collectives, rounds, rows, wire
 from distrain.checkpoint import DICT_FILE
+from distrain.files import cure, is_full_disk
 from distrain.output import ReportLines, warn
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ class Ledger:
         callbacks: Callbacks | None = None,
         validations: Validations,
     ) -> None:
-        self.metrics: dict[str, Any] | None = None
-        """Rank 0's last report."""
+        self._metrics: dict[str, Any] | None = None
+        self._last_checkpoint: tuple[int, int] | None = None
+        """Attempt and ordinal of the checkpoint that came with rank 0's last report."""
+        self._last_saved: CommittedCheckpoint | None = None
         self._store = store
         self._config = config
         self._tell = tell
@@ -85,6 +88,15 @@ class Ledger:
         self.reports: dict[int, int] = {}
         """How many each rank has made in this attempt."""
 
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """Rank 0's last report, with the metrics of its checkpoint's validation."""
+        last = self._last_saved
+        if self._metrics is None or last is None:
+            return self._metrics
+        found = next((saved for saved in reversed(self._store.committed) if saved.path == last.path), last)
+        return {**self._metrics, **found.metrics}
+
     def handle(self, message: wire.FromWorker) -> None:
         """What a rank of this attempt said; messages that are not about reports are passed over."""
         now = time.monotonic()
@@ -93,6 +105,9 @@ class Ledger:
                 self._on_reported(message, now)
             case wire.Delivered():
                 self._uploads.discard((message.rank, message.ordinal))
+                if message.failed is not None and is_full_disk(message.failed):
+                    why = f"rank {message.rank} cannot store checkpoint {message.ordinal} in {self._store.place}"
+                    self._store.failed(f"{why}: {message.failed}{cure(message.failed)}")
                 if self._by_uploader(self._announced[message.rank, message.ordinal]):
                     self._tell(
                         wire.Stored(
@@ -177,7 +192,8 @@ class Ledger:
         line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
         self._store.append_metrics(line, metrics)
         if message.rank == 0:
-            self.metrics = metrics
+            self._metrics, self._last_saved = metrics, None
+            self._last_checkpoint = None if message.ordinal is None else (message.attempt, message.ordinal)
             self._lines.report(message.index, metrics, now)
         files = [path for path, _ in message.files]
         if message.ordinal is not None:
@@ -311,6 +327,8 @@ class Ledger:
         self._store.commit(self._attempt, commit, name=name, folder=in_place.pop(), validation=validation, then=then)
 
     def _committed(self, attempt: int, ordinal: int, saved: CommittedCheckpoint) -> None:
+        if self._last_checkpoint == (attempt, ordinal):
+            self._last_saved = saved
         path = self._store.for_workers(saved)
         self._saved(path)
         if attempt == self._attempt:

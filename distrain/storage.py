@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from distrain.background import Background, ignore, reraise
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
-from distrain.files import sync_directory, write_and_sync, write_atomically
+from distrain.files import cure, sync_directory, write_and_sync, write_atomically
 from distrain.output import say, warn
 from distrain.records import PENDING, CommittedCheckpoint, committed_at, damage_of, no_metadata, without_nonfinite
 from distrain.rounds import Commit, CommittedFile
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from distrain.loop import Loop
     from distrain.place import Place
 
-__all__ = ["RunStore", "cure", "warn_of_lost"]
+__all__ = ["RunStore", "warn_of_lost"]
 
 _MOST_LEFTOVERS = 10_000
 """Files."""
 _NOTING_S = 1.0
-_RESERVED_BYTES = 256 << 10
+_RESERVED_BYTES = 64 << 10
 _T = TypeVar("_T")
 
 
@@ -240,7 +240,7 @@ class RunStore:
 
         def failed(error: BaseException) -> None:
             _only_os_errors(error)
-            self._fail(f"cannot write {what} in {self.place}: {error}{cure(error)}")
+            self._fail(f"cannot write {what} in {self.place}: {error}{cure(str(error))}")
 
         self._background.do(work, then, failed)
 
@@ -318,9 +318,7 @@ class RunStore:
 
         def write() -> None:
             self.paths.make_room(path)
-            aside = path.with_name(f"{path.name}.new")
-            aside.write_bytes(data)
-            aside.replace(path)
+            write_atomically(path, data)
 
         self._try(what, write)
 
@@ -619,13 +617,6 @@ def _only_os_errors(error: BaseException) -> None:
     """Raise again what only a bug of ours can have caused."""
     if not isinstance(error, OSError):
         raise error
-
-
-def cure(error: BaseException) -> str:
-    """What users can do about an error of the storage, to be added to its text."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "; free some space there, or name another place with RunConfig(storage_path=...)"
-    return ""
 
 
 def _files_below(folder: Path) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -36,7 +35,7 @@ from distrain.errors import (
     WorkerGroupError,
 )
 from distrain.events import Hung, RunEnd, RunRequest, Validator
-from distrain.files import write_atomically
+from distrain.files import cure, is_full_disk, write_atomically
 from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
@@ -56,6 +55,11 @@ if TYPE_CHECKING:
     from distrain.storage import RunStore
 
 __all__ = ["DataParallelTrainer", "run_work"]
+
+
+_FULL_DISK_WAIT_S = 5.0
+"""How long the end of a run waits for somebody to free space."""
+_FULL_DISK_PAUSE_S = 0.5
 
 
 @without("dataset_config", "datasets", "preprocessor")
@@ -312,6 +316,7 @@ class _Run:
         }
         self._manifest = RunManifest(store, run_id=self._run_id, configs=configs)
         self._continued = bool(self._manifest.before)
+        self._write_until: float | None = None
         self._log_dir = None if asked.run.log_dir is None else Path(asked.run.log_dir).expanduser().absolute()
 
     def train(self) -> Result:
@@ -328,22 +333,40 @@ class _Run:
             if self._continued:
                 self._store.drop_end()
         except OSError as error:
-            raise StorageError(f"cannot use the run directory {self._store.place}: {error}") from error
+            raise StorageError(
+                f"cannot use the run directory {self._store.place}: {error}{cure(str(error))}"
+            ) from error
         started, concluded = time.monotonic(), False
         runner = self._runner(request)
         try:
             runner.run()
+            self._write_at_end(self._store.write_end, "the last reports could not be written")
             result = self._conclude(runner.end, time.monotonic() - started)
             concluded = True
         finally:
             # Last of all: who finds a finished run, finds everything of it.
             end = runner.end
             ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
-            try:
-                self._manifest.write(end.state.value if ended else "failed")
-            except OSError as error:  # a full disk must not hide the error that brought us here
-                warn(f"the run directory does not say how the run has ended, as that could not be written: {error}")
+            status = end.state.value if ended else "failed"
+            self._write_at_end(
+                lambda: self._manifest.write(status),
+                "the run directory does not say how the run has ended, as that could not be written",
+            )
         return result
+
+    def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
+        """Write what the end of the run leaves. Wait a while for space on a full disk; then only complain, so as not to
+        hide the error that has ended the run."""
+        while not self._store.is_abandoned:
+            try:
+                write()
+                return
+            except OSError as error:
+                self._write_until = self._write_until or time.monotonic() + _FULL_DISK_WAIT_S
+                if not is_full_disk(str(error)) or time.monotonic() > self._write_until:
+                    warn(f"{complaint}: {error}")
+                    return
+                time.sleep(_FULL_DISK_PAUSE_S)
 
     def _start_from(self, resume_from: Checkpoint | None) -> str | None:
         if self._store.latest:
@@ -419,8 +442,8 @@ class _Run:
         error = self._error(end, result)
         if isinstance(error, TrainingFailedError):
             error.result = result
-            with contextlib.suppress(OSError):
-                self._keep_error(error)
+            failed = error
+            self._write_at_end(lambda: self._keep_error(failed), "why the run failed could not be written")
         if isinstance(error, WorkerGroupError):
             raise error from error.original
         raise error
@@ -454,7 +477,9 @@ class _Run:
             return KeyboardInterrupt()
         if end.hung is not None and not end.failures:
             return self._hang_error(end, end.hung, result)
-        if end.failures and not (end.problem and all(failure.lost for failure in end.failures)):
+        is_explained = end.problem and all(failure.lost for failure in end.failures)
+        is_explained = is_explained or (end.storage_failed and all(is_full_disk(f.summary) for f in end.failures))
+        if end.failures and not is_explained:
             return self._worker_group_error(end, result)
         if end.storage_failed:
             return ControllerError(f"{end.problem}\nonce that is mended: {self._again(result)}\nrun:  {result.path}")
