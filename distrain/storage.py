@@ -214,7 +214,8 @@ class RunStore:
                 if self._wiping is not None:
                     self._wiping.join()
                 shutil.rmtree(self.paths.staging, ignore_errors=True)
-                self.paths.reserve.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it has become read-only; the next run uses it again
+                    self.paths.reserve.unlink(missing_ok=True)
                 os.close(self._metrics_fd)
         finally:
             self._lock.release()

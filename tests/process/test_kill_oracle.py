@@ -88,7 +88,7 @@ write = storage.write_and_sync
 storage.write_and_sync = lambda path, data: None if path.name == ".manifest.json" else write(path, data)
 """,
     "renamed before the manifest is written": """
-write, commit, kept = storage.write_and_sync, storage.RunStore.join, []
+write, commit, kept = storage.write_and_sync, storage.RunStore._join, []
 storage.write_and_sync = lambda path, data: (
     kept.append(data) if path.name == ".manifest.json" else write(path, data)
 )
@@ -97,7 +97,7 @@ def broken_commit(self, *arguments, **options):
     time.sleep(0.1)
     write(committed.path / ".manifest.json", kept.pop())
     return committed
-storage.RunStore.join = broken_commit
+storage.RunStore._join = broken_commit
 """,
     "reports stay in a buffer": "storage.RunStore.flush = lambda self: None",
     "the latest vanishes": """
