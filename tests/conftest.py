@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from distrain import process
+from tests.tables import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +32,10 @@ settings.load_profile("distrain")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="every cell of the big tables, instead of a seeded sample")
+
+
+def pytest_report_header() -> str:
+    return f"seed of the tables' samples: {SEED} (repeat it with DISTRAIN_TABLE_SEED={SEED})"
 
 
 def run_members(run_id: str) -> list[psutil.Process]:
