@@ -120,9 +120,11 @@ def _begin_flush(fd: int, start: int, count: int) -> None:
 def sync_file(path: Path) -> tuple[int, int]:
     """Flush a file to disk, while it is hashed; returns its size in bytes and crc32. Raises OSError."""
     with _naming(path), path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        _begin_flush(file.fileno(), 0, size)
-        crc = _hash_part(file.fileno(), 0, size, 0)
+        size, crc = os.fstat(file.fileno()).st_size, 0
+        for start in range(0, size, _KERNEL_COPY_BYTES):
+            count = min(_KERNEL_COPY_BYTES, size - start)
+            _begin_flush(file.fileno(), start, count)
+            crc = _hash_part(file.fileno(), start, count, crc)
         os.fsync(file.fileno())
     return size, crc
 
