@@ -9,13 +9,14 @@ import os
 import random
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pytest
 
+Choice = TypeVar("Choice")
 WITHOUT_GIT = 1
 
 
@@ -34,6 +35,25 @@ def find_seed(repository: Path) -> int:
 SEED = find_seed(Path(__file__).parent)
 BUSY_FACTOR = 4.0
 """The machine that runs this may have other things to do."""
+
+
+def choose(every: Sequence[Choice], test: pytest.Item) -> Choice:
+    """Return one that depends on the seed and on the test."""
+    return random.Random(f"{SEED} {test.nodeid}").choice(every)
+
+
+def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that run only with ``--all``: slow ones, and parameter sets that are not in a test's sample."""
+    left_out = {item for item in items if item.get_closest_marker("slow")}
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample"):
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, family in families.items():
+        (size,) = family[0].get_closest_marker("sample").args
+        chosen = random.Random(f"{SEED} {name}").sample(family, min(size, len(family)))
+        left_out |= set(family) - set(chosen)
+    return left_out
 
 
 def deal_cells(metafunc: pytest.Metafunc, every: Sequence[object], *, sample: int) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.tables import WITHOUT_GIT, find_seed
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "test"
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = REPOSITORY / "scripts" / "test"
 TOOLS = {
     "setup_venv": "scripts/setup_venv",
     "ruff": ".venv/bin/ruff",
@@ -158,3 +159,36 @@ def test_the_seed_of_the_tables_comes_from_the_commit(tmp_path, monkeypatch):
 
     monkeypatch.setenv("DISTRAIN_TABLE_SEED", "7")
     assert find_seed(tmp_path) == 7
+
+
+def chosen_tests(file: Path, *arguments: str, seed: int = 1) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", REPOSITORY / "pyproject.toml", "-q"]
+    done = subprocess.run(
+        [*command, "--collect-only", "--rootdir", file.parent, file, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "DISTRAIN_TABLE_SEED": str(seed)},
+    )
+    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_slow_tests_and_all_parameter_sets_run_only_with_all(tmp_path):
+    file = tmp_path / "test_it.py"
+    file.write_text("""\
+import pytest
+
+@pytest.mark.slow
+def test_slow():
+    pass
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("n", range(9))
+def test_family(n):
+    pass
+""")
+    every = ["test_slow", *(f"test_family[{n}]" for n in range(9))]
+    assert chosen_tests(file, "--all") == every
+    samples = [chosen_tests(file, seed=seed) for seed in (1, 2)]
+    assert [len(sample) for sample in samples] == [1, 1]
+    assert samples[0] != samples[1]
