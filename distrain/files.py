@@ -7,11 +7,7 @@ import ctypes
 import errno
 import os
 import stat
-import threading
-import weakref
 import zlib
-from collections import deque
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +15,7 @@ from distrain.checkpoint import MANIFEST_FILE
 from distrain.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = [
     "copy_file",
@@ -36,10 +32,6 @@ __all__ = [
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 16 << 20
-_HASHED_AT_ONCE_BYTES = 8 << 20
-"""Which takes some two milliseconds."""
-_LOOK_AGAIN_S = 1.0
-"""For the thread that hashes to see that nobody is there any more, if a signal handler has kept him from saying so."""
 _SYNC_FILE_RANGE_WRITE = 2
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """What copy_file_range says where it cannot be used (other file systems, old kernels, sandboxes)."""
@@ -79,34 +71,27 @@ def _check_circle(top: Path, folder: Path) -> None:
 def copy_file(source: Path, target: Path) -> tuple[int, int]:
     """Copy and flush to disk; returns size in bytes and crc32 of what was written. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        _naming(source),
-        source.open("rb", buffering=0) as reader,
-        target.open("wb+", buffering=0) as writer,
-        _Hasher(os.fstat(reader.fileno()).st_size) as hasher,
-    ):
+    with _naming(source), source.open("rb", buffering=0) as reader, target.open("wb+", buffering=0) as writer:
         with _naming(target):
-            size = _copy_in_kernel(reader.fileno(), writer.fileno(), hasher)
+            size, crc = _copy_in_kernel(reader.fileno(), writer.fileno())
         buffer = memoryview(bytearray(_COPY_BYTES))
         while count := reader.readinto(buffer):
-            hasher.add(partial(zlib.crc32, buffer[:count]))
             written = 0
             with _naming(target):
                 while written < count:
                     written += writer.write(buffer[written:count])
             _begin_flush(writer.fileno(), size, count)
+            crc = zlib.crc32(buffer[:count], crc)
             size += count
-            hasher.finish()
         with _naming(target):
-            hasher.finish()
             os.fsync(writer.fileno())
-    return size, hasher.crc
+    return size, crc
 
 
-def _copy_in_kernel(reader: int, writer: int, hasher: _Hasher) -> int:
+def _copy_in_kernel(reader: int, writer: int) -> tuple[int, int]:
     """Copy as far as the kernel does it by itself, which takes a third of the CPU, or no bytes at all where the file
-    system can share them; returns how many bytes that were."""
-    size = 0
+    system can share them; returns the size in bytes and the crc32 of what it copied."""
+    size = crc = 0
     while hasattr(os, "copy_file_range"):
         try:
             count = os.copy_file_range(reader, writer, _KERNEL_COPY_BYTES)
@@ -117,86 +102,9 @@ def _copy_in_kernel(reader: int, writer: int, hasher: _Hasher) -> int:
         if not count:
             break
         _begin_flush(writer, size, count)
-        hasher.add(partial(_hash_part, writer, size, count))
+        crc = _hash_part(writer, size, count, crc)
         size += count
-    return size
-
-
-class _Hasher:
-    """crc32 of one part of a file after the other; if it is large (``size`` in bytes), by a thread that ends with the
-    ``with``. Not concurrent.futures: that imports ``queue``, which may be a user's module beside his script."""
-
-    def __init__(self, size: int) -> None:
-        self.crc = 0
-        """Of all parts, after :meth:`finish`."""
-        self._parts: deque[Callable[[int], int]] = deque()
-        self._changed = threading.Condition()
-        self._ended = False
-        self._error: Exception | None = None
-        self._thread: threading.Thread | None = None
-        if size > _HASHED_AT_ONCE_BYTES:
-            self._thread = threading.Thread(
-                target=_take_parts, args=(weakref.ref(self),), name="distrain-hash", daemon=True
-            )
-
-    def __enter__(self) -> _Hasher:
-        if self._thread is not None:
-            try:
-                self._thread.start()
-            except BaseException as error:
-                if not isinstance(error, RuntimeError) or error.__context__ is not None:  # a signal handler has raised
-                    self._ended = True
-                    if isinstance(error, KeyError) and error.__context__ is not None:
-                        raise error.__context__ from None  # start() did not find what the thread had tidied up already
-                    raise
-                self._thread = None  # as many threads as the user may have
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended = True  # first of all, whatever a signal handler raises next
-        if self._thread is not None:
-            with self._changed:
-                self._changed.notify_all()
-            self._thread.join()
-
-    def add(self, part: Callable[[int], int]) -> None:
-        """``part``: from the crc32 of all before it to that with it. Without a thread, raises what that raises."""
-        if self._thread is None:
-            self.crc = part(self.crc)
-            return
-        with self._changed:
-            self._parts.append(part)
-            self._changed.notify_all()
-
-    def finish(self) -> None:
-        """Wait for all parts. Raises what one of them has raised."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or not self._parts)
-        if self._error is not None:
-            raise self._error
-
-    def take_part(self) -> bool:
-        """Hash one part, or wait a while for one. False when no more will come."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._parts or self._ended, _LOOK_AGAIN_S)
-            if self._ended or not self._parts:
-                return not self._ended
-            part = self._parts[0]
-        try:
-            self.crc = part(self.crc)
-        except Exception as error:  # raised where the parts come from
-            self._error = self._error or error
-        with self._changed:
-            self._parts.popleft()
-            self._changed.notify_all()
-        return True
-
-
-def _take_parts(wanted: weakref.ref[_Hasher]) -> None:
-    """Until the ``with`` has ended; or nobody has the hasher any more, as a signal handler has raised just before it
-    could say so."""
-    while (hasher := wanted()) is not None and hasher.take_part():
-        del hasher
+    return size, crc
 
 
 def _hash_part(fd: int, start: int, count: int, crc: int) -> int:
@@ -221,12 +129,14 @@ def _begin_flush(fd: int, start: int, count: int) -> None:
 
 def sync_file(path: Path) -> tuple[int, int]:
     """Flush a file to disk, while it is hashed; returns its size in bytes and crc32. Raises OSError."""
-    with _naming(path), path.open("rb") as file, _Hasher(size := os.fstat(file.fileno()).st_size) as hasher:
+    with _naming(path), path.open("rb") as file:
+        size, crc = os.fstat(file.fileno()).st_size, 0
         for start in range(0, size, _KERNEL_COPY_BYTES):
-            hasher.add(partial(_hash_part, file.fileno(), start, min(_KERNEL_COPY_BYTES, size - start)))
+            count = min(_KERNEL_COPY_BYTES, size - start)
+            _begin_flush(file.fileno(), start, count)
+            crc = _hash_part(file.fileno(), start, count, crc)
         os.fsync(file.fileno())
-        hasher.finish()
-    return size, hasher.crc
+    return size, crc
 
 
 def crc32_of(path: Path) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import signal
 import sys
 import time
 import uuid
@@ -118,13 +119,15 @@ class Preflight:
         """Takes as long as the slowest host; whatever is raised, nothing is left."""
         try:
             self._put_witness()
-            self._loop.call_in("connect", CONNECT_TIMEOUT_S, lambda: self._give_up(CONNECT_TIMEOUT_S))
-            for host in self._hosts.values():
-                self._connect(host)
-            self._beat()
-            while not all(host.is_settled for host in self._hosts.values()):
-                self._loop.step()
-            self._check_pairs()
+            # Ctrl-C waits for the loop: inside of Popen() it would leave a process behind that nobody knows of.
+            with self._loop.signals((signal.SIGINT,), _interrupt):
+                self._loop.call_in("connect", CONNECT_TIMEOUT_S, lambda: self._give_up(CONNECT_TIMEOUT_S))
+                for host in self._hosts.values():
+                    self._connect(host)
+                self._beat()
+                while not all(host.is_settled for host in self._hosts.values()):
+                    self._loop.step()
+                self._check_pairs()
         finally:
             self._close()
         order = {name: number for number, name in enumerate((HERE, *self._hosts))}
@@ -319,6 +322,10 @@ class Preflight:
         if (said := host.listening) is not None:
             row["address"] = f"{said.address} {said.interface}"
         return row
+
+
+def _interrupt(number: int) -> None:
+    raise KeyboardInterrupt
 
 
 def _version(version: str | None) -> str:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from distrain import process
+from tests.tables import SEED, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +32,17 @@ settings.load_profile("distrain")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="every cell of the big tables, instead of a seeded sample")
+    parser.addoption("--all", action="store_true", help="also slow tests, and every cell of the big tables")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all") and (unwanted := left_out(items)):
+        config.hook.pytest_deselected(items=list(unwanted))
+        items[:] = [item for item in items if item not in unwanted]
+
+
+def pytest_report_header() -> str:
+    return f"seed of the tables' samples: {SEED} (repeat it with DISTRAIN_TABLE_SEED={SEED})"
 
 
 def run_members(run_id: str) -> list[psutil.Process]:

@@ -1,19 +1,59 @@
-"""The big tables: a run of the tests takes a sample of their cells, chosen by a seed; ``--all`` takes every cell."""
+"""The big tables: a run of the tests takes a sample of their cells, chosen by a seed; ``--all`` takes every cell.
+
+The seed comes from the commit, so every commit tests other cells; DISTRAIN_TABLE_SEED=N repeats those of seed N.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pytest
 
-SEED = int(os.environ.get("DISTRAIN_TABLE_SEED", "1"))
+Choice = TypeVar("Choice")
+WITHOUT_GIT = 1
+
+
+def find_seed(repository: Path) -> int:
+    """Return the seed that the environment names, or else one made of the commit."""
+    if (named := os.environ.get("DISTRAIN_TABLE_SEED")) is not None:
+        return int(named)
+    try:
+        git = ["git", "-C", str(repository), "rev-parse", "--short=8", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):  # a copy without its history
+        return WITHOUT_GIT
+    return int(commit, 16)
+
+
+SEED = find_seed(Path(__file__).parent)
 BUSY_FACTOR = 4.0
 """The machine that runs this may have other things to do."""
+
+
+def choose(every: Sequence[Choice], test: pytest.Item) -> Choice:
+    """Return one that depends on the seed and on the test."""
+    return random.Random(f"{SEED} {test.nodeid}").choice(every)
+
+
+def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that run only with ``--all``: slow ones, and parameter sets that are not in a test's sample."""
+    left_out = {item for item in items if item.get_closest_marker("slow")}
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample"):
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, family in families.items():
+        (size,) = family[0].get_closest_marker("sample").args
+        chosen = random.Random(f"{SEED} {name}").sample(family, min(size, len(family)))
+        left_out |= set(family) - set(chosen)
+    return left_out
 
 
 def deal_cells(metafunc: pytest.Metafunc, every: Sequence[object], *, sample: int) -> None:

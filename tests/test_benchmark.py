@@ -22,6 +22,7 @@ def benchmark(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)  # half a minute on two idle cores
 def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
@@ -122,6 +123,7 @@ def test_bad_interpreters_are_told_before_anything_is_measured(tmp_path: Path) -
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_benchmark_leaves_nothing_and_keeps_what_it_has(tmp_path: Path, number: int) -> None:
     """That no process is left is checked after every test."""

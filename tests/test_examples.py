@@ -172,6 +172,7 @@ def test_transformer(tmp_path: Path) -> None:
     assert number("loss of the model", output) < 0.65 * number("loss of guessing", output)
 
 
+@pytest.mark.slow
 def test_compile(tmp_path: Path) -> None:
     """With torch's default backend where C++ can be compiled."""
     has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()

@@ -113,6 +113,7 @@ def test_a_script_sees_itself_as_under_plain_python(launch: Launch, tmp_path: Pa
     assert lines(launch(script, cwd=elsewhere)) == [f"[rank 0] {plain.stdout.rstrip()}"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["pack/train.py", "pack/train.py:train"])
 def test_a_host_with_another_directory_takes_its_own_file_or_the_one_that_was_named(
     launch: Launch, tmp_path: Path, target: str
@@ -212,6 +213,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", [["../project/train.py"], ["-m", "train"]])
 def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_path: Path, target: list[str]) -> None:
     project = tmp_path / "project"

@@ -99,6 +99,7 @@ def check_that_it_trained_like(alone: dict[str, Any], report: dict[str, Any]) ->
     assert report["losses"][-1] < 0.5 * report["losses"][0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["local", "ssh"])
 def test_two_workers_train_as_one_process_does_on_the_global_batch(
     fit: Fit, alone: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -115,6 +116,7 @@ def test_two_workers_train_as_one_process_does_on_the_global_batch(
     assert "6/6 [==============================]" in log_of(result.path, 1)
 
 
+@pytest.mark.slow
 def test_workers_meet_over_ipv6_with_a_proxy_in_the_environment(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     def train() -> None:
         import tensorflow as tf
@@ -348,6 +350,7 @@ def train_until_stopped(config: dict[str, Any]) -> None:
         print("is unwound")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_stop_unwinds_the_training_function(fit: Fit, asks: bool) -> None:
     """Although TensorFlow has a SIGTERM handler of its own. Who does not ask is interrupted between two fits: within

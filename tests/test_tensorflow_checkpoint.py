@@ -276,6 +276,7 @@ CASES: list[tuple[dict[str, Any], list[tuple[list[str], bool]]]] = [
 """Arguments; and of each report the metrics, and whether it has a checkpoint."""
 
 
+@pytest.mark.sample(1)
 @generations
 def test_what_the_callback_reports(storage: Path, package: str) -> None:
     fit = Fit(storage=storage, backend=TensorflowConfig())

@@ -32,6 +32,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert killed > number("after epoch 5: loss", output)
 
 
+@pytest.mark.slow
 def test_keras_3(tmp_path: Path) -> None:
     output = output_of("keras_3_example", tmp_path)
     assert number("reported loss", output) < 0.6

@@ -162,6 +162,7 @@ def test_a_killed_worker_of_another_host_is_answered_by_a_restart_at_the_right_e
     assert "rank 1 failed on two: was killed by SIGKILL (9)" in output
 
 
+@pytest.mark.slow
 def test_a_spare_host_takes_the_place_of_one_without_power(lab: Lab, start: Callable[[int | None], Running]) -> None:
     """The lost one has rank 0, with whom TensorFlow's workers meet."""
     running = start(0)

@@ -260,6 +260,7 @@ if __name__ == "__main__":
 '''
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_torchrun_to_the_last_bit(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN_SOURCE)
@@ -371,6 +372,7 @@ def no_torch_environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(hook), "HOOKED": str(hook)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_fit_needs_torch_only_in_the_workers(
     user_script: UserScript, no_torch_environment: dict[str, str], start_method: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import pickletools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,15 +139,21 @@ def test_a_model_computes_in_lower_precision_and_returns_the_usual_one(probe: Pr
     assert not torch.is_autocast_enabled("cpu")
 
 
+def imported_by(packed: bytes) -> set[str]:
+    """Return the packages that unpickling these bytes imports. Their paths in the pickle are no matter."""
+    strings = [value for _, value, _ in pickletools.genops(packed) if isinstance(value, str)]
+    return {string.partition(".")[0] for string in strings}
+
+
 def test_a_pickled_model_is_an_ordinary_one(probe: Probe, tmp_path: Path) -> None:
     torch.save(probe, tmp_path / "model.pt", pickle_module=cloudpickle)
     packed = cloudpickle.dumps(probe)
-    assert b"distrain" not in packed
+    assert "distrain" not in imported_by(packed)
     for model in (pickle.loads(packed), torch.load(tmp_path / "model.pt", weights_only=False)):
         model(torch.ones(2, 4))
         assert model.seen == [torch.float32]
         assert torch.equal(model.layer.weight, probe.layer.weight)
-        assert b"distrain" not in cloudpickle.dumps(model)
+        assert "distrain" not in imported_by(cloudpickle.dumps(model))
 
 
 def test_a_copied_model_computes_with_its_own_weights(probe: Probe) -> None:

@@ -637,6 +637,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_data_loader_workers_of_every_kind_know_the_scripts_classes(user_script: UserScript, start_method: str) -> None:
     run = user_script(LOADERS_OF_MAIN, start_method)
@@ -684,6 +685,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_whole_model_of_a_class_of_the_script_can_be_saved_and_loaded(
     user_script: UserScript, start_method: str

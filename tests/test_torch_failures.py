@@ -146,6 +146,7 @@ def fail_in_a_collective(config: dict[str, Any]) -> None:
             os._exit(9)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("how", "summary", "exit_code"),
     [

@@ -179,6 +179,7 @@ write()
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("late", [0, 1])
 def test_local_files_are_deleted_when_no_rank_can_need_them(tmp_path: Path, late: int) -> None:
     run, ranks = torchrun(tmp_path, DELETES, str(late))

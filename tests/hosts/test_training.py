@@ -327,6 +327,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_quick_start_from_python_trains_on_all_slots_of_three_hosts(user: User) -> None:
     ran = user.runs(QUICK_START, str(DIGITS), str(user.lab.hostfile), OMP_NUM_THREADS="1")
     assert ran.code == 0, ran.err

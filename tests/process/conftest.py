@@ -18,6 +18,7 @@ from distrain.hostfile import HostSpec
 from distrain.job import FunctionWork
 from distrain.trainer import run_work
 from distrain.transport import LocalTransport, PrefixTransport, Transport
+from tests.tables import choose
 
 Function = Callable[..., Any]
 
@@ -91,10 +92,16 @@ def fit(storage: Path) -> Fit:
     return Fit(storage=storage)
 
 
-@pytest.fixture(params=OPPOSITE_WAYS)
+@pytest.fixture
 def any_fit(request: pytest.FixtureRequest, tmp_path: Path) -> Fit:
-    """Both start methods and both transports."""
+    """One of two ways that have nothing in common, chosen by the seed; both with ``--all``."""
     return make_fit(request.param, tmp_path)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "any_fit" in metafunc.fixturenames:
+        ways = OPPOSITE_WAYS if metafunc.config.getoption("--all") else [choose(OPPOSITE_WAYS, metafunc.definition)]
+        metafunc.parametrize("any_fit", ways, indirect=True)
 
 
 # -- reading a run directory without distrain ------------------------------------------------------------------------

@@ -172,6 +172,7 @@ def test_a_host_whose_ranks_have_returned_is_not_missed(
     assert not run_members(test_run_id)
 
 
+@pytest.mark.slow
 def test_a_frozen_host_is_lost_when_its_lease_ends_though_another_rank_has_failed_before(hosts: Hosts) -> None:
     def freeze_and_fail(config: dict[str, Any]) -> int:
         count = begin()

@@ -372,6 +372,7 @@ def test_a_host_that_cannot_reach_the_storage_is_named_before_the_first_checkpoi
     assert "once that is mended: started again as RunConfig(name='run')" in str(raised.value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("trouble", [Door.fail, Door.shut, Door.hold], ids=["503", "reset", "silence"])
 def test_a_trouble_that_passes_costs_only_time(
     one_fit: Fit, bucket: Bucket, trouble: Callable[[Door], None], tmp_path: Path
@@ -393,6 +394,7 @@ def loses_the_network(config: dict[str, Any]) -> int:
     return train({"steps": 2})
 
 
+@pytest.mark.slow
 def test_a_trouble_that_costs_an_attempt_does_not_cost_the_run(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
     go = tmp_path / "go"
     away_s = OPENING_PATIENCE_S + 5.0
@@ -425,6 +427,7 @@ def test_several_hosts_that_have_reserved_ports_wait_for_the_storage_together(bu
     assert result.return_value == 1
 
 
+@pytest.mark.slow
 def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_go_on(
     one_fit: Fit, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -539,6 +542,7 @@ def has_a_manifest_of_nonsense(bucket: Bucket) -> None:
     bucket.write("run", "checkpoint_000001/.manifest.json", b"{}")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, is_written_again, has_a_manifest_of_nonsense])
 def test_a_damaged_checkpoint_is_passed_over(
     one_fit: Fit, bucket: Bucket, damage: Callable[[Bucket], None], capsys: pytest.CaptureFixture[str]
@@ -554,6 +558,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert "checkpoint_000001/.damaged.json" in bucket.files("run")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("damage", [loses_a_file, is_cut_off, is_written_again, has_a_manifest_of_nonsense])
 def test_a_new_run_does_not_start_from_a_damaged_checkpoint(
     one_fit: Fit, bucket: Bucket, damage: Callable[[Bucket], None]
@@ -630,6 +635,7 @@ def train_with_names(config: dict[str, Any]) -> list[str]:
         return sorted(path.read_text() for path in Path(read).iterdir() if not path.name.startswith("."))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("where", ["local", "bucket"])
 @pytest.mark.parametrize("name", ["exp::1", "r?x#1 %20"])
 def test_names_may_look_like_parts_of_urls(fit: Fit, bucket: Bucket, where: str, name: str) -> None:

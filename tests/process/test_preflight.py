@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
+from distrain import ScalingConfig, preflight
 from distrain.gpus import find_gpus
-from tests.process.conftest import SSH_THAT_EXECUTES
+from distrain.host_link import HostLink
+from distrain.preflight import Preflight
+from distrain.transport import order_for
+from tests.process.conftest import SSH_THAT_EXECUTES, make_fake_ssh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +165,27 @@ def test_ctrl_c_ends_a_check_and_leaves_nothing(tmp_path: Path) -> None:
         running.send_signal(2)
         assert running.wait(timeout=4) == 130  # nobody is waited for who has not even answered
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_ctrl_c_while_a_host_is_being_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(HostLink):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(preflight, "HostLink", Interrupted)
+    transport = make_fake_ssh(tmp_path, SILENT_HOST)
+    order = order_for(transport, directory="/", sys_path=[], environment={}, own_environment={})
+    check = Preflight(
+        [transport],
+        {transport.host.name: order},
+        storage_path=str(tmp_path / "runs"),
+        sys_path=[],
+        scaling=ScalingConfig(num_workers=1),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        check.run()
+    assert not psutil.Process().children()
 
 
 def test_a_hostfile_that_is_wrong_is_a_wrong_command_line(check: Check, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ MODES = CheckpointConsistencyMode
 
 
 @pytest.fixture(params=[*OPPOSITE_WAYS, "no-workers"])
-def any_fit(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Result]:
+def every_fit(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Result]:
     """``fit(function, config, validation)`` with forked workers, fresh ones behind ssh, and in this process."""
     way = "forkserver-local" if request.param == "no-workers" else request.param
     return fit_of(make_fit(way, tmp_path), 0 if request.param == "no-workers" else 2)
@@ -95,11 +95,11 @@ def metrics_of(run: str, number: int) -> dict[str, Any]:
     return found
 
 
-def test_metrics_of_the_validation_are_added_to_those_of_the_checkpoint(any_fit: Callable[..., Result]) -> None:
+def test_metrics_of_the_validation_are_added_to_those_of_the_checkpoint(every_fit: Callable[..., Result]) -> None:
     """Settings of a call take the place of the usual ones, one by one."""
     tasks = [True, ValidationTaskConfig(fn_kwargs={"factor": 10.0}), False]
     usual = ValidationTaskConfig(fn_kwargs={"factor": 2.0, "shift": 0.5})
-    result = any_fit(train, {"tasks": tasks}, ValidationConfig(score, usual))
+    result = every_fit(train, {"tasks": tasks}, ValidationConfig(score, usual))
     assert result.return_value == [(0, "VALIDATED"), (1, "VALIDATED"), (2, "COMMITTED")]
     found = [metrics_of(result.path, number) for number in range(3)]
     assert [metrics.get("score") for metrics in found] == [0.5, 10.5, None]
@@ -152,10 +152,10 @@ def sleep(checkpoint: Checkpoint, pids: str) -> dict[str, Any]:
     return {}
 
 
-def test_one_that_takes_too_long_is_ended_with_its_children(any_fit: Callable[..., Result], tmp_path: Path) -> None:
+def test_one_that_takes_too_long_is_ended_with_its_children(every_fit: Callable[..., Result], tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     task = ValidationTaskConfig(fn_kwargs={"pids": str(pids)}, timeout_s=1.5)
-    result = any_fit(train, {"tasks": [task]}, ValidationConfig(sleep))
+    result = every_fit(train, {"tasks": [task]}, ValidationConfig(sleep))
     assert result.return_value == [(0, "VALIDATION_TIMEOUT")]
     wait_until(lambda: not any(Path("/proc", str(pid)).exists() for pid in json.loads(pids.read_text())))
 
@@ -178,9 +178,9 @@ def ask_in_vain(config: dict[str, Any]) -> list[Any]:
     return [waited_s, *((one.metrics, one.status.value) for [one] in known)]
 
 
-def test_a_worker_is_told_what_it_asks_for(any_fit: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_worker_is_told_what_it_asks_for(every_fit: Callable[..., Result], tmp_path: Path) -> None:
     go = str(tmp_path / "go")
-    result = any_fit(ask_in_vain, {"go": go}, ValidationConfig(wait_for_file, ValidationTaskConfig({"go": go})))
+    result = every_fit(ask_in_vain, {"go": go}, ValidationConfig(wait_for_file, ValidationTaskConfig({"go": go})))
     waited_s, *known = result.return_value
     assert 0.5 <= waited_s < 5.0
     assert known == [

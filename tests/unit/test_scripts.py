@@ -1,12 +1,20 @@
-"""The exit status of scripts/test, which decides in CI. The tools that it calls are stand-ins that pass or fail."""
+"""The exit status of scripts/test, which decides in CI, and the seed of what it tests.
 
+The tools that it calls are stand-ins that pass or fail.
+"""
+
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "test"
+from tests.tables import WITHOUT_GIT, find_seed
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = REPOSITORY / "scripts" / "test"
 TOOLS = {
     "setup_venv": "scripts/setup_venv",
     "ruff": ".venv/bin/ruff",
@@ -14,19 +22,59 @@ TOOLS = {
     "python": ".venv/bin/python",
     "test_tensorflow": "scripts/test_tensorflow",
 }
+WAITING, COMPUTING, TENSORFLOW = "tests/process/test_waiting.py", "tests/unit/test_computing.py", "tests/test_tf.py"
+PASSES = "def test_it():\n    assert True\n"
+FAILS = "def test_it():\n    assert not 'right'\n"
+FAILS_ONCE = """\
+import pathlib
+
+def test_it():
+    try:
+        pathlib.Path(__file__).with_suffix(".ran").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    assert not "at first"
+"""
+KILLS_PYTEST_ONCE = FAILS_ONCE.replace('assert not "at first"', "__import__('os')._exit(1)")
+"""With the status of tests that failed, as pytest-timeout does."""
+CANNOT_BE_IMPORTED = "raise RuntimeError\n"
+
+
+def write_tool(folder: Path, name: str, lines: str) -> None:
+    tool = folder / TOOLS[name]
+    tool.parent.mkdir(parents=True, exist_ok=True)
+    tool.write_text(f"#!/usr/bin/env bash\n{lines}\n")
+    tool.chmod(0o755)
 
 
 def scripts_test(folder: Path, *arguments: str, failing: str = "") -> subprocess.CompletedProcess[str]:
     """Run a copy of scripts/test in `folder`, where the call that contains `failing` fails."""
-    for name, path in TOOLS.items():
-        tool = folder / path
-        tool.parent.mkdir(parents=True, exist_ok=True)
-        tool.write_text(
-            f'#!/usr/bin/env bash\necho "{name} $*"\n[[ -z "{failing}" || " {name} $* " != *" {failing} "* ]]\n'
-        )
-        tool.chmod(0o755)
+    for name in TOOLS:
+        write_tool(folder, name, f'echo "{name} $*"\n[[ -z "{failing}" || " {name} $* " != *" {failing} "* ]]')
+    return run_script(folder, *arguments)
+
+
+def scripts_test_of(
+    folder: Path, *, waiting: str = PASSES, computing: str = PASSES, tensorflow: str = PASSES
+) -> subprocess.CompletedProcess[str]:
+    """Run a copy of scripts/test in `folder` with the real pytest, where each part has one file of these tests."""
+    for name in TOOLS:
+        write_tool(folder, name, "")
+    for path, source in {WAITING: waiting, COMPUTING: computing, TENSORFLOW: tensorflow}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(source)
+    (folder / "tests" / "hosts").mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\ntestpaths = tests/unit\n")
+    write_tool(folder, "python", f'exec "{sys.executable}" "$@"')
+    write_tool(folder, "test_tensorflow", f'exec "{sys.executable}" -m pytest {TENSORFLOW} "$@"')
+    return run_script(folder)
+
+
+def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     script = shutil.copy(SCRIPT, folder / "scripts" / "test")
-    return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=60)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=60, env=environment)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all",), ("tests/unit", "-x")])
@@ -60,3 +108,87 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path, monkeypatch):
     scripts_test(tmp_path)
 
     assert list(temporary.iterdir()) == []
+
+
+def test_tests_that_pass_when_they_run_again_are_flaky(tmp_path):
+    done = scripts_test_of(tmp_path, waiting=FAILS_ONCE, computing=FAILS_ONCE, tensorflow=FAILS_ONCE)
+
+    assert done.returncode == 0, done.stdout
+    assert (done.stdout.count("= 1 failed in"), done.stdout.count("= 1 passed in")) == (3, 3)
+    assert done.stdout.count('>       assert not "at first"') == 3
+    *_, first, second, third, fourth = done.stdout.splitlines()
+    assert first.startswith("FLAKY: ")
+    assert [second, third, fourth] == [f"    {path}::test_it" for path in (WAITING, COMPUTING, TENSORFLOW)]
+
+
+def test_only_failed_tests_run_again(tmp_path):
+    done = scripts_test_of(tmp_path, waiting=FAILS_ONCE + "\ndef test_other():\n    pass\n")
+
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("= 1 failed, 1 passed in") == 1
+    assert done.stdout.count("= 1 passed in") == 3, "one in each other part, and one that ran again"
+
+
+def test_a_test_that_fails_again_makes_it_fail(tmp_path):
+    done = scripts_test_of(tmp_path, waiting=FAILS_ONCE, tensorflow=FAILS)
+
+    assert done.returncode == 1
+    assert "FLAKY" not in done.stdout
+    assert "= 1 failed in" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("source", [KILLS_PYTEST_ONCE, CANNOT_BE_IMPORTED])
+@pytest.mark.parametrize("part", ["waiting", "computing"])
+def test_a_run_that_did_not_reach_its_end_is_not_flaky(tmp_path, part, source):
+    done = scripts_test_of(tmp_path, **{part: source})
+
+    assert done.returncode == (1 if source == KILLS_PYTEST_ONCE else 2)
+    assert "again" not in done.stdout
+    assert "FLAKY" not in done.stdout
+
+
+def test_the_seed_of_the_tables_comes_from_the_commit(tmp_path, monkeypatch):
+    monkeypatch.delenv("DISTRAIN_TABLE_SEED", raising=False)
+    assert find_seed(tmp_path) == WITHOUT_GIT
+
+    git = ["git", "-C", tmp_path, "-c", "user.name=A", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "first"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    assert find_seed(tmp_path) == int(head[:8], 16)
+
+    monkeypatch.setenv("DISTRAIN_TABLE_SEED", "7")
+    assert find_seed(tmp_path) == 7
+
+
+def chosen_tests(file: Path, *arguments: str, seed: int = 1) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", REPOSITORY / "pyproject.toml", "-q"]
+    done = subprocess.run(
+        [*command, "--collect-only", "--rootdir", file.parent, file, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "DISTRAIN_TABLE_SEED": str(seed)},
+    )
+    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_slow_tests_and_all_parameter_sets_run_only_with_all(tmp_path):
+    file = tmp_path / "test_it.py"
+    file.write_text("""\
+import pytest
+
+@pytest.mark.slow
+def test_slow():
+    pass
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("n", range(9))
+def test_family(n):
+    pass
+""")
+    every = ["test_slow", *(f"test_family[{n}]" for n in range(9))]
+    assert chosen_tests(file, "--all") == every
+    samples = [chosen_tests(file, seed=seed) for seed in (1, 2)]
+    assert [len(sample) for sample in samples] == [1, 1]
+    assert samples[0] != samples[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
@@ -21,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain import files, storage
+from distrain import storage
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError, StorageError
 from distrain.files import copy_file, crc32_of, list_files, sync_file, write_atomically
@@ -720,71 +719,17 @@ def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         copy_file(tmp_path / "source", tmp_path / "target")
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_that_raises_leaves_no_thread(tmp_path: Path) -> None:
-    class RaisedError(Exception):
-        pass
+def test_a_copy_starts_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal handler that raises between two lines cannot leave one behind then, nor one of its locks."""
 
-    def interrupt(number: int, frame: object) -> None:
-        raise RaisedError
-
-    (tmp_path / "source").write_bytes(bytes(20 << 20))
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for moment in range(1, 60):
-            with contextlib.suppress(RaisedError):
-                signal.setitimer(signal.ITIMER_REAL, moment / 4000)
-                copy_file(tmp_path / "source", tmp_path / "target")
-                signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "distrain-hash"])
-
-
-def test_a_signal_that_raises_as_the_last_thing_of_a_copy_leaves_no_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before anything of the hasher's own end has been done."""
-
-    def interrupted(self: Any, *error: object) -> None:
-        raise TimeoutError("by an alarm")
-
-    (tmp_path / "source").write_bytes(bytes(20 << 20))
-    with monkeypatch.context() as patch, contextlib.suppress(TimeoutError):
-        patch.setattr(files._Hasher, "__exit__", interrupted)
-        copy_file(tmp_path / "source", tmp_path / "target")
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "distrain-hash"])
-
-
-def test_a_signal_that_raises_while_the_thread_begins_is_what_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CPython's Thread.start() hides it behind a KeyError, if the thread runs already."""
-    name = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
-    begin = getattr(threading, name)
-
-    def begin_and_be_interrupted(*arguments: Any, **options: Any) -> None:
-        begin(*arguments, **options)
-        running = threading._active  # type: ignore[attr-defined]
-        wait_until(lambda: [thread for thread in running.values() if thread.name == "distrain-hash"])
-        raise TimeoutError("by an alarm")
-
-    (tmp_path / "source").write_bytes(bytes(20 << 20))
-    monkeypatch.setattr(threading, name, begin_and_be_interrupted)
-    with pytest.raises(TimeoutError, match="by an alarm"):
-        copy_file(tmp_path / "source", tmp_path / "target")
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "distrain-hash"])
-
-
-def test_without_a_thread_a_copy_is_hashed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    def start(self: threading.Thread) -> None:
+        raise AssertionError("a thread was started")
 
     data = bytes(range(256)) * (20 << 12)
     (tmp_path / "source").write_bytes(data)
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    assert copy_file(tmp_path / "source", tmp_path / "target") == (len(data), zlib.crc32(data))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    told = copy_file(tmp_path / "source", tmp_path / "target")
+    assert told == sync_file(tmp_path / "target") == (len(data), zlib.crc32(data))
 
 
 def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
