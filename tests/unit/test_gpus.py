@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
 import pytest
 
-from distrain import gpus
+from distrain import forkserver, gpus
 from distrain.hosts import Gpu, gpu_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def whole(number: int) -> list[Gpu]:
@@ -93,3 +99,21 @@ def test_instances_of_one_gpu_are_gpus_of_their_own_in_a_hostfile() -> None:
     named = "MIG-10,MIG-11,GPU-2"
     assert gpu_problem(named.split(","), gpus.visible(MIXED, named)) is None
     assert "no MIG-12" in str(gpu_problem(["MIG-10", "MIG-12"], gpus.visible(MIXED, "MIG-10,MIG-12")))
+
+
+# -- what must not be forked -----------------------------------------------------------------------------------------
+
+
+def test_an_open_gpu_is_seen_behind_a_gap_in_the_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The descriptor that lists the others falls into the gap, and is closed when its turn comes."""
+    gpu = tmp_path / "nvidia-uvm"
+    gpu.touch()
+    monkeypatch.setattr(forkserver, "_CUDA_DEVICE", str(gpu))
+    gap = os.open(os.devnull, os.O_RDONLY)
+    fd = os.open(gpu, os.O_RDONLY)
+    os.close(gap)
+    try:
+        assert forkserver._cuda_is_initialised()
+    finally:
+        os.close(fd)
+    assert not forkserver._cuda_is_initialised()
