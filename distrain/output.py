@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _LONGEST_LINE = 64 << 10
-_LINES_KEPT = 100
+_LINES_KEPT = 300
 _LONGEST_KEPT = 2 << 10
 REPORT_INTERVAL_S = 0.5
 """Between two report lines on the console; metrics.jsonl has them all."""
