@@ -18,7 +18,7 @@ from distrain import checks, process, wire
 from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
 from distrain.errors import ResourcesError
 from distrain.host_link import PING_INTERVAL_S, HostLink, agent_argv, close_all
-from distrain.hosts import Gpu, gpu_problem
+from distrain.hosts import Gpu, gpu_problem, hidden_gpus_problem
 from distrain.inspection import package_versions
 from distrain.loop import Loop
 from distrain.neighbours import REACH_S
@@ -239,6 +239,8 @@ class Preflight:
         """A host that gets none of the workers is a spare one, which may get as many as it has slots."""
         workers = self._shares.get(host.name) or host.order.slots or 1
         problem = gpu_problem(host.transport.host.gpus, gpus)
+        if self._scaling.use_gpu and not problem:
+            problem = hidden_gpus_problem(host.order)
         if self._scaling.use_gpu and len(gpus) < workers and not problem:
             few = "ask for fewer (--num-workers, or slots= in the hostfile), or look at its driver"
             problem = f"it has {len(gpus)} usable GPUs for {workers} workers; {few}"

@@ -139,6 +139,9 @@ def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     (tmp_path / "hosts").write_text("one gpus=0,2\ntwo\nlocalhost gpus=5\n")
     assert shown() == ["0,2", "0,2", "1", "5"]
+    with pytest.raises(LaunchError, match=r"two: CUDA_VISIBLE_DEVICES=1 .*Write gpus=1 behind the host"):
+        shown(use_gpu=True)
+    (tmp_path / "hosts").write_text("one gpus=0,2\ntwo gpus=1\nlocalhost gpus=5\n")
     assert shown(use_gpu=True) == ["0,2", "0,2", "1", "5"]
 
 
