@@ -52,7 +52,7 @@ def _shown_as(entry: str, left: Sequence[Gpu]) -> list[Gpu]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What an agent found on its host. ``gpus``, in the order of CUDA_VISIBLE_DEVICES, is None when it was not asked to
-    look.
+    look; ``driver_problem`` says why some could not be found.
 
     cpus: usable ones (affinity and cgroup quota). memory_bytes: what this process may use, 0 if unknown. slots: how
     many ranks the user lets it have; None: any number. network: hosts with equal ones share their loopback interface;
@@ -63,6 +63,7 @@ class HostFacts:
     cpus: int
     memory_bytes: int
     gpus: tuple[Gpu, ...] | None = None
+    driver_problem: str = ""
     slots: int | None = None
     network: str = ""
     address: str = ""

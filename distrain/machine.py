@@ -230,6 +230,7 @@ class RunMachine:
             cpus=hello.cpus,
             memory_bytes=hello.memory_bytes,
             gpus=gpus,
+            driver_problem=hello.driver_problem,
             slots=order.slots,
             network=hello.network,
             address="" if order.is_local else hello.address,  # there, ssh has come from who knows where
