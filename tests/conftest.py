@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from distrain import process
+from distrain.gpus import find_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +32,13 @@ settings.load_profile("distrain")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="every cell of the big tables, instead of a seeded sample")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    mark = item.get_closest_marker("gpu")
+    needed = (*mark.args, 1)[0] if mark else 0
+    if needed and (there := len(find_gpus(os.environ)[0])) < needed:
+        pytest.skip(f"needs {needed} NVIDIA GPU(s), and there are {there}")
 
 
 def run_members(run_id: str) -> list[psutil.Process]:

@@ -29,7 +29,6 @@ import numpy
 import pytest
 
 from distrain import Result
-from distrain.gpus import find_gpus
 from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -390,10 +389,8 @@ def test_the_full_program(finish: Run, document: str) -> None:
 
 
 @needs_torchvision
-@pytest.mark.gpu
+@pytest.mark.gpu(2)
 def test_the_full_program_on_gpus(finish: Run) -> None:
-    if len(find_gpus(os.environ)[0]) < 2:
-        pytest.skip("needs two GPUs")
     check_the_full_program(finish(migrated(edit(block("S4 full"), ONE_EPOCH)), use_gpu=True))
 
 
