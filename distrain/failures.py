@@ -30,7 +30,8 @@ _CONSEQUENCE = re.compile(
     r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|wait timeout after|"
     r"collective operation timeout|operation timed out!|socket timeout|store.{0,40}timed out|"
     r"failed to pass monitoredbarrier|"
-    r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|socket closed|"
+    r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|remote error detected|socket closed|"
+    r"dump signal from another rank|"
     r"which goes first on this host, failed|"
     r"collective ops is aborted by|tasks are unhealthy \(stopped sending heartbeats\)",
     re.IGNORECASE,

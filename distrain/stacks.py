@@ -32,10 +32,18 @@ _PHASES = {
 _CRASH = "Fatal Python error: "
 _LINES_QUOTED = 10
 _NATIVE_REASONS = [
-    re.compile(pattern) for pattern in (r"Watchdog caught (?!exception).*", r"NCCL error: .*", r"(?<=what\(\):).*")
+    re.compile(pattern)
+    for pattern in (
+        r"Watchdog caught (?!exception).*",
+        r"(?<=attempting to dump debug info, due to ).*",
+        r"NCCL error: .*",
+        r"(?<=what\(\):).*",
+    )
 ]
 """How native code says why it aborts, the most telling first: NCCL's watchdog, NCCL, any C++ exception."""
-_NATIVE_ABORT = re.compile(r"Watchdog caught|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: ")
+_NATIVE_ABORT = re.compile(
+    r"Watchdog caught|dump debug info, due to|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: "
+)
 _NATIVE_FRAME = re.compile(r"^frame #\d+: ")
 
 

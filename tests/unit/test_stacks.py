@@ -162,6 +162,10 @@ def test_native_frames_do_not_push_out_the_message() -> None:
         ("  what():  std::bad_alloc", "std::bad_alloc"),
         ("RuntimeError: NCCL error: unhandled cuda error, NCCL version 2.27.3", None),
         ("what() happened", ""),
+        (
+            "[PG ID 0 Rank 1] Terminating the process after attempting to dump debug info, due to Observed a signal.",
+            "Observed a signal.",
+        ),
         ("epoch 1", ""),
     ],
 )
