@@ -151,6 +151,7 @@ class Agent:
             cpus=facts.cpus,
             memory_bytes=facts.memory_bytes,
             gpus=None if facts.gpus is None else [asdict(gpu) for gpu in facts.gpus],
+            driver_problem=facts.driver_problem,
             network=network_id(),
             address=ssh_address(),
         )

@@ -232,11 +232,13 @@ def _amount(text: str) -> str:
 
 def _count(text: str) -> int:
     """As torchrun: a number, or one for each CPU or GPU; ``auto`` takes GPUs if there are any."""
-    gpus = len(find_gpus(os.environ)) if text in ("gpu", "auto") else 0
+    found, problem = find_gpus(os.environ) if text in ("gpu", "auto") else ((), "")
+    gpus = len(found)
     if text == "gpu" and not gpus:
+        why = problem or "driver missing, or hidden by CUDA_VISIBLE_DEVICES"
         raise ValueError(
-            "one worker for each GPU was asked for, but no usable NVIDIA GPU was found (driver missing, or hidden by "
-            "CUDA_VISIBLE_DEVICES); name a number, or take cpu"
+            f"one worker for each GPU was asked for, but no usable NVIDIA GPU was found ({why}); name a number, or "
+            "take cpu"
         )
     if text == "cpu" or (text == "auto" and not gpus):
         return usable_cpus()

@@ -24,7 +24,7 @@ from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
 from distrain.output import RankOutputs, say, warn
-from distrain.stacks import last_words
+from distrain.stacks import last_words, native_reason
 from distrain.states import RunState
 from distrain.validations import WAITING, Validations
 from distrain.watch import Watch
@@ -238,7 +238,9 @@ class Coordinator:
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
-                self._happened(events.HostSaid(host, message, self._ledger.reports.get(message.rank, 0)))
+                reason = native_reason(self._outputs.of(message.rank).last_lines)
+                reports = self._ledger.reports.get(message.rank, 0)
+                self._happened(events.HostSaid(host, message, reports, reason))
             case wire.Reserved():
                 self._happened(events.HostSaid(host, message))
                 if self.machine.plan is not None and self._is_training:

@@ -78,11 +78,13 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class HostSaid:
-    """A message from an agent, or from a worker through it. ``reports``: how many the worker had made."""
+    """A message from an agent, or from a worker through it. ``reports``: how many the worker had made. ``reason``: why
+    its native code aborted, if its output tells."""
 
     host: str
     message: wire.Message
     reports: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

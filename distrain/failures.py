@@ -30,7 +30,8 @@ _CONSEQUENCE = re.compile(
     r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|wait timeout after|"
     r"collective operation timeout|operation timed out!|socket timeout|store.{0,40}timed out|"
     r"failed to pass monitoredbarrier|"
-    r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|socket closed|"
+    r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|remote error detected|socket closed|"
+    r"dump signal from another rank|"
     r"which goes first on this host, failed|"
     r"collective ops is aborted by|tasks are unhealthy \(stopped sending heartbeats\)",
     re.IGNORECASE,
@@ -88,8 +89,10 @@ def failure_of(
     outcome: wire.Outcome | None,
     exited: wire.Exited | None,
     entered: bool = True,
+    reason: str = "",
 ) -> RankFailure | None:
-    """The failure of a rank; None if it did its work, or if we ended it. ``entered``: it had got into train_func."""
+    """The failure of a rank; None if it did its work, or if we ended it. ``entered``: it had got into train_func.
+    ``reason``: why its native code aborted, if its output tells."""
     if outcome is not None:
         if outcome.ok:
             return None  # whatever the process did afterwards: gloo aborts at interpreter exit, for one
@@ -115,13 +118,13 @@ def failure_of(
         rank=rank,
         host=host,
         order=order,
-        summary=_death(exited, entered=entered),
+        summary=_death(exited, entered=entered, reason=reason),
         traceback="",
         kind=_kind(exited),
         signal=exited.signal,
         max_rss_bytes=exited.max_rss_bytes,
         exit_code=exited.exit_code or (128 + exited.signal if exited.signal else 1),
-        consequence=False,
+        consequence=exited.signal == signal.SIGABRT and bool(_CONSEQUENCE.search(reason)),
     )
 
 
@@ -161,7 +164,7 @@ def _kind(exited: wire.Exited) -> str:
     return "signal" if exited.signal is not None else "exit"
 
 
-def _death(exited: wire.Exited, *, entered: bool) -> str:
+def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
     memory = f" (peak memory {exited.max_rss_bytes / 2**20:.0f} MiB)" if exited.max_rss_bytes else ""
     when = "in the middle of the training" if entered else "before it got into train_func"
     if exited.lost is not None:
@@ -169,7 +172,7 @@ def _death(exited: wire.Exited, *, entered: bool) -> str:
     if _kind(exited) == "memory":
         return f"was killed by the kernel for lack of memory {when}{memory}: {_limit(exited)}"
     if exited.signal is not None:
-        hint = _SIGNAL_HINTS.get(exited.signal)
+        hint = (exited.signal == signal.SIGABRT and reason) or _SIGNAL_HINTS.get(exited.signal)
         if exited.signal == signal.SIGKILL and exited.oom_limit_bytes is not None:
             hint = "perhaps by the kernel, which was killing for lack of memory on this host, or by somebody's kill -9"
         killed = f"was killed by {signal_in_words(exited.signal)} {when}, not sent by distrain{memory}"

@@ -7,6 +7,7 @@ module turned out not to survive a fork, it starts fresh interpreters instead; e
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -17,18 +18,24 @@ import socket
 import sys
 import threading
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distrain import process
 from distrain.cgroup import OomWatch
 from distrain.loop import Loop
 from distrain.worker import WORKER_PIPES, WorkerFds, run_worker
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = ["ForkServer", "main"]
 
 _PACKET_BYTES = 64 << 10
 _MOST_FDS = 8
+_CUDA_DRIVER = "libcuda.so.1"
+_CUDA_DEVICE = "/dev/nvidia-uvm"
+_CUDA_NOT_INITIALISED = 3
+_COUNT_WITH_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def main(arguments: list[str]) -> None:
@@ -60,7 +67,8 @@ class ForkServer:
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(self._settings["open_files"]))
         process.die_with_parent(self._agent)  # while importing there is nothing to clean up, and nobody listens
         process.adopt_orphans()
-        reason = self._preload() if self._forks else None
+        with _counting_gpus_with_nvml():
+            reason = self._preload() if self._forks else None
         process.live_without_parent()
         agent_fd = process.open_pidfd(self._agent)
         if os.getppid() != self._agent:
@@ -195,6 +203,16 @@ class ForkServer:
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
+@contextlib.contextmanager
+def _counting_gpus_with_nvml() -> Iterator[None]:
+    """Make torch.cuda.is_available() ask NVML: if it initialised CUDA, nothing could be forked afterwards."""
+    is_ours = _COUNT_WITH_NVML not in os.environ
+    os.environ.setdefault(_COUNT_WITH_NVML, "1")
+    yield
+    if is_ours:
+        os.environ.pop(_COUNT_WITH_NVML, None)
+
+
 def _why_not_fork() -> str | None:
     """Threads do not survive a fork, locks they held stay locked; and a CUDA context must not be shared."""
     if threading.active_count() > 1:
@@ -203,8 +221,28 @@ def _why_not_fork() -> str | None:
     native = process.count_native_threads()
     if native > 0:
         return f"an imported module started {native} native thread(s)"
-    with contextlib.suppress(OSError):
-        for entry in Path("/proc/self/fd").iterdir():
-            if os.readlink(entry).startswith("/dev/nvidia"):
-                return "an imported module opened the GPU"
+    if _cuda_is_initialised():
+        return "an imported module initialised CUDA"
     return None
+
+
+def _cuda_is_initialised() -> bool:
+    """Ask the CUDA driver if it is loaded; an open unified memory device also shows it.
+
+    NVML opens other devices, but forks survive that: it only counts GPUs.
+    """
+    with contextlib.suppress(OSError):  # the driver is not loaded
+        driver = ctypes.CDLL(_CUDA_DRIVER, mode=os.RTLD_NOLOAD)
+        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_NOT_INITIALISED:
+            return True
+    return any(target.startswith(_CUDA_DEVICE) for target in _open_files())
+
+
+def _open_files() -> list[str]:
+    """The targets of all descriptors. One of them was only open to list the others, and is gone."""
+    targets = []
+    with contextlib.suppress(OSError):  # no /proc
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                targets.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return targets

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Gpu", "HostFacts", "HostOrder", "gpu_problem"]
+__all__ = ["Gpu", "HostFacts", "HostOrder", "gpu_problem", "hidden_gpus_problem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def _shown_as(entry: str, left: Sequence[Gpu]) -> list[Gpu]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What an agent found on its host. ``gpus``, in the order of CUDA_VISIBLE_DEVICES, is None when it was not asked to
-    look.
+    look; ``driver_problem`` says why some could not be found.
 
     cpus: usable ones (affinity and cgroup quota). memory_bytes: what this process may use, 0 if unknown. slots: how
     many ranks the user lets it have; None: any number. network: hosts with equal ones share their loopback interface;
@@ -63,6 +63,7 @@ class HostFacts:
     cpus: int
     memory_bytes: int
     gpus: tuple[Gpu, ...] | None = None
+    driver_problem: str = ""
     slots: int | None = None
     network: str = ""
     address: str = ""
@@ -79,3 +80,15 @@ class HostOrder:
     directory: str
     sys_path: Sequence[str | None]
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def hidden_gpus_problem(order: HostOrder) -> str | None:
+    """Refuse a CUDA_VISIBLE_DEVICES that only the workers would have: their host counts its GPUs without it."""
+    shown = order.environment.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return None
+    return (
+        f"CUDA_VISIBLE_DEVICES={shown} (from worker_runtime_env, --env or DISTRAIN_ENV) would hide GPUs from workers "
+        f"that were counted before. Write gpus={shown or '0,1'} behind the host in the hostfile, or without a hostfile "
+        "set the variable for the process that launches"
+    )

@@ -28,6 +28,7 @@ from distrain.ledger import Ledger
 from distrain.outer import OuterDesk, OuterWork, outer_rank
 from distrain.output import say, warn
 from distrain.plan import (
+    RANK_DEFAULTS,
     endpoints_of,
     make_plan,
     rank_environment,
@@ -307,7 +308,7 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
             keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
             ports = [keeper.getsockname()[1] for keeper in keepers]
             endpoints = endpoints_of(plan, {facts.name: address}, {facts.name: ports[1:]})
-            defaults = {**network, **request.backend.defaults}
+            defaults = {**network, **RANK_DEFAULTS, **request.backend.defaults}
             variables = {**{name: os.environ.get(name, value) for name, value in defaults.items()}, **variables}
             variables |= rank_environment(
                 plan,

@@ -75,6 +75,7 @@ class _Rank:
     plan: RankPlan
     state: RankState = RankState.PLANNED
     reports: int = 0
+    reason: str = ""
     outcome: wire.Outcome | None = None
     exited: wire.Exited | None = None
     failed_order: int | None = None
@@ -127,6 +128,7 @@ class RunMachine:
                     outcome=rank.outcome,
                     exited=rank.exited,
                     entered=rank.entered,
+                    reason=rank.reason,
                 )
                 found += [failure] if failure else []
         return sorted(found, key=lambda failure: failure.order)
@@ -179,9 +181,10 @@ class RunMachine:
         if self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed)):
             return []
         match event:
-            case HostSaid(host, message, reports):
+            case HostSaid(host, message, reports, reason):
                 if isinstance(message, (wire.Outcome, wire.Exited)) and message.attempt == self.attempt:
                     self._ranks[message.rank].reports = reports
+                    self._ranks[message.rank].reason = reason
                 return self._on_message(host, message, now)
             case Hung():  # unless the attempt has ended while it was found out where the ranks are
                 if self.state not in (RunState.STARTING, RunState.RUNNING):
@@ -227,6 +230,7 @@ class RunMachine:
             cpus=hello.cpus,
             memory_bytes=hello.memory_bytes,
             gpus=gpus,
+            driver_problem=hello.driver_problem,
             slots=order.slots,
             network=hello.network,
             address="" if order.is_local else hello.address,  # there, ssh has come from who knows where

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _LONGEST_LINE = 64 << 10
-_LINES_KEPT = 100
+_LINES_KEPT = 300
 _LONGEST_KEPT = 2 << 10
 _MOST_UNWRITTEN_BYTES = 64 << 20
 """Output of a rank that waits for a slow disk; beyond it, output is left out of the log."""

@@ -47,8 +47,9 @@ class RankPlan:
     local_world_size: int
     node_rank: int
     devices: tuple[int, ...] = ()
-    mig: str | None = None
-    """UUID of its MIG instance, of which CUDA shows a process only the first: others have to be hidden from it."""
+    uuids: tuple[str, ...] = ()
+    """Of its GPUs, where the host has MIG instances: there CUDA numbers devices differently than their order, and shows
+    a process only the first instance, so that others have to be hidden from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +99,11 @@ def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers
         share = shares[host.name]
         _check_resources(host, share, scaling)
         _check_gpus(host, scaling)
+        is_split = any(gpu.is_mig for gpu in host.gpus or ())
         for local_rank in range(share):
             devices = _devices(local_rank, scaling.gpus_per_worker)
             gpus = [host.gpus[index] for index in devices] if host.gpus else []
             boards += {gpu.board for gpu in gpus}
-            mig = next((gpu.uuid for gpu in gpus if gpu.is_mig), None)
             ranks.append(
                 RankPlan(
                     rank=len(ranks),
@@ -110,8 +111,8 @@ def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers
                     local_rank=local_rank,
                     local_world_size=share,
                     node_rank=node_rank,
-                    devices=(0,) if mig else devices,
-                    mig=mig,
+                    devices=tuple(range(len(devices))) if is_split else devices,
+                    uuids=tuple(gpu.uuid for gpu in gpus) if is_split else (),
                 )
             )
     networks = {host.network for host in used}
@@ -161,7 +162,8 @@ def _check_resources(host: HostFacts, workers: int, scaling: ScalingConfig) -> N
         needed = _needed_gpus(workers, each) if name == "GPU" else workers * each
         known = available[name] or name != "memory"
         if known and needed > available[name] * (1 + 1e-9):
-            raise ResourcesError(_too_much(host.name, workers, name, each, needed, available[name]))
+            text = _too_much(host.name, workers, name, each, needed, available[name])
+            raise ResourcesError(f"{text} {host.driver_problem}." if name == "GPU" and host.driver_problem else text)
 
 
 def _check_gpus(host: HostFacts, scaling: ScalingConfig) -> None:
@@ -234,12 +236,15 @@ def rank_environment(
 
 def visible_devices(rank: RankPlan) -> dict[str, str]:
     """Whole GPUs are not hidden from any rank of their host, so that LOCAL_RANK indexes them and NCCL can talk directly
-    between them; MIG instances must be."""
-    return {} if rank.mig is None else {"CUDA_VISIBLE_DEVICES": rank.mig}
+    between them. On a host with MIG instances each rank sees only its own."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(rank.uuids)} if rank.uuids else {}
 
 
-RANK_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-"""What torchrun sets unless the user has."""
+RANK_DEFAULTS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML, by which GPUs are counted and dealt; CUDA's own is fastest first
+}
+"""Set unless the user has."""
 
 
 def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str = "") -> str:

@@ -19,7 +19,7 @@ from distrain import checks, process, wire
 from distrain.checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
 from distrain.errors import ResourcesError
 from distrain.host_link import PING_INTERVAL_S, HostLink, agent_argv, close_all
-from distrain.hosts import Gpu, gpu_problem
+from distrain.hosts import Gpu, gpu_problem, hidden_gpus_problem
 from distrain.inspection import package_versions
 from distrain.loop import Loop
 from distrain.neighbours import REACH_S
@@ -236,18 +236,22 @@ class Preflight:
             *checks.disk_findings(name, message, storage),
             *checks.clock_findings(name, host.ahead_s, uncertain_s),
         ]
-        self._check_gpus(host, [Gpu(**gpu) for gpu in host.hello.gpus or ()])
+        self._check_gpus(host, host.hello)
 
-    def _check_gpus(self, host: _Host, gpus: Sequence[Gpu]) -> None:
+    def _check_gpus(self, host: _Host, hello: wire.Hello) -> None:
         """A host that gets none of the workers is a spare one, which may get as many as it has slots."""
         workers = self._shares.get(host.name) or host.order.slots or 1
+        gpus = [Gpu(**gpu) for gpu in hello.gpus or ()]
         problem = gpu_problem(host.transport.host.gpus, gpus)
+        if self._scaling.use_gpu and not problem:
+            problem = hidden_gpus_problem(host.order)
         if self._scaling.use_gpu and len(gpus) < workers and not problem:
             few = "ask for fewer (--num-workers, or slots= in the hostfile), or look at its driver"
             problem = f"it has {len(gpus)} usable GPUs for {workers} workers; {few}"
-        if problem:
-            is_fatal = bool(gpus) or self._scaling.use_gpu
-            self.findings.append(Finding(host.name, "GPUs", problem, is_fatal=is_fatal))
+        if problem or hello.driver_problem:
+            is_fatal = bool(problem) and (bool(gpus) or self._scaling.use_gpu)
+            text = ". ".join(filter(None, (problem, hello.driver_problem)))
+            self.findings.append(Finding(host.name, "GPUs", text, is_fatal=is_fatal))
 
     def _fail(self, host: _Host, about: str, text: str) -> None:
         host.failed = True

@@ -14,7 +14,7 @@ from distrain.failures import rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["LIBRARY_FILE", "grouped", "last_words", "place", "suspects"]
+__all__ = ["LIBRARY_FILE", "grouped", "last_words", "native_reason", "place", "suspects"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
@@ -31,6 +31,20 @@ _PHASES = {
 """What our functions are doing when no line of the user is running."""
 _CRASH = "Fatal Python error: "
 _LINES_QUOTED = 10
+_NATIVE_REASONS = [
+    re.compile(pattern)
+    for pattern in (
+        r"Watchdog caught (?!exception).*",
+        r"(?<=attempting to dump debug info, due to ).*",
+        r"NCCL error: .*",
+        r"(?<=what\(\):).*",
+    )
+]
+"""How native code says why it aborts, the most telling first: NCCL's watchdog, NCCL, any C++ exception."""
+_NATIVE_ABORT = re.compile(
+    r"Watchdog caught|dump debug info, due to|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: "
+)
+_NATIVE_FRAME = re.compile(r"^frame #\d+: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +107,29 @@ def place(text: str) -> str:
     return phases[-1] if phases else f"in {frames[0].function} at {frames[0]}"
 
 
+def native_reason(lines: Sequence[str]) -> str:
+    """Return why native code aborted, as the rank's last lines of output tell it, or an empty string."""
+    for pattern in _NATIVE_REASONS:
+        for line in reversed(lines):
+            if found := pattern.search(line):
+                return found[0].strip()
+    return ""
+
+
 def last_words(lines: Sequence[str]) -> list[str]:
-    """What a failure screen quotes of a rank's output: its last lines; if faulthandler has written there where the
-    interpreter crashed, that, without our own frames."""
+    """Return the lines of a rank's output that a failure screen quotes, without native frames.
+
+    These are the last lines. If faulthandler has written where the interpreter crashed, they are that, without our own
+    frames, and before it what native code said when it aborted.
+    """
     start = max((n for n, line in enumerate(lines) if line.startswith(_CRASH)), default=None)
     if start is None:
-        return list(lines[-_LINES_QUOTED:])
+        return [line for line in lines if not _NATIVE_FRAME.match(line)][-_LINES_QUOTED:]
+    said = [line for line in lines[:start] if _NATIVE_ABORT.search(line)][-_LINES_QUOTED // 2 :]
     frames = _main_thread("\n".join(lines[start:]))
     ours = _ours(frames)
     theirs = [frame for frame in frames if frame not in ours and not _BOOTSTRAP.search(frame.file)]
-    return [lines[start], *(f'  File "{f.file}", line {f.line} in {f.function}' for f in theirs[:_LINES_QUOTED])]
+    return [*said, lines[start], *(f'  File "{f.file}", line {f.line} in {f.function}' for f in theirs[:_LINES_QUOTED])]
 
 
 def _ours(frames: Sequence[_Frame]) -> list[_Frame]:

@@ -15,11 +15,13 @@ __all__ = ["survey", "usable_cpus"]
 
 def survey(*, with_gpus: bool) -> HostFacts:
     """The facts of this host; GPUs are only looked for when asked, since initialising NVML takes time."""
+    gpus, driver_problem = find_gpus(os.environ) if with_gpus else (None, "")
     return HostFacts(
         name=socket.gethostname(),
         cpus=usable_cpus(),
         memory_bytes=_memory_bytes(),
-        gpus=find_gpus(os.environ) if with_gpus else None,
+        gpus=gpus,
+        driver_problem=driver_problem,
     )
 
 

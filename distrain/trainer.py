@@ -36,6 +36,7 @@ from distrain.errors import (
 )
 from distrain.events import Hung, RunEnd, RunRequest, Validator
 from distrain.files import cure, is_full_disk, write_atomically
+from distrain.hosts import hidden_gpus_problem
 from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from distrain.hostfile import HostSpec
+    from distrain.hosts import HostOrder
     from distrain.place import Place
     from distrain.storage import RunStore
 
@@ -204,6 +206,10 @@ def run_work(
         transports=transports or _transports(scaling, run.failure_config.host_lease_s),
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
     )
+    if scaling.use_gpu:
+        for name, order in asked.orders().items():
+            if problem := hidden_gpus_problem(order):
+                raise LaunchError(f"{name}: {problem}")
     with log_level(run.log_level):
         if asked.job.warning is not None:
             warn(asked.job.warning)
@@ -268,6 +274,19 @@ class _Asked:
             environment=self.run.env_vars,
         )
 
+    def orders(self) -> dict[str, HostOrder]:
+        """What each host is to do, by name."""
+        return {
+            transport.host.name: order_for(
+                transport,
+                directory=os.getcwd(),
+                sys_path=self.sys_path,
+                environment=self.run.env_vars,
+                own_environment=os.environ,
+            )
+            for transport in self.transports
+        }
+
     def request(
         self, run_id: str, store: RunStore | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
     ) -> RunRequest:
@@ -280,16 +299,7 @@ class _Asked:
             job=self.job,
             backend=self.work.backend,
             scaling=self.scaling,
-            hosts={
-                transport.host.name: order_for(
-                    transport,
-                    directory=os.getcwd(),
-                    sys_path=self.sys_path,
-                    environment=self.run.env_vars,
-                    own_environment=os.environ,
-                )
-                for transport in self.transports
-            },
+            hosts=self.orders(),
             failure_config=self.run.failure_config,
             stop_grace_s=self.run.stop_grace_s,
             argv=sys.argv,

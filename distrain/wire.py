@@ -118,7 +118,7 @@ class ToWorker(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
     """Agent, first of all: who speaks here, and what the host has. ``gpus``: the fields of each
-    :class:`~distrain.hosts.Gpu`, None when nobody asked. ``network``, ``address``: see
+    :class:`~distrain.hosts.Gpu`, None when nobody asked. ``driver_problem``, ``network``, ``address``: see
     :class:`~distrain.hosts.HostFacts`."""
 
     wire: int
@@ -130,6 +130,7 @@ class Hello(Message):
     cpus: int
     memory_bytes: int
     gpus: list[dict[str, str]] | None
+    driver_problem: str = ""
     network: str = ""
     address: str = ""
 

@@ -29,7 +29,7 @@ def make_data() -> TensorDataset:
 
 
 def train_func(config: dict[str, Any]) -> None:
-    accelerator = Accelerator(cpu=not config["use_gpu"])
+    accelerator = Accelerator()
     set_seed(0)
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
@@ -64,7 +64,7 @@ def train_func(config: dict[str, Any]) -> None:
 def run(args: argparse.Namespace, epochs: int, resume_from: distrain.Checkpoint | None = None) -> distrain.Result:
     return TorchTrainer(
         train_func,
-        train_loop_config={"epochs": epochs, "use_gpu": args.use_gpu},
+        train_loop_config={"epochs": epochs},
         scaling_config=distrain.ScalingConfig(num_workers=args.num_workers, use_gpu=args.use_gpu),
         resume_from_checkpoint=resume_from,
     ).fit()

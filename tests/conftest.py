@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from distrain import process
+from distrain.gpus import find_gpus
 from tests.tables import SEED, left_out
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_header() -> str:
     return f"seed of the tables' samples: {SEED} (repeat it with DISTRAIN_TABLE_SEED={SEED})"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    mark = item.get_closest_marker("gpu")
+    needed = (*mark.args, 1)[0] if mark else 0
+    if needed and (there := len(find_gpus(os.environ)[0])) < needed:
+        pytest.skip(f"needs {needed} NVIDIA GPU(s), and there are {there}")
 
 
 def run_members(run_id: str) -> list[psutil.Process]:

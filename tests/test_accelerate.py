@@ -24,7 +24,7 @@ def train_with_a_failure(config: dict[str, Any]) -> None:
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator()
     context = distrain.get_context()
     assert (accelerator.process_index, accelerator.num_processes) == (context.get_world_rank(), 2)
     torch.manual_seed(0)

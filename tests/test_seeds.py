@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import Result
-from distrain.gpus import find_gpus
 from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 
 if TYPE_CHECKING:
@@ -132,10 +131,8 @@ def test_the_guide_with_object_storage(tmp_path: Path, bucket: str) -> None:
     check_the_guide(finish_source(migrated("guide"), tmp_path, bucket), bucket)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(2)
 def test_the_guide_on_gpus(tmp_path: Path) -> None:
-    if len(find_gpus(os.environ)) < 2:
-        pytest.skip("needs two GPUs")
     storage = str(tmp_path / "runs")
     check_the_guide(finish_source(migrated("guide"), tmp_path, storage, "gpu", use_gpu=True), storage)
 

@@ -411,14 +411,12 @@ def test_a_scaled_loss_trains_a_sharded_model(storage: Path) -> None:
     assert result.return_value is not None
 
 
-@pytest.mark.gpu
-def test_the_three_calls_train_on_gpus(storage: Path) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.gpu(2))])
+def test_the_three_calls_train_on_gpus(storage: Path, workers: int) -> None:
     losses = (
         TorchTrainer(
             train_with_amp,
-            scaling_config=distrain.ScalingConfig(num_workers=torch.cuda.device_count(), use_gpu=True),
+            scaling_config=distrain.ScalingConfig(num_workers=workers, use_gpu=True),
             run_config=distrain.RunConfig(storage_path=storage),
         )
         .fit()

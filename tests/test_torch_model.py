@@ -275,14 +275,18 @@ def test_fully_shard_gets_its_options_and_what_is_sharded_stays(storage: Path) -
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.gpu
-def test_fsdp_trains_on_gpus(storage: Path) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.gpu(2))])
+def test_fsdp_trains_on_gpus(storage: Path, workers: int) -> None:
+    """One worker shards nothing by itself, so there the user does, in a group of one."""
 
     def train() -> list[float]:
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
         torch.manual_seed(0)
         model = prepare_model(Transformer(), parallel_strategy="fsdp")
+        if workers == 1:
+            fully_shard(model)
+        assert isinstance(model, FSDPModule)
         assert {parameter.device for parameter in model.parameters()} == {get_device()}
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         tokens, labels = (tensor.to(get_device()) for tensor in tokens_and_labels())
@@ -298,7 +302,7 @@ def test_fsdp_trains_on_gpus(storage: Path) -> None:
     losses = (
         TorchTrainer(
             train,
-            scaling_config=distrain.ScalingConfig(num_workers=torch.cuda.device_count(), use_gpu=True),
+            scaling_config=distrain.ScalingConfig(num_workers=workers, use_gpu=True),
             run_config=distrain.RunConfig(storage_path=storage),
         )
         .fit()

@@ -43,6 +43,23 @@ def _await_store(timeout_s: float) -> None:
             return
 
 
+def _accelerate_variables(context: TrainContext) -> dict[str, str]:
+    """Tell accelerate and transformers the device. By themselves they use a GPU if the host has one, and none of
+    several CPU workers would hear of the others."""
+    if not context.devices:
+        return {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_USE_CPU": "true"}
+    first = context.devices[0]
+    variables = {"ACCELERATE_TORCH_DEVICE": f"cuda:{first}"}
+    if first != context.local_rank:
+        variables["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"  # or DDP would get the GPU numbered LOCAL_RANK
+    return variables
+
+
+def _nccl_device(context: TrainContext, backend: str) -> str | None:
+    """Return the GPU that NCCL is to use: it would guess from the rank, and be wrong on hosts with unequal slots."""
+    return f"cuda:{context.devices[0]}" if context.devices and "nccl" in backend else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
     """How to set up ``torch.distributed``.
@@ -88,8 +105,8 @@ class TorchConfig(BackendConfig):
             raise RuntimeError(
                 "this process has a process group already: destroy it before fit(), or call train_func itself"
             )
-        device = f"cuda:{context.devices[0]}" if context.devices else "cpu"
-        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device)  # which accelerate and transformers take
+        for name, value in _accelerate_variables(context).items():
+            os.environ.setdefault(name, value)
         if context.devices:
             torch.cuda.set_device(context.devices[0])
         timeout = timedelta(seconds=self.timeout_s)
@@ -99,8 +116,15 @@ class TorchConfig(BackendConfig):
         # torchrun's store outlives a fit(): the next group of the same process must not meet the addresses of the last.
         prefix = f"distrain/{next(_groups)}"
         store = distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+        backend = self._backend(context)
+        device = _nccl_device(context, backend)
         distributed.init_process_group(
-            backend=self._backend(context), store=store, rank=rank, world_size=world_size, timeout=timeout
+            backend=backend,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=None if device is None else torch.device(device),
         )
         # Gloo connects every pair of ranks: one that is done, and leaves, must not break those that are still at it.
         if store.add("connected", 1) == world_size:

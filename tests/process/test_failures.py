@@ -9,6 +9,8 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -397,6 +399,31 @@ def test_the_stacks_of_a_rank_stuck_in_c_are_kept(any_fit: Fit, tmp_path: Path) 
     stacks = Path(error.result.path, "stacks", "attempt_0", "rank_1.txt").read_text()
     assert "in hold_the_gil" in stacks
     assert "in train" in stacks
+
+
+def test_an_abort_by_nccls_watchdog_is_a_consequence_of_the_rank_that_others_waited_for(
+    fit: Fit, tmp_path: Path
+) -> None:
+    def train() -> None:
+        if distrain.get_context().get_world_rank() == 1:
+            (tmp_path / "late").touch()
+            time.sleep(60)
+        while not (tmp_path / "late").exists():
+            time.sleep(0.01)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.write(2, f"[rank0]:[E1122 ProcessGroupNCCL.cpp:632] [Rank 0] {caught}\n".encode())
+        os.write(2, b"frame #0: c10d::Work::wait() + 0x7\n" * 20)
+        os.abort()
+
+    caught = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600044 ms"
+    error = failure(fit, train)
+    assert [(found.rank, found.role) for found in error.failures] == [(0, "victim")]
+    screen = str(error)
+    assert "the cause may lie with rank 1" in screen
+    assert "killed by SIGABRT (6) in the middle of the training, not sent by distrain" in screen
+    assert caught in screen
+    assert re.search(r"rank 1 in \w+ at test_failures.py:\d+", screen)
+    assert "frame #0" not in screen
 
 
 # -- ends that are no failures ---------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from distrain import (
 )
 from distrain.job import FunctionWork, ScriptWork
 from distrain.trainer import run_work
+from tests.nvml import make_driver
 from tests.process.conftest import reported
 
 FAKE_SSH = """\
@@ -97,29 +98,21 @@ def test_ranks_are_placed_by_slots(ssh: Callable[..., Path], fit_on: FitOn, tmp_
     assert arguments.count("my config") == 3
 
 
-FAKE_NVML = """
-#include <stdio.h>
-int nvmlInit_v2(void) { return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 6; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)(1L + index); return 0; }
-int nvmlDeviceGetName(void *device, char *text, unsigned size) { return snprintf(text, size, "Fake") < 0; }
-int nvmlDeviceGetUUID(void *device, char *text, unsigned size) { return snprintf(text, size, "GPU-%p", device) < 0; }
-int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) { return 3; }
-"""
-
-
 @pytest.fixture
 def six_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A driver that knows of six GPUs on every host. Returns what an ssh has to do first."""
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler here")
-    (tmp_path / "nvml.c").write_text(FAKE_NVML)
-    driver = tmp_path / "driver" / "libnvidia-ml.so.1"
-    driver.parent.mkdir()
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, tmp_path / "nvml.c"], check=True, timeout=60)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver.parent))
-    return f"command='export LD_LIBRARY_PATH={driver.parent}; '$command"
+    driver = make_driver(tmp_path / "driver")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
+    monkeypatch.setenv("FAKE_GPUS", "gggggg")
+    return f"command='export LD_LIBRARY_PATH={driver} FAKE_GPUS=gggggg; '$command"
+
+
+def test_a_driver_that_cannot_be_used_is_named(fit_on: FitOn, six_gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_INIT", "18")
+    with pytest.raises(
+        ResourcesError, match=r"localhost has 0 GPUs.*version mismatch \(NVML error 18\).*restart the host"
+    ):
+        fit_on(where_am_i, num_workers=1, use_gpu=True)
 
 
 def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
@@ -139,6 +132,9 @@ def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     (tmp_path / "hosts").write_text("one gpus=0,2\ntwo\nlocalhost gpus=5\n")
     assert shown() == ["0,2", "0,2", "1", "5"]
+    with pytest.raises(LaunchError, match=r"two: CUDA_VISIBLE_DEVICES=1 .*Write gpus=1 behind the host"):
+        shown(use_gpu=True)
+    (tmp_path / "hosts").write_text("one gpus=0,2\ntwo gpus=1\nlocalhost gpus=5\n")
     assert shown(use_gpu=True) == ["0,2", "0,2", "1", "5"]
 
 

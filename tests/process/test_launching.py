@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -211,6 +213,45 @@ def test_a_preload_that_starts_a_thread_means_fresh_interpreters_and_is_said_onc
     notices = [line for line in capsys.readouterr().err.splitlines() if "fresh interpreters" in line]
     assert len(notices) == 1
     assert "watcher" in notices[0]
+
+
+@pytest.mark.parametrize(("answer", "forks"), [(0, False), (3, True)], ids=["initialised", "not initialised"])
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+def test_a_preload_that_initialises_cuda_means_fresh_interpreters(
+    fit: Fit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: int,
+    forks: bool,
+) -> None:
+    """The driver that a module has loaded says whether it has."""
+    source, driver = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text(f"int cuDeviceGetCount(int *count) {{ *count = 1; return {answer}; }}")
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", driver, source], check=True, timeout=60)
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "cuda_package.py").write_text(
+        f"import ctypes, os\nPID = os.getpid()\nDRIVER = ctypes.CDLL({str(driver)!r})\n"
+        f"CHECK = os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr("distrain.job._site_folders", lambda: {str(site)})
+
+    def train() -> None:
+        import cuda_package
+
+        now = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+        distrain.report(
+            {"own": os.getpid() == cuda_package.PID, "imported with": cuda_package.CHECK, "trains with": now}
+        )
+
+    result = fit(train, workers=1)
+    expected = {"own": not forks, "imported with": "1" if forks else None, "trains with": None}
+    assert reported(result.path) == [expected]
+    assert ("an imported module initialised CUDA" in capsys.readouterr().err) is not forks
 
 
 def test_an_installed_module_that_train_func_imports_is_imported_once_per_host(

@@ -89,6 +89,14 @@ def test_gpus_are_counted_for_as_many_workers_as_are_asked_for(check: Check, mon
     assert "localhost: it has 0 usable GPUs for 3 workers" in done.stdout
 
 
+def test_gpus_that_only_workers_would_not_see_cannot_be_counted(check: Check) -> None:
+    done = check("--use-gpu", "--env", "CUDA_VISIBLE_DEVICES=0")
+    assert done.returncode == 1
+    assert (
+        "localhost: CUDA_VISIBLE_DEVICES=0 (from worker_runtime_env, --env or DISTRAIN_ENV) would hide" in done.stdout
+    )
+
+
 def test_a_gpu_that_the_hostfile_names_has_to_be_there(check: Check, tmp_path: Path) -> None:
     """None has this name. What else is wrong with the host is told, too."""
     (tmp_path / "hosts").write_text("one gpus=GPU-none cwd=/nowhere\ntwo\n")
@@ -99,7 +107,7 @@ def test_a_gpu_that_the_hostfile_names_has_to_be_there(check: Check, tmp_path: P
 
 
 def test_gpus_that_nobody_can_count_are_a_warning_where_none_are_asked_for(check: Check, tmp_path: Path) -> None:
-    if find_gpus(os.environ):
+    if find_gpus(os.environ)[0]:
         pytest.skip("there are GPUs here")
     (tmp_path / "hosts").write_text("one gpus=0\n")
     done = check("--hostfile", "hosts")

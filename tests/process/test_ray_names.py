@@ -201,9 +201,13 @@ def test_variables_are_there_when_libraries_are_imported(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_ranks_own_variables_win_and_defaults_do_not(train: Train, workers: int) -> None:
+def test_a_ranks_own_variables_win_and_defaults_do_not(
+    train: Train, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
     def function() -> None:
-        names = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME")
+        names = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "GLOO_SOCKET_IFNAME", "CUDA_DEVICE_ORDER")
         distrain.report({name: os.environ[name] for name in names})
 
     # As of env_vars=dict(os.environ) under another launcher.
@@ -216,6 +220,7 @@ def test_a_ranks_own_variables_win_and_defaults_do_not(train: Train, workers: in
             "WORLD_SIZE": str(size),
             "TORCHELASTIC_RESTART_COUNT": "0",
             "GLOO_SOCKET_IFNAME": "eth7",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which GPUs are dealt
         }
         for rank in range(size)
     ]

@@ -103,6 +103,29 @@ def test_a_signal_is_told_in_words(number: int, words: list[str]) -> None:
     assert found.exit_code == 128 + number
 
 
+TIMED_OUT = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600044 ms"
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "consequence"),
+    [
+        (signal.SIGABRT, TIMED_OUT, True),
+        (signal.SIGABRT, "NCCL error: remote process exited or there was a network error, NCCL version 2.27.3", True),
+        (signal.SIGABRT, "Observed flight recorder dump signal from another rank via TCPStore.", True),
+        (signal.SIGABRT, "ProcessGroupNCCL watchdog hang.", False),
+        (signal.SIGABRT, "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", False),
+        (signal.SIGABRT, "std::bad_alloc", False),
+        (signal.SIGABRT, "", False),
+        (signal.SIGKILL, TIMED_OUT, False),
+    ],
+)
+def test_an_abort_that_blames_a_peer_is_a_consequence(number: int, reason: str, consequence: bool) -> None:
+    found = failure_of(0, "one", 1, outcome=None, exited=exited(signal=int(number)), reason=reason)
+    assert found is not None
+    assert found.consequence is consequence
+    assert (reason in found.summary) is (number == signal.SIGABRT)
+
+
 def test_peak_memory_is_told() -> None:
     assert "peak memory 1536 MiB" in failed(exited=exited(signal=9, max_rss_bytes=1536 << 20)).summary
 

@@ -69,7 +69,8 @@ def test_a_host_without_slots_takes_one_rank_or_one_for_each_of_its_gpus() -> No
     assert only("a").slots == 1
     assert only("a gpus=0,2,5").slots == 3
     assert only("a gpus=0,2 slots=4").slots == 4
-    assert only("a gpus=GPU-8a1b,MIG-77/1/0").gpus == ("GPU-8a1b", "MIG-77/1/0")
+    assert only("a gpus=GPU-8a1b,GPU-77").gpus == ("GPU-8a1b", "GPU-77")
+    assert only("a gpus=MIG-8a1b,MIG-77/1/0").gpus == ("MIG-8a1b", "MIG-77/1/0")
 
 
 def test_what_is_to_know_about_a_host() -> None:
@@ -127,6 +128,8 @@ def test_hosts_may_be_a_list_with_users_and_ipv6() -> None:
         ("[fd77::xyz]", "[fd77::xyz] is not an IPv6 address"),
         ("[10.0.0.1]", "[10.0.0.1] is not an IPv6 address"),
         ("a gpus=0,0", "gpus=0,0: one is named twice"),
+        ("a gpus=0,GPU-8a1b", "gpus=0,GPU-8a1b: must be all indices, all GPU-... or all MIG-..."),
+        ("a gpus=GPU-8a1b,MIG-77/1/0", "must be all indices, all GPU-... or all MIG-..."),
         ("a gpus=first", "gpus=first: must be indices or UUIDs such as 0,2"),
         ("a gpus=0,", "gpus=0,: must be"),
         ("a python=python3", "python=python3: must be an absolute path on that host"),

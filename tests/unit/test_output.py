@@ -335,11 +335,11 @@ def test_flush_makes_the_file_readable(output: RankOutput, log: Path) -> None:
 
 
 def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> None:
-    output.feed(2, b"".join(b"line %d\n" % n for n in range(200)))
+    output.feed(2, b"".join(b"line %d\n" % n for n in range(1000)))
     output.close()
     kept = len(output.last_lines)
-    assert 50 <= kept <= 150
-    assert list(output.last_lines) == [f"line {n}" for n in range(200 - kept, 200)]
+    assert 200 <= kept <= 500
+    assert list(output.last_lines) == [f"line {n}" for n in range(1000 - kept, 1000)]
 
 
 # -- reports ---------------------------------------------------------------------------------------------------------

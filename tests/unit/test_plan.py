@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -167,6 +168,8 @@ def test_no_gpu_at_all_says_why_that_may_be() -> None:
     text = refusal(host(gpus=0), ScalingConfig(use_gpu=True))
     assert "use_gpu=False" in text
     assert "CUDA_VISIBLE_DEVICES" in text
+    text = refusal(replace(host(gpus=0), driver_problem="the driver is broken"), ScalingConfig(use_gpu=True))
+    assert text.endswith(" the driver is broken.")
 
 
 def test_fractions_are_not_split_over_devices() -> None:
@@ -234,19 +237,19 @@ def test_whole_gpus_are_hidden_from_nobody() -> None:
     assert visible_devices(make_plan([host()], ScalingConfig()).ranks[0]) == {}
 
 
-def test_whole_gpus_and_mig_instances_may_be_mixed() -> None:
-    plan = make_plan([split_host(2, whole=1)], with_gpus(3))
-    assert [visible_devices(rank) for rank in plan.ranks] == [
-        {},
-        {"CUDA_VISIBLE_DEVICES": "MIG-10"},
-        {"CUDA_VISIBLE_DEVICES": "MIG-11"},
-    ]
+def test_beside_mig_instances_whole_gpus_are_shown_by_uuid_too() -> None:
+    """Their place among all devices is no index of CUDA."""
+    facts = split_host(2, whole=1)
+    facts = replace(facts, gpus=(*(facts.gpus or ())[1:], gpu("GPU-0")))
+    plan = make_plan([facts], with_gpus(3))
+    shown = [visible_devices(rank)["CUDA_VISIBLE_DEVICES"] for rank in plan.ranks]
+    assert shown == ["MIG-10", "MIG-11", "GPU-0"]
     assert [rank.devices for rank in plan.ranks] == [(0,), (0,), (0,)]
 
 
 def test_workers_may_share_a_mig_instance() -> None:
     plan = make_plan([split_host(2)], with_gpus(4, 0.5))
-    assert [rank.mig for rank in plan.ranks] == ["MIG-00", "MIG-00", "MIG-01", "MIG-01"]
+    assert [rank.uuids for rank in plan.ranks] == [("MIG-00",), ("MIG-00",), ("MIG-01",), ("MIG-01",)]
 
 
 def test_more_than_one_mig_instance_for_a_worker_is_refused() -> None:

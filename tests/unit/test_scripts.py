@@ -1,9 +1,11 @@
-"""The exit status of scripts/test, which decides in CI, and the seed of what it tests.
+"""The exit status of scripts/test, which decides in CI, the seed of what it tests, and scripts/check_gpu without a GPU.
 
-The tools that it calls are stand-ins that pass or fail.
+The tools that scripts/test calls are stand-ins that pass or fail.
 """
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from distrain import forkserver
 from tests.tables import WITHOUT_GIT, find_seed
 
 REPOSITORY = Path(__file__).parents[2]
@@ -192,3 +195,48 @@ def test_family(n):
     samples = [chosen_tests(file, seed=seed) for seed in (1, 2)]
     assert [len(sample) for sample in samples] == [1, 1]
     assert samples[0] != samples[1]
+
+
+# -- check_gpu -------------------------------------------------------------------------------------------------------
+
+CHECK_GPU = SCRIPT.with_name("check_gpu")
+
+
+def check_gpu(out, *arguments):
+    command = [sys.executable, CHECK_GPU, "--out", out, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_without_a_driver_no_gpu_is_checked(tmp_path, monkeypatch):
+    (tmp_path / "libcuda.so.1").touch()  # shadows one that there may be
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+
+    done = check_gpu(tmp_path / "out")
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("no GPU here")
+
+
+def test_a_check_that_needs_a_gpu_is_skipped_on_the_cpu(tmp_path):
+    done = check_gpu(tmp_path, "--on-cpu", "--only", "2,6")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["2", "skip"], ["6", "skip"], ["0", "pass,"]]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [result["summary"] for result in results] == ["needs a GPU"] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "2_counting.log", "6_hang.log"}
+
+
+def test_a_check_that_takes_too_long_fails(tmp_path):
+    done = check_gpu(tmp_path, "--on-cpu", "--only", "4", "--limit-s", "0.2")
+
+    assert done.returncode == 1
+    assert "4  fail" in done.stdout
+    assert "took longer than 0 s" in done.stdout
+
+
+def test_it_asks_the_forkserver_by_names_that_exist():
+    names = set(re.findall(r"\bforkserver\.(\w+)", CHECK_GPU.read_text()))
+
+    assert names
+    assert all(hasattr(forkserver, name) for name in names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distrain.stacks import grouped, last_words, place, suspects
+from distrain.stacks import grouped, last_words, native_reason, place, suspects
 
 OURS = "/opt/venv/lib/python3.11/site-packages/distrain"
 BOTTOM = [
@@ -127,6 +127,52 @@ def test_of_a_crash_the_users_frames_are_quoted() -> None:
         '  File "/usr/lib/python3.11/ctypes/__init__.py", line 517 in string_at',
         '  File "/home/me/train.py", line 25 in train',
     ]
+
+
+CAUGHT = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600044 ms"
+WATCHDOG = f"""\
+epoch 1
+[rank0]:[E1122 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] {CAUGHT}
+[rank0]:[E1122 10:00:00.1 ProcessGroupNCCL.cpp:684] To avoid data inconsistency, we are taking the entire process down.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 Rank 0] Process group watchdog thread terminated with exception: [Rank 0] {CAUGHT}
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:632 (most recent call first):
+""" + "\n".join(f"frame #{n}: c10d::Work::wait() + 0x{n:x} (0x7f00 in libtorch_cuda.so)" for n in range(12))
+"""As torch 2.15 says it."""
+
+
+def test_what_nccls_watchdog_said_is_quoted_before_the_crash() -> None:
+    dump = thread([("/home/me/train.py", 25, "train"), *BOTTOM], "Current thread 0x00007f12 (most recent call first):")
+    lines = f"{WATCHDOG}\nFatal Python error: Aborted\n\n{dump}".splitlines()
+    assert native_reason(lines) == CAUGHT
+    assert last_words(lines) == [
+        *(WATCHDOG.splitlines()[n] for n in (1, 3, 4)),
+        "Fatal Python error: Aborted",
+        '  File "/home/me/train.py", line 25 in train',
+    ]
+
+
+def test_native_frames_do_not_push_out_the_message() -> None:
+    assert last_words(WATCHDOG.splitlines()) == WATCHDOG.splitlines()[:6]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("  what():  std::bad_alloc", "std::bad_alloc"),
+        ("RuntimeError: NCCL error: unhandled cuda error, NCCL version 2.27.3", None),
+        ("what() happened", ""),
+        (
+            "[PG ID 0 Rank 1] Terminating the process after attempting to dump debug info, due to Observed a signal.",
+            "Observed a signal.",
+        ),
+        ("epoch 1", ""),
+    ],
+)
+def test_why_native_code_gave_up(line: str, reason: str | None) -> None:
+    assert native_reason(["epoch 0", line]) == (
+        "NCCL error" + line.partition("NCCL error")[2] if reason is None else reason
+    )
 
 
 def test_without_a_crash_the_last_lines_are_quoted() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from distrain.context import TrainContext
 from distrain.torch import TorchConfig, TorchTrainer
+from distrain.torch.config import _accelerate_variables, _nccl_device
 
 GLOO_IS_USED = "distrain: workers share a GPU, which NCCL cannot do; using gloo\n"
 
@@ -59,6 +60,35 @@ def test_the_fall_back_is_said_once_and_only_if_it_is_one(
 ) -> None:
     TorchConfig(backend=backend)._backend(worker)
     assert capsys.readouterr() == ("", said)
+
+
+# -- devices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("worker", "backend", "device"),
+    [
+        (context((0,)), "nccl", "cuda:0"),
+        (context((2, 3)), "cpu:gloo,cuda:nccl", "cuda:2"),
+        (context((0,)), "gloo", None),
+        (context(), "nccl", None),
+    ],
+)
+def test_nccl_is_told_its_gpu(worker: TrainContext, backend: str, device: str | None) -> None:
+    assert _nccl_device(worker, backend) == device
+
+
+@pytest.mark.parametrize(
+    ("worker", "variables"),
+    [
+        (context(), {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_USE_CPU": "true"}),
+        (context((1,), rank=1), {"ACCELERATE_TORCH_DEVICE": "cuda:1"}),
+        (context((2, 3), rank=1), {"ACCELERATE_TORCH_DEVICE": "cuda:2", "ACCELERATE_BYPASS_DEVICE_MAP": "true"}),
+        (context((0,), rank=1), {"ACCELERATE_TORCH_DEVICE": "cuda:0", "ACCELERATE_BYPASS_DEVICE_MAP": "true"}),
+    ],
+)
+def test_accelerate_is_told_its_device(worker: TrainContext, variables: dict[str, str]) -> None:
+    assert _accelerate_variables(worker) == variables
 
 
 # -- torch_backend ---------------------------------------------------------------------------------------------------

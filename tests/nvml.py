@@ -1,0 +1,53 @@
+"""A driver library without a driver: NVML as nvidia-ml-py calls it, with the GPUs that the environment names."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOURCE = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+/* Each letter of FAKE_GPUS is one: g is whole, l lost, p not permitted, m has the MIG instances 0 and 2, e has none. */
+static const char *gpus(void) { return getenv("FAKE_GPUS"); }
+static char kind(long device) { return device > 9 ? 'i' : gpus()[device - 1]; }
+int nvmlInitWithFlags(unsigned flags) { return getenv("FAKE_INIT") ? atoi(getenv("FAKE_INIT")) : 0; }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int code) { return code == 15 ? "GPU is lost" : "Driver/library version mismatch"; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = strlen(gpus()); return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, long *device) {
+    *device = 1 + index;
+    return kind(*device) == 'l' ? 15 : kind(*device) == 'p' ? 4 : 0;
+}
+int nvmlDeviceGetName(long device, char *text, unsigned size) { return snprintf(text, size, "Fake") < 0; }
+int nvmlDeviceGetUUID(long device, char *text, unsigned size) {
+    return snprintf(text, size, device > 9 ? "MIG-%ld" : "GPU-%ld", device) < 0;
+}
+int nvmlDeviceGetMigMode(long device, unsigned *current, unsigned *pending) {
+    *current = kind(device) == 'm' || kind(device) == 'e';
+    return kind(device) == 'g' ? 3 : 0;
+}
+int nvmlDeviceGetMaxMigDeviceCount(long device, unsigned *count) { *count = 7; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(long device, unsigned index, long *instance) {
+    *instance = 10 * device + index;
+    return kind(device) == 'm' && (index == 0 || index == 2) ? 0 : 6;
+}
+"""
+
+
+def make_driver(folder: Path) -> Path:
+    """Compile the library; returns the directory for LD_LIBRARY_PATH. Skips the test without a C compiler."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler here")
+    folder.mkdir(exist_ok=True)
+    (folder / "nvml.c").write_text(SOURCE)
+    command = ["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", folder / "nvml.c"]
+    subprocess.run(command, check=True, timeout=60)
+    return folder
