@@ -31,6 +31,7 @@ __all__ = [
     "patient_consoles",
     "say",
     "warn",
+    "warn_once",
     "without_controls",
 ]
 
@@ -51,6 +52,16 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """One line that the user should read."""
     _logger.warning(text)
+
+
+_warned: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """The same for a line that later runs of this process would only repeat."""
+    if text not in _warned:
+        _warned.add(text)
+        warn(text)
 
 
 class _Console(logging.Handler):
