@@ -33,7 +33,7 @@ StartMethod = Literal["forkserver", "spawn"]
 RESOURCES = ("CPU", "GPU", "memory")
 
 
-@without("label_selector", "use_tpu", "elastic_resize_monitor_interval_s")
+@without("elastic_resize_monitor_interval_s", "label_selector", "topology", "use_tpu")
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     """How many workers, and what each of them needs.

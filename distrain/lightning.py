@@ -17,6 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import explain_absent_names
 from distrain.checkpoint import Checkpoint
 from distrain.session import get_context, report
 from distrain.torch.device import get_device
@@ -36,6 +37,8 @@ __all__ = [
     "TrainReportCallback",
     "prepare_trainer",
 ]
+
+explain_absent_names(__name__)
 
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")

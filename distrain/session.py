@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
+from distrain.absent import explain_absent_names
 from distrain.checkpoint import Checkpoint
 from distrain.config import ValidationTaskConfig
 from distrain.errors import CheckpointError, CollectiveError
@@ -59,6 +60,8 @@ __all__ = [
     "session_of",
     "should_stop",
 ]
+
+explain_absent_names(__name__)
 
 
 MOST_UPLOADS = 2

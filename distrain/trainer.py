@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import failures, job, local
-from distrain.absent import without
+from distrain.absent import explaining, without
 from distrain.backend import BackendConfig
 from distrain.callbacks import Callbacks, RunContext
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["DataParallelTrainer", "run_work"]
 
 
+@explaining("Trainer")
 @without("dataset_config", "datasets", "preprocessor")
 class DataParallelTrainer:
     """Run a training function on a group of workers.
