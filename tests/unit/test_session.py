@@ -98,6 +98,7 @@ class Color(enum.IntEnum):
         (Color.RED, 1),
         (np.float64(0.5), 0.5),
         (np.float32(0.5), 0.5),
+        (np.longdouble(0.5), 0.5),
         (np.int64(3), 3),
         (np.bool_(True), True),
         (np.array(0.5), 0.5),
@@ -120,6 +121,10 @@ def test_number_keys_become_strings(worker: Worker) -> None:
     assert reported(worker, {"per_class": {0: 0.5, 1: 0.6}}) == {"per_class": {"0": 0.5, "1": 0.6}}
 
 
+CIRCULAR: dict[str, Any] = {}
+CIRCULAR["self"] = [CIRCULAR]
+
+
 @pytest.mark.parametrize(
     ("metrics", "error", "words"),
     [
@@ -128,6 +133,9 @@ def test_number_keys_become_strings(worker: Worker) -> None:
         ({"a": {1, 2}}, TypeError, "cannot be recorded"),
         ({(1, 2): 3}, TypeError, r"has the key \(1, 2\)"),
         ([("loss", 1)], TypeError, "takes a dict"),
+        ({"a": CIRCULAR}, ValueError, r"metrics\['a'\]\['self'\]\[0\]\['self'\].* contain itself"),
+        ({"a": {"b": 10**5000}}, ValueError, r"metrics\['a'\]\['b'\] is an integer of 16,610 bits"),
+        ({"a": {10**5000: 1}}, ValueError, r"a key of metrics\['a'\] is an integer of 16,610 bits"),
     ],
 )
 def test_what_cannot_be_recorded_is_named(worker: Worker, metrics: Any, error: type[Exception], words: str) -> None:
