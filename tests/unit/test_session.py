@@ -208,6 +208,16 @@ def test_a_path_is_no_checkpoint_and_the_fix_is_named(worker: Worker, folder: Pa
         distrain.report({}, str(folder))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", [".manifest.json", "sub/.manifest.json", ".pending.json"])
+@pytest.mark.parametrize("text", ["not JSON", '{"name": "an app"}', "[1]"])
+def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, name: str, text: str) -> None:
+    (folder / "sub").mkdir()
+    (folder / name).write_text(text)
+    with pytest.raises(CheckpointError, match=rf"{name}: distrain keeps a file of its own"):
+        distrain.report({}, checkpoint=Checkpoint(folder))
+    assert worker.said() == []
+
+
 def test_a_missing_directory_is_an_error(worker: Worker, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         distrain.report({}, Checkpoint(tmp_path / "gone"))
