@@ -218,6 +218,17 @@ def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, nam
     assert worker.said() == []
 
 
+def test_a_temporary_directory_of_somebody_else_is_in_nobodys_way(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.getuid", lambda: 4711)
+    (tmp_path / "distrain-4711").mkdir()
+    worker.grants(1, tmp_path / "target", "model.pt", "rng-1.bin")
+    distrain.report({}, Checkpoint(folder))
+    assert (tmp_path / "target" / "model.pt").exists()
+
+
 def test_a_missing_directory_is_an_error(worker: Worker, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         distrain.report({}, Checkpoint(tmp_path / "gone"))
