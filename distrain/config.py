@@ -401,7 +401,7 @@ class RunConfig:
             _check_type("RunConfig.name", self.name, str, "a str")
             if not self.name or self.name in (".", "..") or "/" in self.name or "\0" in self.name:
                 raise ValueError(f"RunConfig.name must be a plain file name without '/', got {self.name!r}")
-            if (size := len(os.fsencode(self.name))) > _LONGEST_NAME:
+            if (size := len(self.name.encode(errors="surrogateescape"))) > _LONGEST_NAME:
                 raise ValueError(f"RunConfig.name must not be longer than {_LONGEST_NAME} bytes, got {size}")
         for name in ("storage_path", "log_dir"):
             self._check_path(name)
