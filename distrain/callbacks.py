@@ -1,4 +1,4 @@
-"""What the user's process can do when ranks report or fail. Runs in: coordinator."""
+"""What the user's process can do when a run begins and ends, and when ranks report or fail. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.checkpoint import Checkpoint
     from distrain.config import RunConfig, ScalingConfig
+    from distrain.result import Result
 
 __all__ = ["Callbacks", "RunContext", "UserCallback"]
 
@@ -38,6 +39,13 @@ class UserCallback:
     not supervised, so keep them short. An exception in one is shown, and training goes on.
     """
 
+    def before_run(self, run_context: RunContext) -> None:
+        """The run directory is there, and no worker yet."""
+
+    def after_run(self, run_context: RunContext, result: Result, error: BaseException | None) -> None:
+        """No worker is left. ``fit()`` returns ``result`` next, or raises ``error``. Not called if ``fit()`` fails
+        before it starts any worker."""
+
     def after_report(
         self, run_context: RunContext, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None
     ) -> None:
@@ -61,6 +69,14 @@ class Callbacks:
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
+
+    def before_run(self) -> None:
+        for callback in self._callbacks:
+            self._call(callback, "before_run")
+
+    def after_run(self, result: Result, error: BaseException | None) -> None:
+        for callback in self._callbacks:
+            self._call(callback, "after_run", result, error)
 
     def after_report(self, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None) -> None:
         for callback in self._callbacks:

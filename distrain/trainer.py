@@ -314,6 +314,14 @@ class _Run:
         self._manifest = RunManifest(store, run_id=self._run_id, configs=configs)
         self._continued = bool(self._manifest.before)
         self._log_dir = None if asked.run.log_dir is None else Path(asked.run.log_dir).expanduser().absolute()
+        context = RunContext(
+            run_id=self._run_id,
+            run_config=asked.run,
+            scaling_config=asked.scaling,
+            backend_config=asked.work.backend,
+            train_loop_config=getattr(asked.work, "config", {}),
+        )
+        self._callbacks = Callbacks(asked.run.callbacks or (), context, complain=warn)
 
     def train(self) -> Result:
         request = self._asked.request(
@@ -330,6 +338,7 @@ class _Run:
                 self._store.drop_end()
         except OSError as error:
             raise StorageError(f"cannot use the run directory {self._store.place}: {error}") from error
+        self._callbacks.before_run()
         started, concluded = time.monotonic(), False
         runner = self._runner(request)
         try:
@@ -370,7 +379,7 @@ class _Run:
         say(f"{what}; run directory {self._store.place}")
 
     def _runner(self, request: RunRequest) -> Coordinator | local.LocalRun:
-        checkpoints, callbacks = self._config.checkpoint_config, self._callbacks()
+        checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
         if not self._asked.scaling.num_workers:
             return local.LocalRun(
                 request, self._asked.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
@@ -387,16 +396,6 @@ class _Run:
             console_ranks=self._config.logging_config.ranks,
             stale_run_id=before["run_id"] if before.get("status") == "running" else None,
         )
-
-    def _callbacks(self) -> Callbacks:
-        context = RunContext(
-            run_id=self._run_id,
-            run_config=self._config,
-            scaling_config=self._asked.scaling,
-            backend_config=self._asked.work.backend,
-            train_loop_config=getattr(self._asked.work, "config", {}),
-        )
-        return Callbacks(self._config.callbacks or (), context, complain=warn)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -416,12 +415,14 @@ class _Run:
         )
         if end.state is RunState.FINISHED:
             say(f"finished in {seconds:.1f} s; results in {result.path}")
+            self._callbacks.after_run(result, None)
             return result
         error = self._error(end, result)
         if isinstance(error, TrainingFailedError):
             error.result = result
             with contextlib.suppress(OSError):
                 self._keep_error(error)
+        self._callbacks.after_run(result, error)
         if isinstance(error, WorkerGroupError):
             raise error from error.original
         raise error
