@@ -248,6 +248,7 @@ class RankOutput:
     def __init__(self, rank: int, file: Path, *, width: int = 1, shown: bool = True, host: str = "") -> None:
         self._shown = shown
         self._prefix = f"[rank {rank:>{width}}{' ' * bool(host)}{host}] "
+        self._prefix_of_torch = f"[rank{rank}]:"
         self._path = file
         self._file: IO[bytes] | None = None
         self._broken = False
@@ -282,6 +283,7 @@ class RankOutput:
         self._broken = True
 
     def _show(self, stream: int, lines: list[str]) -> None:
+        lines = [line.removeprefix(f"{self._prefix_of_torch} ").removeprefix(self._prefix_of_torch) for line in lines]
         if lines:
             self.last_lines.extend(line[:_LONGEST_KEPT] for line in lines[-_LINES_KEPT:])
         if lines and self._shown:

@@ -42,7 +42,7 @@ def test_the_backend_that_is_used(asked: str | None, worker: TrainContext, used:
 
 @pytest.mark.parametrize("asked", ["xla", "cpu:gloo,tpu:xla", "glo", "cuda:", ","])
 def test_a_backend_that_nobody_has_is_refused_at_once(asked: str) -> None:
-    with pytest.raises(ValueError, match=r"PyTorch has no backend '.*', it has gloo, nccl, .*of another package, import it"):
+    with pytest.raises(ValueError, match=r"PyTorch has no backend '.*', it has gloo, .*import it before"):
         TorchConfig(backend=asked)
 
 
