@@ -204,6 +204,16 @@ def test_a_backend_that_this_torch_lacks_is_reported_from_the_worker(storage: Pa
     assert "setting up the process group" in str(caught.value)
 
 
+def test_a_second_process_group_is_explained(storage: Path) -> None:
+    def train() -> None:
+        from torch import distributed as dist
+
+        dist.init_process_group("gloo")
+
+    with pytest.raises(distrain.WorkerGroupError, match=r"(?s)group twice.*distrain: TorchTrainer has set up"):
+        fit(train, storage, workers=1)
+
+
 # -- finishing early -------------------------------------------------------------------------------------------------
 
 

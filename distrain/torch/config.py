@@ -145,6 +145,15 @@ class TorchConfig(BackendConfig):
         distributed.all_gather_object(values, value)
         return values
 
+    def explain(self, error: BaseException) -> str | None:
+        if isinstance(error, ValueError) and "initialize the default process group twice" in str(error):
+            return (
+                "TorchTrainer has set up the process group before train_func: leave init_process_group() out. "
+                "DataParallelTrainer sets up none, and `python -m distrain.launch script.py` none for a script that "
+                "does it itself"
+            )
+        return None
+
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         from distrain.torch.checkpoint import portable
 
