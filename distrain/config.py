@@ -229,7 +229,8 @@ class FailureConfig:
         a row, after as many reports and without a checkpoint in between: a bug, most likely.
     backoff_s: seconds to wait before a restart, doubled each time there was no new checkpoint, up to 5 minutes.
     hang_report_s: seconds without a sign of progress (no report, no output, of any rank) after which the stacks of all
-        ranks are shown, once; None never shows them.
+        ranks are shown, once; None never shows them. After two minutes already, if all ranks wait in collectives of
+        torch.distributed that do not match.
     hang_timeout_s: the same, after which the attempt counts as failed; None, the default, waits for ever.
     host_lease_s: seconds of silence after which a host that is reached by ssh counts as lost, and after which its
         workers end by themselves. A lost host is a failure like any other: with restarts left, the run goes on.
