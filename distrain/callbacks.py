@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import explaining
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Callbacks", "RunContext", "UserCallback"]
 
 
+@explaining("RunContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """The run that a callback is called for."""

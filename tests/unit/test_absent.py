@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 import distrain
-from distrain import CheckpointConfig, DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
+from distrain import CheckpointConfig, DataParallelTrainer, FailureConfig, Result, RunConfig, RunContext, ScalingConfig
 from distrain.absent import _DEFAULTS, IGNORED, MISSING
 from distrain.tensorflow import TensorflowTrainer
 from distrain.torch import TorchConfig, TorchTrainer
@@ -111,6 +111,13 @@ def test_any_other_name_is_just_not_there(module: str) -> None:
     assert not MISSING.keys() & set(dir(import_module(module)))
 
 
+CONTEXT = RunContext(
+    run_id="1",
+    run_config=RunConfig(),
+    scaling_config=ScalingConfig(),
+    backend_config=TorchConfig(),
+    train_loop_config={},
+)
 RESULT = Result(metrics={"loss": 1}, checkpoint=None, path="/run")
 
 
@@ -119,6 +126,7 @@ RESULT = Result(metrics={"loss": 1}, checkpoint=None, path="/run")
     [
         (RESULT, "config", MISSING["Result.config"]),
         (RESULT, "get_dataset_shard", MISSING["get_dataset_shard"]),
+        (CONTEXT, "dataset_config", MISSING["dataset_config"]),
         (DataParallelTrainer(train), "as_trainable", MISSING["Trainer.as_trainable"]),
         (TorchTrainer(train), "scaling_config", MISSING["Trainer.scaling_config"]),
         (TensorflowTrainer(train), "datasets", MISSING["datasets"]),
@@ -145,6 +153,7 @@ def test_a_property_that_fails_is_not_taken_for_absent() -> None:
 
 def test_an_object_with_explained_names_can_be_copied_and_inspected() -> None:
     assert copy.deepcopy(RESULT) == pickle.loads(pickle.dumps(RESULT)) == replace(RESULT) == RESULT
+    assert copy.deepcopy(CONTEXT) == pickle.loads(pickle.dumps(CONTEXT)) == CONTEXT
     assert not hasattr(RESULT, "config")
     assert not {"config", "remote"} & set(dir(RESULT))
     assert not hasattr(mock.create_autospec(RESULT), "config")
