@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import explain
+
 if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.callbacks import RunContext, UserCallback
@@ -132,7 +134,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"distrain.{name}")
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(import_module("distrain.absent").explain("distrain", name))
+        raise AttributeError(explain("distrain", name))
     value = getattr(import_module(f"distrain.{home}"), name)
     globals()[name] = value
     return value

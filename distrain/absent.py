@@ -1,35 +1,136 @@
-"""What Ray Train has and distrain has not: a sentence for each name. Runs in: anywhere."""
+"""Names of Ray that distrain lacks: a sentence for each that says what to do instead. Runs in: anywhere.
+
+The sentence is in the AttributeError of ``distrain.Tuner`` or ``result.config``, in the ImportError of
+``from distrain import Tuner`` or ``import distrain.tune``, and in the TypeError of ``TorchTrainer(datasets=...)``.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["IGNORED", "MISSING", "explain", "without"]
+__all__ = ["IGNORED", "MISSING", "explain", "explain_absent_names", "explaining", "without"]
 
+_CLUSTER = "there is no cluster to connect to: fit() starts the workers and ends them, so leave it out"
 _DATA = "Ray Data is not a part of distrain: make a DataLoader (or tf.data.Dataset) in train_func"
+_FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
+_INFERENCE = "inference is not a part of distrain: load the files of result.checkpoint.as_directory()"
+_KEPT = "the trainer does not show it: keep the object that you gave to it"
+_OF_RAY_1 = "a name of Ray 1: hand train_func to TorchTrainer or DataParallelTrainer, and call fit()"
+_OUTER_LOOP = (
+    "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna study"
+)
+_RANKS = "a name of Ray 1: use get_context().get_world_rank(), get_local_rank() or get_world_size()"
+_TASKS = "there are no tasks, actors or objects: call the function itself, or use concurrent.futures"
+_TORCH = "use TorchTrainer, and make the library's own Trainer in train_func"
+_TPU = "TPUs are not supported"
+_TRAIN = "distrain itself is what ray.train and ray.air are: `import distrain as train`, `from distrain import session`"
 
 MISSING = {
+    "AccelerateTrainer": _TORCH,
+    "BatchPredictor": _INFERENCE,
+    "Callback": "derive from distrain.UserCallback",
+    "CheckpointStrategy": "a name of Ray 1: use CheckpointConfig",
     "DataConfig": _DATA,
+    "DataIterator": _DATA,
+    "Dataset": _DATA,
+    "HorovodConfig": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
+    "HorovodTrainer": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
+    "HuggingFaceTrainer": _TORCH,
+    "JaxConfig": "use DataParallelTrainer, and call jax.distributed.initialize() in train_func",
+    "JaxTrainer": "use DataParallelTrainer, and call jax.distributed.initialize() in train_func",
+    "LightGBMTrainer": _FRAMEWORK,
+    "LightningConfigBuilder": _TORCH,
+    "LightningTrainer": _TORCH,
+    "MosaicTrainer": _TORCH,
     "NCCLHangError": "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s",
+    "Predictor": _INFERENCE,
     "PreemptionInfo": "use should_stop()",
+    "RLTrainer": _FRAMEWORK,
+    "ResultGrid": _OUTER_LOOP,
+    "SklearnTrainer": _FRAMEWORK,
     "SyncConfig": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
     "TRAIN_DATASET_KEY": _DATA,
+    "TensorflowPredictor": _INFERENCE,
+    "TorchDetectionPredictor": _INFERENCE,
+    "TorchPredictor": _INFERENCE,
+    "TorchXLAConfig": _TPU,
+    "TrainRunContext": "it is called RunContext",
+    "Trainer": _OF_RAY_1,
+    "TrainingCallback": "derive from distrain.UserCallback",
+    "TransformersTrainer": _TORCH,
+    "TuneConfig": _OUTER_LOOP,
+    "TuneReportCallback": _OUTER_LOOP,
+    "Tuner": _OUTER_LOOP,
+    "ValidationFn": "any function will do for ValidationConfig(fn=...): leave the annotation out",
+    "XGBoostConfig": _FRAMEWORK,
+    "XGBoostTrainer": _FRAMEWORK,
+    "actor": _TASKS,
+    "air": _TRAIN,
+    "available_resources": "see ScalingConfig(hosts=...), and `python -m distrain.launch --check` for what hosts have",
+    "cluster_resources": "see ScalingConfig(hosts=...), and `python -m distrain.launch --check` for what hosts have",
+    "data": _DATA,
     "dataset_config": _DATA,
     "datasets": _DATA,
+    "get": _TASKS,
+    "get_actor": _TASKS,
     "get_dataset_shard": _DATA,
     "get_preemption_info": "use should_stop()",
-    "local_dir": "an old name of storage_path",
-    "preprocessor": "prepare the data in train_func",
-    "stop": "leave the loop of train_func instead",
-    "use_tpu": "TPUs are not supported",
+    "horovod": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
+    "init": _CLUSTER,
+    "is_initialized": _CLUSTER,
+    "jax": "use DataParallelTrainer, and call jax.distributed.initialize() in train_func",
+    "kill": _TASKS,
     "label_selector": "hosts have no labels here",
+    "lightgbm": _FRAMEWORK,
+    "load_checkpoint": "a name of Ray 1: use get_checkpoint()",
+    "local_dir": "an old name of storage_path",
+    "local_rank": _RANKS,
+    "method": _TASKS,
+    "nodes": "see ScalingConfig(hosts=...), and `python -m distrain.launch --check` for what hosts have",
+    "preprocessor": "prepare the data in train_func",
+    "put": _TASKS,
+    "remote": _TASKS,
+    "rllib": "reinforcement learning is not a part of distrain: " + _FRAMEWORK,
+    "runtime_env": "use RunConfig(worker_runtime_env={'env_vars': {...}})",
+    "save_checkpoint": "a name of Ray 1: use report(metrics, checkpoint=...)",
+    "serve": "serving is not a part of distrain",
+    "shutdown": _CLUSTER,
+    "sklearn": _FRAMEWORK,
+    "stop": "leave the loop of train_func instead",
+    "topology": _TPU,
+    "train": _TRAIN,
+    "tune": _OUTER_LOOP,
+    "use_tpu": _TPU,
+    "v2": _TRAIN,
+    "wait": _TASKS,
+    "world_rank": _RANKS,
+    "world_size": _RANKS,
+    "xgboost": _FRAMEWORK,
+    "xla": _TPU,
+    "Result.config": "a Result does not keep the train_loop_config: report what you need of it as metrics",
+    "Result.dataframe": "use metrics_dataframe",
+    "Result.log_dir": "use path; the output of the ranks is in logs/ below it",
+    "Result.metrics_history": "use metrics_dataframe",
+    "Trainer.as_trainable": _OUTER_LOOP,
+    "Trainer.backend_config": _KEPT,
+    "Trainer.get_dataset_config": _DATA,
+    "Trainer.preprocess_datasets": _DATA,
+    "Trainer.run": _OF_RAY_1,
+    "Trainer.run_config": _KEPT,
+    "Trainer.scaling_config": _KEPT,
+    "Trainer.setup": "do it at the beginning of train_func",
+    "Trainer.shutdown": "leave it out: no worker is left when fit() returns",
+    "Trainer.start": "leave it out: fit() starts the workers",
+    "Trainer.train_loop_config": _KEPT,
+    "Trainer.training_loop": "it is the function that you hand to the trainer",
 }
-"""What cannot be done without."""
+"""What cannot be done without. A name with a dot is that of an attribute of one kind of object."""
 
 IGNORED = {
     "checkpoint_at_end": "report a checkpoint at the end of train_func",
@@ -48,22 +149,81 @@ IGNORED = {
 """What makes no difference, or what distrain does anyway."""
 
 
+_DEFAULTS = {
+    "controller_failure_limit": -1,
+    "elastic_resize_monitor_interval_s": 60.0,
+    "max_preemption_failures": -1,
+}
+"""What Ray takes them for if they are left out; else it is a false value."""
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
 def explain(module: str, name: str) -> str:
-    """The text of the AttributeError for a name that a module has not. One of Ray's is also warned about, since
-    ``from module import name`` shows no such text."""
-    text = f"module {module!r} has no attribute {name!r}"
-    if name in MISSING:
-        text += f": {MISSING[name]}"
-        warnings.warn(text, UserWarning, stacklevel=3)
-    return text
+    """Return the text of the AttributeError for a name that a module lacks."""
+    return _text(f"module {module!r} has no attribute {name!r}", MISSING.get(name))
+
+
+def _text(plain: str, sentence: str | None) -> str:
+    return plain if sentence is None else f"{plain}: {sentence}"
+
+
+def explain_absent_names(module: str) -> None:
+    """Explain the names that a public module lacks; one with a ``__getattr__`` of its own calls :func:`explain`.
+
+    An empty ``__path__`` makes ``from module import name`` look for a submodule, and so ask the finder below. Without
+    one, Python replaces the text of the AttributeError by its own.
+    """
+
+    def __getattr__(name: str) -> NoReturn:
+        raise AttributeError(explain(module, name))
+
+    namespace = vars(sys.modules[module])
+    namespace.setdefault("__path__", [])
+    namespace["__getattr__"] = __getattr__
+
+
+class _Finder:
+    """Python asks it last for modules that do not exist. It has none; it raises ImportError with the sentence."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: object = None, target: object = None) -> None:
+        owner, _, name = fullname.rpartition(".")
+        if owner.partition(".")[0] == "distrain" and name in MISSING:
+            raise ModuleNotFoundError(f"{owner} has no {name!r}: {MISSING[name]}")
+
+
+sys.meta_path.append(_Finder)
 
 
 _Class = TypeVar("_Class", bound=type)
 
 
+def explaining(owner: str) -> Callable[[_Class], _Class]:
+    """Class decorator: attributes that its objects lack are explained by the sentences for ``owner``."""
+
+    def decorate(cls: _Class) -> _Class:
+        def __getattr__(self: object, name: str) -> Any:
+            sentence = MISSING.get(f"{owner}.{name}", MISSING.get(name))
+            if sentence is None or hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # raises, with the text of Python or of a property
+            raise AttributeError(
+                _text(f"{type(self).__name__!r} object has no attribute {name!r}", sentence), name=name, obj=self
+            )
+
+        cls.__getattr__ = __getattr__  # type: ignore[attr-defined]
+        return cls
+
+    return decorate
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+
+
 def without(*names: str) -> Callable[[_Class], _Class]:
-    """Class decorator: the constructor takes these keyword arguments of Ray's, too. Given a value, those of
-    :data:`IGNORED` warn, and those of :data:`MISSING` raise TypeError, with the sentence."""
+    """Class decorator: the constructor takes these keyword arguments of Ray's, too. Given a value that asks for
+    something, those of :data:`IGNORED` warn, and those of :data:`MISSING` raise TypeError, with the sentence."""
 
     def decorate(cls: _Class) -> _Class:
         construct = cls.__init__  # type: ignore[misc]
@@ -81,7 +241,7 @@ def without(*names: str) -> Callable[[_Class], _Class]:
 
 def _refuse(owner: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
-        if value is None or value is False:
+        if not value or value == _DEFAULTS.get(name):
             continue
         if name in MISSING:
             raise TypeError(f"{owner}({name}=...): {MISSING[name]}")

@@ -296,7 +296,10 @@ class Agent:
         match packet["kind"]:
             case "ready":
                 if packet["reason"] is not None:
-                    text = f"workers are fresh interpreters, not forks, which takes longer: {packet['reason']}"
+                    text = (
+                        f"workers are fresh interpreters, not forks, which takes longer: {packet['reason']}. "
+                        'ScalingConfig(start_method="spawn") chooses that without this line'
+                    )
                     self._up.queue(wire.Notice(text=text))
                 self._spawn_waiting()
             case "spawned":

@@ -1,4 +1,4 @@
-"""What the user's process can do when ranks report or fail. Runs in: coordinator."""
+"""What the user's process can do when a run begins and ends, and when ranks report or fail. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import explaining
 from distrain.background import Background, ignore, reraise
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.checkpoint import Checkpoint
     from distrain.config import RunConfig, ScalingConfig
+    from distrain.result import Result
 
 __all__ = ["Callbacks", "RunContext", "UserCallback"]
 
 
+@explaining("RunContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """The run that a callback is called for."""
@@ -42,6 +45,13 @@ class UserCallback:
     Callbacks run in the process that called ``fit()``, one after the other, in a thread of their own: training does not
     wait for them. ``fit()`` returns after the last one. An exception in one is shown, and training continues.
     """
+
+    def before_run(self, run_context: RunContext) -> None:
+        """The run directory is there, and no worker yet."""
+
+    def after_run(self, run_context: RunContext, result: Result, error: BaseException | None) -> None:
+        """No worker is left. ``fit()`` returns ``result`` next, or raises ``error``. Not called if ``fit()`` fails
+        before it starts any worker."""
 
     def after_report(
         self, run_context: RunContext, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None
@@ -71,6 +81,12 @@ class Callbacks:
     def use(self, background: Background) -> None:
         """Have callbacks called by ``background`` from now on, and not by the caller."""
         self._background = background
+
+    def before_run(self) -> None:
+        self._background.do(partial(self._call_all, "before_run", list), ignore, reraise)
+
+    def after_run(self, result: Result, error: BaseException | None) -> None:
+        self._background.do(partial(self._call_all, "after_run", lambda: [result, error]), ignore, reraise)
 
     def after_report(self, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None) -> None:
         call = partial(self._call_all, "after_report", lambda: [list(metrics), checkpoint])

@@ -327,6 +327,25 @@ class Checkpoint:
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both refer to the same directory; one that is made from a dict equals only itself."""
+        if not isinstance(other, Checkpoint):
+            return NotImplemented
+        if self is other or self._data is not None or other._data is not None:
+            return self is other
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return id(self) if self._data is not None else hash(self._identity[0])
+
+    @property
+    def _identity(self) -> tuple[str, Any]:
+        """Path and filesystem; pyarrow's own, as two views of it by fsspec are never equal."""
+        if self._place is None:
+            return self.path, None
+        filesystem = self._place.filesystem
+        return self._place.path, filesystem.fs if type(filesystem).__name__ == "ArrowFSWrapper" else filesystem
+
     def __fspath__(self) -> str:
         raise TypeError(
             "a Checkpoint is not a path; use `with checkpoint.as_directory() as folder:` or checkpoint.to_directory()"

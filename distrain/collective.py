@@ -10,9 +10,12 @@ from typing import TypeVar
 
 import cloudpickle
 
+from distrain.absent import explain_absent_names
 from distrain.session import get_context, session_of
 
 __all__ = ["barrier", "broadcast_from_rank_zero"]
+
+explain_absent_names(__name__)
 
 _LARGEST = 16 << 20
 T = TypeVar("T")

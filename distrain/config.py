@@ -31,9 +31,20 @@ __all__ = [
 
 StartMethod = Literal["forkserver", "spawn"]
 RESOURCES = ("CPU", "GPU", "memory")
+_ACCELERATOR = "accelerator_type:"
+"""Ray's name of the resource that a GPU product is."""
+_LONGEST_NAME = 240
+"""Bytes: file systems take 255, and the name of a run may get a number or a suffix."""
+_OTHER_ENVIRONMENT = frozenset(
+    {
+        "_validate", "conda", "config", "container", "excludes", "image_uri", "java_jars", "nsight", "pip",
+        "py_executable", "py_modules", "uv", "worker_process_setup_hook", "working_dir",
+    }
+)  # fmt: skip
+"""What else Ray's runtime environment can say."""
 
 
-@without("label_selector", "use_tpu", "elastic_resize_monitor_interval_s")
+@without("elastic_resize_monitor_interval_s", "label_selector", "topology", "use_tpu")
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
     """How many workers, and what each of them needs.
@@ -72,6 +83,7 @@ class ScalingConfig:
         _check_choice("ScalingConfig.start_method", self.start_method, get_args(StartMethod))
         if self.resources_per_worker is not None:
             _check_type("ScalingConfig.resources_per_worker", self.resources_per_worker, dict, "a dict or None")
+            self._take_accelerator()
             for name, amount in self.resources_per_worker.items():
                 self._check_resource(name, amount)
         if self.use_gpu and self.gpus_per_worker == 0:
@@ -90,6 +102,7 @@ class ScalingConfig:
         _check_type("ScalingConfig.placement_strategy", self.placement_strategy, str, "a str")
         if self.trainer_resources is not None:
             _check_type("ScalingConfig.trainer_resources", self.trainer_resources, dict, "a dict or None")
+        if self.trainer_resources:
             _warn("ScalingConfig.trainer_resources has no effect: the coordinator takes no slot of a worker")
         if self.placement_strategy != "PACK":
             _warn("ScalingConfig.placement_strategy has no effect: hosts are filled in order, up to their slots")
@@ -127,6 +140,23 @@ class ScalingConfig:
             raise ValueError("ScalingConfig: hosts and hostfile are both given; drop one of the two")
         if self.num_workers == 0 and (self.hosts is not None or self.hostfile is not None):
             raise ValueError("ScalingConfig: num_workers=0 trains in this process; it needs no hosts")
+
+    def _take_accelerator(self) -> None:
+        """Understand ``{"accelerator_type:T4": 0.001}``, which is Ray's for ``accelerator_type="T4"``."""
+        resources = self.resources_per_worker or {}
+        named = [name for name in resources if str(name).startswith(_ACCELERATOR)]
+        if not named:
+            return
+        rest = {name: amount for name, amount in resources.items() if name not in named}
+        object.__setattr__(self, "resources_per_worker", rest)
+        wanted = sorted({name.removeprefix(_ACCELERATOR) for name in named if resources[name]})
+        if not self.use_gpu:
+            _warn(f"ScalingConfig.resources_per_worker[{named[0]!r}] has no effect, as use_gpu is False", deeper=1)
+        elif len({*wanted, self.accelerator_type} - {None}) > 1:
+            given = f"accelerator_type={self.accelerator_type!r} and " if self.accelerator_type else ""
+            raise ValueError(f"ScalingConfig: {given}resources_per_worker names {', '.join(wanted)}; name one of them")
+        elif wanted:
+            object.__setattr__(self, "accelerator_type", wanted[0])
 
     @staticmethod
     def _check_resource(name: object, amount: object) -> None:
@@ -199,7 +229,8 @@ class FailureConfig:
         a row, after as many reports and without a checkpoint in between: a bug, most likely.
     backoff_s: seconds to wait before a restart, doubled each time there was no new checkpoint, up to 5 minutes.
     hang_report_s: seconds without a sign of progress (no report, no output, of any rank) after which the stacks of all
-        ranks are shown, once; None never shows them.
+        ranks are shown, once; None never shows them. After two minutes already, if all ranks wait in collectives of
+        torch.distributed that do not match.
     hang_timeout_s: the same, after which the attempt counts as failed; None, the default, waits for ever.
     host_lease_s: seconds of silence after which a host that is reached by ssh counts as lost, and after which its
         workers end by themselves. A lost host is a failure like any other: with restarts left, the run goes on.
@@ -341,6 +372,7 @@ class RunConfig:
         that becomes true, and when the time is over SIGTERM follows for whoever is left, and two seconds later SIGKILL;
         otherwise SIGTERM comes at once, and SIGKILL when the time is over.
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
+        What else Ray's can say has no effect, which is said once.
     callbacks: objects of :class:`~distrain.UserCallback`, called in this process.
     logging_config: what is shown. verbose: Ray Tune's number for it; 0 means log level WARNING.
     """
@@ -370,6 +402,8 @@ class RunConfig:
             _check_type("RunConfig.name", self.name, str, "a str")
             if not self.name or self.name in (".", "..") or "/" in self.name or "\0" in self.name:
                 raise ValueError(f"RunConfig.name must be a plain file name without '/', got {self.name!r}")
+            if (size := len(self.name.encode(errors="surrogateescape"))) > _LONGEST_NAME:
+                raise ValueError(f"RunConfig.name must not be longer than {_LONGEST_NAME} bytes, got {size}")
         for name in ("storage_path", "log_dir"):
             self._check_path(name)
         if self.storage_filesystem is not None and not _is_filesystem(self.storage_filesystem):
@@ -389,10 +423,13 @@ class RunConfig:
         if runtime_env is None:
             return
         _check_type("RunConfig.worker_runtime_env", runtime_env, dict, "a dict or None")
-        if unknown := sorted(map(str, runtime_env.keys() - {"env_vars"})):
-            raise ValueError(
-                f"RunConfig.worker_runtime_env: only 'env_vars' can be given, not {', '.join(unknown)}: workers have "
-                "the interpreter, the directory and the files of this process"
+        if unknown := sorted(map(str, runtime_env.keys() - _OTHER_ENVIRONMENT - {"env_vars"})):
+            raise ValueError(f"RunConfig.worker_runtime_env: there is no {', '.join(unknown)}; use 'env_vars'")
+        if others := sorted(name for name in runtime_env if name != "env_vars" and runtime_env[name]):
+            _warn(
+                f"RunConfig.worker_runtime_env: {', '.join(others)} without effect: workers have the interpreter, the "
+                "packages, the directory and the files of this process, or of their host",
+                deeper=1,
             )
         _check_type("RunConfig.worker_runtime_env['env_vars']", self.env_vars, dict, "a dict")
         for name, value in self.env_vars.items():
@@ -410,7 +447,7 @@ class RunConfig:
     @property
     def env_vars(self) -> dict[str, str]:
         """Environment variables for the workers."""
-        variables: dict[str, str] = (self.worker_runtime_env or {}).get("env_vars", {})
+        variables: dict[str, str] = (self.worker_runtime_env or {}).get("env_vars") or {}
         return variables
 
     @property
@@ -438,9 +475,9 @@ def _is_filesystem(value: object) -> bool:
     return any(kind.__module__.partition(".")[0] in ("fsspec", "pyarrow") for kind in type(value).__mro__)
 
 
-def _warn(text: str) -> None:
-    """At the line of the user that made the config."""
-    warnings.warn(text, UserWarning, stacklevel=5)
+def _warn(text: str, *, deeper: int = 0) -> None:
+    """Warn at the user's line that made the config. ``deeper``: how many calls are between this and __post_init__."""
+    warnings.warn(text, UserWarning, stacklevel=5 + deeper)
 
 
 def _check_type(label: str, value: object, kind: Any, allowed: str) -> None:

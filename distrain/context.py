@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import explaining
 from distrain.checkpoint import Checkpoint
 from distrain.place import Place, decode_filesystem, locate
 
@@ -58,6 +59,7 @@ class StorageContext:
         return time.strftime(f"checkpoint_%Y-%m-%d_%H-%M-%S.{time.time_ns() // 1000 % 1_000_000:06d}")
 
 
+@explaining("TrainContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainContext:
     """Who this worker is. Ranks count from 0; ``devices`` index the GPUs that this process can see; ``shares_gpu``:

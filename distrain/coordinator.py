@@ -23,7 +23,7 @@ from distrain.launch_checks import CheckedLaunch
 from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
-from distrain.output import RankOutputs, say, warn
+from distrain.output import RankOutputs, say, warn, warn_once
 from distrain.stacks import last_words, native_reason
 from distrain.states import RunState
 from distrain.validations import WAITING, Validations
@@ -158,6 +158,8 @@ class Coordinator:
             ):
                 self._run()
         finally:
+            if self._callbacks is not None:
+                self._callbacks.use(Background(None, "callbacks"))
             self._store.detach()
             self._files.close()
             self._user_code.close()
@@ -299,8 +301,8 @@ class Coordinator:
                         self._hosts.send(host, opening)
                 case events.Connect(host) if not self._is_over:
                     self._hosts.connect(host)
-                case events.Say(text):
-                    warn(text)
+                case events.Say(text, once):
+                    (warn_once if once else warn)(text)
                 case events.AttemptStarts():
                     self._begin_attempt(action)
                 case events.AttemptEnded():

@@ -156,9 +156,10 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """One line for the user."""
+    """One line for the user. ``once``: not again in this process, also in later runs."""
 
     text: str
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import stat
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain.checkpoint import MANIFEST_FILE
+from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "copy_file",
+    "copy_folders",
     "crc32_of",
     "cure",
     "is_full_disk",
@@ -39,15 +41,16 @@ _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 
 def list_files(folder: Path) -> list[tuple[str, int]]:
     """Relative path and size in bytes of every file below ``folder``, sorted; links are followed. Raises
-    CheckpointError for one that leads nowhere or in a circle, and for what is no file."""
+    CheckpointError for a link that leads nowhere or in a circle, for what is no file, and for a name that is taken."""
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         for name in folders:
             _check_circle(folder, Path(parent, name))
         for name in names:
-            if name == MANIFEST_FILE:  # of a committed checkpoint that is reported again
-                continue
             path = Path(parent, name)
+            if name in (MANIFEST_FILE, PENDING_FILE):
+                _check_ours(path)
+                continue
             if path.is_symlink() and not path.exists():
                 raise CheckpointError(f"{path} is a link to {os.readlink(path)}, which does not exist")
             status = path.stat()
@@ -58,6 +61,29 @@ def list_files(folder: Path) -> list[tuple[str, int]]:
                 )
             found.append((str(path.relative_to(folder)), status.st_size))
     return sorted(found)
+
+
+def _check_ours(path: Path) -> None:
+    """The manifest of a committed checkpoint that is reported again is no part of it. Raises CheckpointError for a file
+    of the user's with that name."""
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not {"attempt", "files", "index"} <= content.keys():
+        raise CheckpointError(
+            f"{path}: distrain keeps a file of its own with the name {path.name} in every checkpoint; call yours "
+            "something else"
+        )
+
+
+def copy_folders(source: Path, target: Path) -> None:
+    """Make the directories below ``source`` below ``target``, too: those without files come with no file. Raises
+    OSError."""
+    for parent, folders, _ in os.walk(source, followlinks=True):
+        for name in folders:
+            with contextlib.suppress(FileExistsError, NotADirectoryError):  # it is a file of another rank
+                (target / Path(parent, name).relative_to(source)).mkdir(parents=True, exist_ok=True)
 
 
 def _check_circle(top: Path, folder: Path) -> None:

@@ -26,7 +26,7 @@ from distrain.loop import Loop
 from distrain.worker import WORKER_PIPES, WorkerFds, run_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["ForkServer", "main"]
 
@@ -92,10 +92,15 @@ class ForkServer:
 
     def _preload(self) -> str | None:
         """Import what the workers share. Returns why forking would be unsafe, after which nothing is forked."""
-        for name in self._settings["preload"]:
-            with contextlib.suppress(BaseException):  # a worker meets the same error, and reports its traceback
-                importlib.import_module(name)
-        reason = _why_not_fork()
+        culprits = []
+        with _without_arrow_thread():
+            for name in self._settings["preload"]:
+                before = process.count_native_threads()
+                with contextlib.suppress(BaseException):  # a worker meets the same error, and reports its traceback
+                    importlib.import_module(name)
+                if process.count_native_threads() > before:
+                    culprits.append(name)
+        reason = _why_not_fork(culprits)
         if reason is not None:
             self._forks = False
         gc.collect()
@@ -213,14 +218,32 @@ def _counting_gpus_with_nvml() -> Iterator[None]:
         os.environ.pop(_COUNT_WITH_NVML, None)
 
 
-def _why_not_fork() -> str | None:
-    """Threads do not survive a fork, locks they held stay locked; and a CUDA context must not be shared."""
-    if threading.active_count() > 1:
-        names = ", ".join(thread.name for thread in threading.enumerate()[1:])
-        return f"an imported module started Python threads ({names})"
-    native = process.count_native_threads()
-    if native > 0:
-        return f"an imported module started {native} native thread(s)"
+_ARROW_VARIABLE = "JE_ARROW_MALLOC_CONF"
+
+
+@contextlib.contextmanager
+def _without_arrow_thread() -> Iterator[None]:
+    """Keep the allocator of pyarrow, if it is loaded here, from starting the thread that gives memory back: it does so
+    itself then. A user's own setting wins."""
+    if _ARROW_VARIABLE in os.environ:
+        yield
+        return
+    os.environ[_ARROW_VARIABLE] = "background_thread:false"
+    try:
+        yield
+    finally:
+        del os.environ[_ARROW_VARIABLE]
+
+
+def _why_not_fork(culprits: Sequence[str]) -> str | None:
+    """Return why forking would be unsafe: a fork loses all other threads, locks that they held stay locked, and a CUDA
+    context must not be shared. ``culprits``: modules that started threads."""
+    names = [thread.name for thread in threading.enumerate()[1:]]
+    count = len(names) or process.count_native_threads()
+    if count > 0:
+        which = f" ({', '.join(names or process.native_thread_names())})"
+        whose = f"importing {', '.join(culprits)}" if culprits else "the start of the interpreter (sitecustomize, .pth)"
+        return f"{whose} started {count} thread{'s' if count > 1 else ''}{which}, which a fork would lose"
     if _cuda_is_initialised():
         return "an imported module initialised CUDA"
     return None

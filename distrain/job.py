@@ -398,16 +398,27 @@ def _imports(code: types.CodeType) -> set[str]:
 
 
 def _third_party_in_namespace(name: str) -> set[str]:
-    """What a user's module, which the worker will import itself, has in its namespace from installed packages."""
+    """Modules that the values in the namespace of a user's module are from; a worker will import them with it."""
     module = sys.modules.get(name)
     if name == "__main__" or module is None:
         return set()
-    values = list(vars(module).values())
-    return {
-        n
-        for value in values
-        if isinstance(n := getattr(value, "__module__", None) or getattr(value, "__name__", None), str)
-    }
+    return {home for value in list(vars(module).values()) if isinstance(home := _home(value), str)}
+
+
+def _home(value: object) -> object:
+    """Return the name of the module that a value is, or is from.
+
+    Only types are asked. An attribute of the value itself may be a property that warns, imports or fails, and even
+    ``isinstance`` reads ``__class__``.
+    """
+    kind = type(value)
+    if issubclass(kind, types.ModuleType):
+        return types.ModuleType.__getattribute__(value, "__dict__").get("__name__")
+    if issubclass(kind, type):
+        return type.__getattribute__(value, "__module__")
+    if issubclass(kind, (types.FunctionType, types.BuiltinFunctionType)):
+        return object.__getattribute__(value, "__module__")
+    return type.__getattribute__(kind, "__module__")
 
 
 def _is_installed(name: str) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE
 from distrain.errors import DistrainError
-from distrain.files import crc32_of, list_files, sync_file
+from distrain.files import copy_folders, crc32_of, list_files, sync_file
 from distrain.output import warn
 from distrain.place import OPENING_PATIENCE_S, Place, decode_filesystem
 from distrain.records import no_metadata
@@ -85,6 +85,8 @@ class Keeper:
         if not order.source:
             return self._look_at(order)
         try:
+            if self._run is None:
+                copy_folders(source, Path(order.directory))
             take = taker(source, Path(order.directory), delete=order.delete) if self._run is None else self._put(order)
             files = _each(take, order.files)
             skipped = _each(lambda path: crc32_of(source / path), order.others)

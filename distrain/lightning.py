@@ -17,8 +17,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import explain_absent_names
 from distrain.checkpoint import Checkpoint
-from distrain.session import get_context, report
+from distrain.session import Session, get_context, report
 from distrain.torch.device import get_device
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ __all__ = [
     "TrainReportCallback",
     "prepare_trainer",
 ]
+
+explain_absent_names(__name__)
 
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -107,9 +110,19 @@ class _InWorker:
                 UserWarning,
                 stacklevel=2,
             )
-        if get_device().type == "cpu":  # accelerator="auto" would take a GPU that this worker was not given
-            options.setdefault("parallel_devices", [get_device()])
         super().__init__(**options)
+
+    @property
+    def parallel_devices(self) -> Any:
+        """The Trainer's, or the user's; before, a CPU for a worker that has no GPU, as accelerator="auto" would take
+        one that this worker was not given. A strategy may be made outside of a worker, and sent to it."""
+        if self._parallel_devices is None and Session.current is not None and get_device().type == "cpu":
+            return [get_device()]
+        return self._parallel_devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: Any) -> None:
+        self._parallel_devices = devices
 
     @property
     def root_device(self) -> Any:

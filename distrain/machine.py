@@ -214,7 +214,7 @@ class RunMachine:
             case wire.HostFailed():
                 return self._on_host_failed(host, message.text, now)
             case wire.Notice():
-                return [Say(f"{host}: {message.text}")]
+                return [Say(f"{host}: {message.text}", once=True)]
             case wire.Gone():
                 return self._on_gone(host, message, now) if message.attempt == self.attempt else []
             case wire.Spawned() | wire.Exited() | wire.FromWorker():

@@ -8,33 +8,41 @@ from typing import Any
 
 __all__ = ["encode_metrics"]
 
+_DEEPEST = 100
+_MOST_BITS = 14_000
+"""Python writes integers of up to 4,300 digits, which is 14,281 bits."""
+
 
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
     """Metrics as JSON. Raises TypeError or ValueError for what cannot be recorded."""
     if not isinstance(metrics, Mapping):
         raise TypeError(f"report() takes a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})")
-    return json.dumps(_plain(metrics, "metrics")).encode()
+    return json.dumps(_plain(metrics, "metrics", 0)).encode()
 
 
-def _plain(value: Any, path: str) -> Any:
-    """``value`` as JSON knows it. ``path`` names it in errors."""
-    if value is None or type(value) in (bool, int, float, str):
+def _plain(value: Any, path: str, depth: int) -> Any:
+    """``value`` as JSON knows it. ``path`` names it in errors; ``depth`` counts the collections around it."""
+    if value is None or type(value) in (bool, float, str):
         return value
-    if isinstance(value, Mapping):
-        return {_key(key, path): _plain(item, f"{path}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if type(value) is int:
+        return _checked(value, path)
+    if isinstance(value, (Mapping, list, tuple)):
+        if depth == _DEEPEST:
+            raise ValueError(f"report(): {path:.80} ... is {_DEEPEST} levels deep; does a metric contain itself?")
+        if isinstance(value, Mapping):
+            return {_key(key, path): _plain(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
+        return [_plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
     if isinstance(value, (bool, int, float, str)):  # their subclasses: numpy.float64, IntEnum, ...
-        return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
+        return _plain(next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind)), path, depth)
     if callable(getattr(value, "item", None)) and hasattr(value, "shape"):
-        return _scalar(value, path)
+        return _scalar(value, path, depth)
     raise TypeError(
         f"report(): {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be recorded; "
         "metrics are numbers, strings, booleans, None, and dicts and lists of them"
     )
 
 
-def _scalar(value: Any, path: str) -> Any:
+def _scalar(value: Any, path: str, depth: int) -> Any:
     count = 1
     for size in value.shape:
         count *= size
@@ -43,12 +51,25 @@ def _scalar(value: Any, path: str) -> Any:
             f"report(): {path} is a {type(value).__name__} of shape {tuple(value.shape)}; a metric is one number: "
             "reduce it first, for example with .mean(), or report .tolist()"
         )
-    return _plain(value.item(), path)
+    item = value.item()
+    return _plain(float(item) if type(item) is type(value) else item, path, depth)  # numpy.longdouble gives itself
+
+
+def _checked(value: int, path: str) -> int:
+    """Raises ValueError for what Python refuses to write, or to read back."""
+    if value.bit_length() > _MOST_BITS:
+        raise ValueError(
+            f"report(): {path} is an integer of {value.bit_length():,} bits, which is too large to be recorded; "
+            "report its logarithm, or hex(...)"
+        )
+    return value
 
 
 def _key(key: Any, path: str) -> str:
     if isinstance(key, str):
         return key
-    if isinstance(key, (int, float)):
+    if isinstance(key, int):
+        return str(_checked(key, f"a key of {path}"))
+    if isinstance(key, float):
         return str(key)
     raise TypeError(f"report(): {path} has the key {key!r} ({type(key).__name__}); keys of metrics are strings")

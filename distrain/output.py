@@ -28,6 +28,7 @@ __all__ = [
     "log_level",
     "say",
     "warn",
+    "warn_once",
     "without_controls",
 ]
 
@@ -50,6 +51,16 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """One line that the user should read."""
     _logger.warning(text)
+
+
+_warned: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """The same for a line that later runs of this process would only repeat."""
+    if text not in _warned:
+        _warned.add(text)
+        warn(text)
 
 
 class _Console(logging.Handler):
@@ -165,6 +176,7 @@ class RankOutput:
     ) -> None:
         self._shown = shown
         self._prefix = f"[rank {rank:>{width}}{' ' * bool(host)}{host}] "
+        self._prefix_of_torch = f"[rank{rank}]:"
         self._log = _Log(file)
         self._background = background or Background(None, "log")
         self._chunks: list[bytes] = []
@@ -214,6 +226,7 @@ class RankOutput:
         self._broken, self._unwritten_bytes = True, 0
 
     def _show(self, stream: int, lines: list[str]) -> None:
+        lines = [line.removeprefix(f"{self._prefix_of_torch} ").removeprefix(self._prefix_of_torch) for line in lines]
         if lines:
             self.last_lines.extend(line[:_LONGEST_KEPT] for line in lines[-_LINES_KEPT:])
         if lines and self._shown:

@@ -38,6 +38,7 @@ __all__ = [
     "is_url",
     "locate",
     "own_temporary_directory",
+    "own_temporary_path",
     "tell_troubles_to",
 ]
 
@@ -189,10 +190,15 @@ def decode_filesystem(text: str) -> AbstractFileSystem | None:
     return pickle.loads(base64.b64decode(text)) if text else None  # noqa: S301 - our own
 
 
+def own_temporary_path() -> Path:
+    """Return where :func:`own_temporary_directory` makes its directories, without looking there."""
+    return Path(tempfile.gettempdir(), f"distrain-{os.getuid()}")
+
+
 def own_temporary_directory(name: str) -> Path:
     """A directory of this user's alone, the same for all processes of the host that have the same TMPDIR. Raises
     OSError if somebody else has made it."""
-    folder = Path(tempfile.gettempdir(), f"distrain-{os.getuid()}")
+    folder = own_temporary_path()
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
         raise PermissionError(f"{folder} belongs to somebody else; set TMPDIR to a directory of your own")

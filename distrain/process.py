@@ -41,6 +41,7 @@ __all__ = [
     "kill_descendants",
     "kill_group",
     "live_without_parent",
+    "native_thread_names",
     "open_pidfd",
     "own_run_id",
     "private_stdio",
@@ -340,6 +341,15 @@ def count_native_threads() -> int:
     except OSError:
         threads = threading.active_count()
     return threads - 1 - _openblas_threads()
+
+
+def native_thread_names() -> list[str]:
+    """Return the kernel's names of all threads of this process but the main one."""
+    try:
+        others = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
+        return sorted((task / "comm").read_text().strip() for task in others)
+    except OSError:
+        return []
 
 
 def _openblas_threads() -> int:

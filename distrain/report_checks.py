@@ -15,7 +15,7 @@ import cloudpickle
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.errors import CheckpointError
 from distrain.files import list_files
-from distrain.place import Place, own_temporary_directory
+from distrain.place import Place, own_temporary_path
 from distrain.runpaths import RunPaths
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
     """Whether a directory is never deleted: what is in a run directory, in a committed checkpoint or in a local copy of
     one, and what a committed checkpoint or the working directory is in."""
     folder = Path(os.path.realpath(checkpoint.path))
-    ours = [os.path.realpath(own_temporary_directory("checkpoints").parent)]
+    ours = [os.path.realpath(own_temporary_path())]
     if not isinstance(context.get_storage().run, Place):
         ours.append(os.path.realpath(context.get_trial_dir()))
     around = (folder, *folder.parents)

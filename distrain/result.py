@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from distrain.absent import explaining
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.config import CheckpointConfig
 from distrain.errors import StorageError, TrainingFailedError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Result"]
 
 
+@explaining("Result")
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What a run came to.

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
+from distrain.absent import explain_absent_names
 from distrain.checkpoint import Checkpoint
 from distrain.config import ValidationTaskConfig
 from distrain.errors import CheckpointError, CollectiveError
-from distrain.files import crc32_of, list_files
+from distrain.files import copy_folders, crc32_of, list_files
 from distrain.metrics import encode_metrics
 from distrain.output import warn
 from distrain.place import Place
@@ -59,6 +60,8 @@ __all__ = [
     "session_of",
     "should_stop",
 ]
+
+explain_absent_names(__name__)
 
 
 MOST_UPLOADS = 2
@@ -331,6 +334,8 @@ class Session:
         delivered, skipped = [], []
         take = taker(folder, target, delete=delete)
         try:
+            if grant.directory and folder != target:
+                copy_folders(folder, target)
             for path, _ in files if grant.directory else ():  # else nobody stores any
                 if path in granted:
                     delivered.append((path, *take(path)))

@@ -14,12 +14,13 @@ from distrain.failures import rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["LIBRARY_FILE", "grouped", "last_words", "native_reason", "place", "suspects"]
+__all__ = ["LIBRARY_FILE", "grouped", "last_words", "mismatched", "native_reason", "place", "suspects"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 _WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
+_COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py$")
 _BOTTOM = "run_worker"
 _PHASES = {
     "_load": "loading train_func",
@@ -83,6 +84,32 @@ def suspects(stacks: Mapping[int, str], *, silent: Iterable[int] = ()) -> list[i
     return sorted({*silent, *apart}) or sorted(stacks)
 
 
+def mismatched(stacks: Mapping[int, str]) -> list[str]:
+    """Return one line for each group of ranks if all wait in collectives of ``torch.distributed`` that do not match,
+    and nothing otherwise.
+
+    Collectives do not match if ranks are at different ones, or if a rank has two at a time, from two threads.
+    """
+    waiting = {rank: _collectives(text) for rank, text in sorted(stacks.items())}
+    if not all(waiting.values()) or (len({*waiting.values()}) == 1 and all(len(w) == 2 for w in waiting.values())):
+        return []
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, found in waiting.items():
+        groups.setdefault(found, []).append(rank)
+    return [
+        f"{_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
+        for (where, *names), ranks in groups.items()
+    ]
+
+
+def _collectives(text: str) -> tuple[str, ...]:
+    """Return the place of the main thread, its collective, and those of other threads; nothing if it is in none."""
+    main = _main_thread(text)
+    others = [frames for frames in _threads(text) if frames != main]
+    names = [frames[0].function for frames in (main, *others) if frames and _COLLECTIVES.search(frames[0].file)]
+    return (place(text), *names) if main and _COLLECTIVES.search(main[0].file) else ()
+
+
 def _by_place(stacks: Mapping[int, str]) -> dict[str, list[int]]:
     places: dict[str, list[int]] = {}
     for rank, text in sorted(stacks.items()):
@@ -140,11 +167,15 @@ def _ours(frames: Sequence[_Frame]) -> list[_Frame]:
 
 def _main_thread(text: str) -> list[_Frame]:
     """The thread that ran us; the one that took the signal, if none did."""
-    threads = [_frames(part) for part in re.split(r"^(?=Thread |Current thread )", text, flags=re.MULTILINE) if part]
+    threads = _threads(text)
     for frames in threads:
         if any(frame.function == _BOTTOM for frame in frames):
             return frames
     return threads[-1] if threads else []
+
+
+def _threads(text: str) -> list[list[_Frame]]:
+    return [_frames(part) for part in re.split(r"^(?=Thread |Current thread )", text, flags=re.MULTILINE) if part]
 
 
 def _frames(text: str) -> list[_Frame]:

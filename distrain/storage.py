@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from distrain.background import Background, ignore, reraise
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
-from distrain.files import cure, sync_directory, write_and_sync, write_atomically
+from distrain.files import copy_folders, cure, sync_directory, write_and_sync, write_atomically
 from distrain.output import say, warn
 from distrain.records import PENDING, CommittedCheckpoint, committed_at, damage_of, no_metadata, without_nonfinite
 from distrain.rounds import Commit, CommittedFile
@@ -459,6 +459,8 @@ class RunStore:
             target = merged / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / f"rank_{file.rank}" / file.path).rename(target)
+        for part in sorted(root.glob("rank_*")):
+            copy_folders(part, merged)
         unshare(merged, [file.path for file in commit.files])  # if the attempt ended before the local ones were deleted
         name = name or self.paths.checkpoint(self._next_index).name
         final = self._free(name)

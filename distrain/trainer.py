@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import failures, job, local
-from distrain.absent import without
+from distrain.absent import explaining, without
 from distrain.backend import BackendConfig
 from distrain.callbacks import Callbacks, RunContext
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
@@ -64,6 +64,7 @@ _FULL_DISK_WAIT_S = 5.0
 _FULL_DISK_PAUSE_S = 0.5
 
 
+@explaining("Trainer")
 @without("dataset_config", "datasets", "preprocessor")
 class DataParallelTrainer:
     """Run a training function on a group of workers.
@@ -328,6 +329,14 @@ class _Run:
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
         self._log_dir = None if asked.run.log_dir is None else Path(asked.run.log_dir).expanduser().absolute()
+        context = RunContext(
+            run_id=self._run_id,
+            run_config=asked.run,
+            scaling_config=asked.scaling,
+            backend_config=asked.work.backend,
+            train_loop_config=getattr(asked.work, "config", {}),
+        )
+        self._callbacks = Callbacks(asked.run.callbacks or (), context, complain=warn)
 
     def train(self) -> Result:
         request = self._asked.request(
@@ -346,6 +355,7 @@ class _Run:
             raise StorageError(
                 f"cannot use the run directory {self._store.place}: {error}{cure(str(error))}"
             ) from error
+        self._callbacks.before_run()
         started, concluded = time.monotonic(), False
         runner = self._runner(request)
         try:
@@ -402,7 +412,7 @@ class _Run:
         say(f"{what}; run directory {self._store.place}")
 
     def _runner(self, request: RunRequest) -> Coordinator | local.LocalRun:
-        checkpoints, callbacks = self._config.checkpoint_config, self._callbacks()
+        checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
         if not self._asked.scaling.num_workers:
             return local.LocalRun(
                 request, self._asked.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
@@ -419,16 +429,6 @@ class _Run:
             console_ranks=self._config.logging_config.ranks,
             stale_run_id=before["run_id"] if before.get("status") == "running" else None,
         )
-
-    def _callbacks(self) -> Callbacks:
-        context = RunContext(
-            run_id=self._run_id,
-            run_config=self._config,
-            scaling_config=self._asked.scaling,
-            backend_config=self._asked.work.backend,
-            train_loop_config=getattr(self._asked.work, "config", {}),
-        )
-        return Callbacks(self._config.callbacks or (), context, complain=warn)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -448,12 +448,14 @@ class _Run:
         )
         if end.state is RunState.FINISHED:
             say(f"finished in {seconds:.1f} s; results in {result.path}")
+            self._callbacks.after_run(result, None)
             return result
         error = self._error(end, result)
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
             self._write_at_end(lambda: self._keep_error(failed), "why the run failed could not be written")
+        self._callbacks.after_run(result, error)
         if isinstance(error, WorkerGroupError):
             raise error from error.original
         raise error

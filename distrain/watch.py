@@ -17,7 +17,7 @@ from distrain.errors import StorageError
 from distrain.events import Hung
 from distrain.neighbours import REACH_S
 from distrain.output import warn
-from distrain.stacks import grouped, suspects
+from distrain.stacks import grouped, mismatched, suspects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +35,13 @@ ANSWER_S = 3.0
 """For all hosts to send the stacks of their workers; after this, whatever came is shown."""
 _PAIRS_ANSWER_S = REACH_S + ANSWER_S
 """The same where hosts also try to connect to each other."""
+LOOKS_S = (60.0, 90.0, 120.0)
+"""Seconds of silence after which to look for ranks that wait for each other in collectives that do not match. They are
+reported if every look finds the same; after one that does not, there is no other."""
+_ADVICE = (
+    "every rank must call the same collectives in the same order, and from one thread: what calls some in a thread of "
+    "its own, such as torch.distributed.checkpoint.async_save(), needs a process group of its own"
+)
 REQUEST_TIMEOUT_S = 10.0
 _REQUEST_BYTES = 4096
 
@@ -78,12 +85,15 @@ class Watch:
         self._waiting_for: set[str] = set()
         self._pairs: Pairs | None = None
         self._then: list[Callable[[tuple[str, ...]], None]] = []
+        self._is_look = False
         self.progress()
 
     def progress(self) -> None:
         """A rank has reported or printed something."""
         self._progress_at = time.monotonic()
         self._due = {purpose for purpose, limit_s in self._limits.items() if limit_s is not None}
+        self._looks: tuple[float, ...] = LOOKS_S
+        self._found: list[str] = []
 
     def where(self, ranks: Collection[int]) -> tuple[str, ...]:
         """The places of these ranks, as far as their stacks are known, in lines."""
@@ -94,8 +104,12 @@ class Watch:
 
     def deadline(self) -> float | None:
         """When :meth:`tick` should be called while ranks are at work."""
-        limits = (self._limits[purpose] for purpose in self._due)
+        limits = (*(self._limits[purpose] for purpose in self._due), self._next_look_s())
         return min((self._progress_at + limit_s for limit_s in limits if limit_s is not None), default=None)
+
+    def _next_look_s(self) -> float | None:
+        """Return the silence after which to look at the ranks; None if there is no need to."""
+        return self._looks[0] if self._looks and "report" in self._due and not self._then else None
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -104,6 +118,20 @@ class Watch:
             if limit_s is not None and now >= self._progress_at + limit_s:
                 self._due.discard(purpose)
                 self._take(self._unless_progress(self._report if purpose == "report" else self._time_out, limit_s))
+        look_s = self._next_look_s()
+        if look_s is not None and now >= self._progress_at + look_s:
+            self._take(self._unless_progress(self._look, look_s), is_look=True)
+
+    def _look(self, limit_s: float, where: tuple[str, ...]) -> None:
+        """Report ranks that no patience can help, earlier than others."""
+        is_first, before = self._looks == LOOKS_S, self._found
+        self._found = [] if self._silent else mismatched(self._texts)
+        is_stuck = bool(self._found) and (is_first or self._found == before)
+        self._looks = self._looks[1:] if is_stuck else ()
+        if is_stuck and not self._looks:
+            self._due.discard("report")
+            self._keep_all()
+            self._report(limit_s, (*self._found, _ADVICE))
 
     def _unless_progress(
         self, then: Callable[[float, tuple[str, ...]], None], limit_s: float
@@ -122,13 +150,18 @@ class Watch:
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
-    def _take(self, then: Callable[[tuple[str, ...]], None]) -> None:
+    def _take(self, then: Callable[[tuple[str, ...]], None], *, is_look: bool = False) -> None:
+        """``is_look``: keep no files, and do not have the hosts connect to each other."""
         self._then.append(then)
         if len(self._then) > 1:
+            if self._is_look and not is_look:
+                self._is_look = False
+                self._keep_all()
             return
+        self._is_look = is_look
         self._texts, self._silent = {}, set()
         self._waiting_for = set(self._ask())
-        addresses = self._addresses() if self._waiting_for else {}
+        addresses = self._addresses() if self._waiting_for and not is_look else {}
         self._pairs = Pairs(addresses, uuid.uuid4().hex) if len(addresses) > 1 else None
         if self._pairs is not None:
             self._tell(self._pairs.begin())
@@ -139,6 +172,15 @@ class Watch:
         """Take the stacks of a rank, whether asked for or taken before it was killed."""
         self._texts[rank] = body.decode(errors="replace")
         self._silent.discard(rank)
+        if not self._is_look:
+            self._keep(rank, body)
+
+    def _keep_all(self) -> None:
+        with contextlib.suppress(OSError):
+            for rank, text in self._texts.items():
+                self._keep(rank, text.encode())
+
+    def _keep(self, rank: int, body: bytes) -> None:
         path = self._paths.stacks(self._attempt, rank)
         self._store.keep(path, body, f"the stacks of rank {rank} could not be written")
 
@@ -170,7 +212,7 @@ class Watch:
 
     def _complete(self) -> None:
         self._loop.cancel("stacks")
-        self._waiting_for = set()
+        self._waiting_for, self._is_look = set(), False
         waiting, self._then = self._then, []
         known = self._texts or self._silent
         everybody = grouped(self._texts, silent=self._silent, finished=self._finished) if known else ()

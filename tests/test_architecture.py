@@ -167,7 +167,7 @@ def test_there_is_no_cycle_at_any_level() -> None:
 @every_module
 def test_packages_import_nothing_of_ours_but_lazily(module: Module) -> None:
     if module.is_package:
-        assert module.own == set()
+        assert module.own <= {"absent"}  # what explains the names that a package lacks
 
 
 # -- who owns which mechanism ----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -143,7 +144,8 @@ def train_in_other_ways() -> dict[str, Any]:
     """The other package; a Trainer that would train alone; Lightning's own strategy."""
     import pytorch_lightning as pl
 
-    from distrain.lightning import TrainDDPStrategy, TrainReportCallback, prepare_trainer
+    from distrain.lightning import TrainDDPStrategy, TrainFSDPStrategy, TrainReportCallback, prepare_trainer
+    from distrain.session import Session
 
     found: dict[str, Any] = {"ours": issubclass(TrainDDPStrategy, pl.strategies.DDPStrategy)}
     alone = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=[TrainReportCallback()], **QUIET)
@@ -155,6 +157,14 @@ def train_in_other_ways() -> dict[str, Any]:
             refusing()
         except RuntimeError as error:
             found[name] = str(error)
+
+    session, Session.current = Session.current, None  # as in the user's process
+    strategies = [kind() for kind in (TrainDDPStrategy, TrainFSDPStrategy)]
+    found["device outside"] = [strategy.parallel_devices for strategy in strategies]
+    Session.current = session
+    sent = pickle.loads(pickle.dumps(strategies[0]))
+    prepare_trainer(pl.Trainer(max_epochs=1, strategy=sent, **QUIET))
+    found["device"] = [str(device) for device in sent.parallel_devices]
 
     own = pl.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", callbacks=[TrainReportCallback()])
     prepare_trainer(own).fit(make_module(pl), make_loader())
@@ -168,6 +178,7 @@ def test_lightnings_own_strategy_works_and_training_alone_is_refused(
     result = run(train_in_other_ways, storage)
     found = result.return_value
     assert found["ours"]
+    assert (found["device outside"], found["device"]) == ([None, None], ["cpu"])
     for error in (found["prepare"], found["fit"]):
         assert "takes itself for rank 0 of 1, but there are 2 workers" in error
         assert "strategy=distrain.lightning.TrainDDPStrategy()" in error

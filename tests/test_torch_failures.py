@@ -194,15 +194,25 @@ def test_a_failure_before_the_process_group_names_the_stage(storage: Path) -> No
         fit(print, storage, config={"bad": NotHere()})
 
 
-def test_an_unknown_backend_is_reported_from_the_worker(storage: Path) -> None:
+def test_a_backend_that_this_torch_lacks_is_reported_from_the_worker(storage: Path) -> None:
     trainer = TorchTrainer(
         print,
-        torch_config=distrain.torch.TorchConfig(backend="carrier-pigeon"),
+        torch_config=distrain.torch.TorchConfig(backend="xccl"),
         run_config=distrain.RunConfig(storage_path=storage),
     )
-    with pytest.raises(distrain.WorkerGroupError, match=r"(?i)carrier-pigeon") as caught:
+    with pytest.raises(distrain.WorkerGroupError, match=r"(?i)xccl") as caught:
         trainer.fit()
     assert "setting up the process group" in str(caught.value)
+
+
+def test_a_second_process_group_is_explained(storage: Path) -> None:
+    def train() -> None:
+        from torch import distributed as dist
+
+        dist.init_process_group("gloo")
+
+    with pytest.raises(distrain.WorkerGroupError, match=r"(?s)group twice.*distrain: TorchTrainer has set up"):
+        fit(train, storage, workers=1)
 
 
 # -- finishing early -------------------------------------------------------------------------------------------------

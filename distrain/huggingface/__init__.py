@@ -2,4 +2,8 @@
 
 from __future__ import annotations
 
+from distrain.absent import explain_absent_names
+
 __all__ = ()
+
+explain_absent_names(__name__)

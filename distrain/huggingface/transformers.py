@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import explain_absent_names
 from distrain.checkpoint import Checkpoint
 from distrain.session import get_context, report
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     Trainer = TypeVar("Trainer", bound=transformers.Trainer)
 
 __all__ = ["RayTrainReportCallback", "TrainReportCallback", "prepare_trainer"]
+
+explain_absent_names(__name__)
 
 
 class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]

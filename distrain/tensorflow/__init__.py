@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import explain
+
 if TYPE_CHECKING:
     from distrain.tensorflow.checkpoint import TensorflowCheckpoint
     from distrain.tensorflow.config import TensorflowConfig
@@ -26,7 +28,7 @@ __all__ = ["TensorflowCheckpoint", "TensorflowConfig", "TensorflowTrainer", "pre
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'distrain.tensorflow' has no attribute {name!r}")
+        raise AttributeError(explain(__name__, name))
     from importlib import import_module
 
     value = getattr(import_module(f"distrain.tensorflow.{home}"), name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from distrain.absent import explain
+
 if TYPE_CHECKING:
     from distrain.torch.amp import accelerate, backward, prepare_optimizer
     from distrain.torch.checkpoint import TorchCheckpoint
@@ -48,7 +50,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'distrain.torch' has no attribute {name!r}")
+        raise AttributeError(explain(__name__, name))
     from importlib import import_module
 
     value = getattr(import_module(f"distrain.torch.{home}"), name)

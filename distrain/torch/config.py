@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchConfig"]
 
+_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
 _INIT_METHODS = ("env",)
 _groups = itertools.count()
 _PROBE_INTERVAL_S = 0.002
@@ -60,12 +61,26 @@ def _nccl_device(context: TrainContext, backend: str) -> str | None:
     return f"cuda:{context.devices[0]}" if context.devices and "nccl" in backend else None
 
 
+def _check_backend(backend: str) -> None:
+    """Raises ValueError for a name that PyTorch does not have and that nobody has registered in this process."""
+    registry = getattr(sys.modules.get("torch.distributed"), "Backend", None)
+    known = {*_BACKENDS, *getattr(registry, "backend_list", ())}
+    for name in (part.rpartition(":")[2].strip().lower() for part in backend.split(",")):
+        if name not in known:
+            raise ValueError(
+                f"TorchConfig.backend={backend!r}: PyTorch has no backend {name!r}, it has {', '.join(_BACKENDS)}; "
+                "TPUs are not supported. For a backend of another package, import it before you make the "
+                "TorchConfig, and in the file of train_func"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
     """How to set up ``torch.distributed``.
 
     backend: process group backend; default nccl for workers with a GPU each, else gloo, also where workers share a GPU,
-        which NCCL refuses. Combined ones such as ``"cpu:gloo,cuda:nccl"`` work too.
+        which NCCL refuses. Combined ones such as ``"cpu:gloo,cuda:nccl"`` work too, and one of another package that is
+        registered with ``torch.distributed.Backend`` in this process and, when train_func is imported, in the workers.
     init_method: ``"env"``: rendezvous by MASTER_ADDR and MASTER_PORT, which distrain sets.
     timeout_s: seconds after which a collective gives up.
     """
@@ -82,6 +97,8 @@ class TorchConfig(BackendConfig):
             raise TypeError(
                 f"TorchConfig.backend must be a str or None, got {self.backend!r} ({type(self.backend).__name__})"
             )
+        if self.backend is not None:
+            _check_backend(self.backend)
         if self.init_method == "tcp":
             warnings.warn('TorchConfig(init_method="tcp") is "env" here', UserWarning, stacklevel=3)
             object.__setattr__(self, "init_method", "env")
@@ -151,6 +168,15 @@ class TorchConfig(BackendConfig):
         values: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(values, value)
         return values
+
+    def explain(self, error: BaseException) -> str | None:
+        if isinstance(error, ValueError) and "initialize the default process group twice" in str(error):
+            return (
+                "TorchTrainer has set up the process group before train_func: leave init_process_group() out. "
+                "DataParallelTrainer sets up none, and `python -m distrain.launch script.py` none for a script that "
+                "does it itself"
+            )
+        return None
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         from distrain.torch.checkpoint import portable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import distrain
-from distrain import Checkpoint, CheckpointConfig, FailureConfig, UserCallback, WorkerGroupError, rows
+from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, UserCallback, WorkerGroupError, rows
 from tests.process.conftest import files_of, records
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ class Recorder(UserCallback):
         self.contexts: list[RunContext] = []
         self.story: list[str] = []
         self.threads: set[threading.Thread] = set()
+        self.ends: list[tuple[Result, BaseException | None]] = []
+
+    def before_run(self, run_context: RunContext) -> None:
+        self.story.append("begin")
+
+    def after_run(self, run_context: RunContext, result: Result, error: BaseException | None) -> None:
+        self.ends.append((result, error))
+        self.story.append("end")
 
     def after_report(
         self, run_context: RunContext, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None
@@ -52,6 +60,12 @@ class Recorder(UserCallback):
 
 
 class Raising(UserCallback):
+    def before_run(self, *arguments: object) -> None:
+        raise LookupError("no such door")
+
+    def after_run(self, *arguments: object) -> None:
+        raise LookupError("no such exit")
+
     def after_report(self, *arguments: object) -> None:
         raise LookupError("no such dashboard")
 
@@ -212,7 +226,10 @@ def test_after_a_failure_the_exceptions_are_handed_over_and_then_it_goes_on(any_
     recorder = Recorder()
     result = any_fit(train, callbacks=[recorder], failure_config=FailureConfig(max_failures=2))
     assert result.return_value == 2
-    assert recorder.story == ["report", "exception", "report", "exception", "report"]
+    assert recorder.story == ["begin", "report", "exception", "report", "exception", "report", "end"]
+    [(ended, error)] = recorder.ends
+    assert ended is result
+    assert error is None
     first, second = recorder.exceptions
     assert list(first) == [1]
     assert isinstance(first[1], ValueError)
@@ -235,9 +252,10 @@ def test_what_was_reported_before_a_failure_is_handed_over_before_it(fit: Fit) -
         time.sleep(1000)
 
     recorder = Recorder()
-    with pytest.raises(WorkerGroupError):
+    with pytest.raises(WorkerGroupError) as raised:
         fit(train, callbacks=[recorder])
-    assert recorder.story == ["report"] * 3 + ["exception"]
+    assert recorder.story == ["begin", *["report"] * 3, "exception", "end"]
+    assert recorder.ends == [(raised.value.result, raised.value)]
     assert [[metrics and metrics["step"] for metrics in row] for row in recorder.reports] == [
         [0, 0],
         [1, None],
@@ -285,7 +303,9 @@ def test_an_exception_in_a_callback_is_shown_and_training_goes_on(fit: Fit, caps
     assert shown.count("Raising.after_exception() failed:") == 1
     assert "LookupError: no such dashboard" in shown
     assert "LookupError: no such pager" in shown
-    assert recorder.story == ["report", "exception", "report"]  # the next one is called all the same
+    assert "LookupError: no such door" in shown
+    assert "LookupError: no such exit" in shown
+    assert recorder.story == ["begin", "report", "exception", "report", "end"]  # the next one is called all the same
 
 
 def test_a_callback_may_change_what_it_gets(fit: Fit) -> None:
@@ -310,9 +330,9 @@ def test_callbacks_need_not_be_picklable_and_stay_in_the_users_process(fit: Fit)
 
     recorder = Holding()
     fit(lambda: distrain.report({}), callbacks=[recorder])
-    assert recorder.story == ["report"]
+    assert recorder.story == ["begin", "report", "end"]
     fit(lambda: distrain.report({}), workers=1, callbacks=[recorder])
-    assert recorder.story == ["report"] * 2
+    assert recorder.story == ["begin", "report", "end"] * 2
 
 
 def test_without_workers_callbacks_are_called_the_same_way(fit: Fit, tmp_path: Path) -> None:
@@ -329,7 +349,7 @@ def test_without_workers_callbacks_are_called_the_same_way(fit: Fit, tmp_path: P
     recorder = Recorder()
     result = fit(train, {}, workers=0, callbacks=[recorder], failure_config=FailureConfig(max_failures=1))
     assert result.return_value == 1
-    assert recorder.story == ["report", "exception", "report"]
+    assert recorder.story == ["begin", "report", "exception", "report", "end"]
     assert recorder.reports == [[{"attempt": 0}], [{"attempt": 1}]]
     assert recorder.checkpoints == ["checkpoint_000000", "checkpoint_000001"]
     assert isinstance(recorder.exceptions[0][0], ValueError)

@@ -18,6 +18,7 @@ from distrain import (
     Checkpoint,
     CheckpointConfig,
     CheckpointError,
+    CheckpointUploadMode,
     DataParallelTrainer,
     FailureConfig,
     Result,
@@ -169,16 +170,21 @@ def test_the_same_contents_from_all_ranks_are_nothing_to_talk_about(
     assert "different" not in capsys.readouterr().err
 
 
-def test_folders_in_a_checkpoint_are_kept(fit: Fit, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC])
+def test_folders_in_a_checkpoint_are_kept(fit: Fit, tmp_path: Path, mode: CheckpointUploadMode) -> None:
     def train() -> None:
         folder = place / f"mine-{distrain.get_context().get_world_rank()}"
         (folder / "a b" / "ü").mkdir(parents=True)
         (folder / "a b" / "ü" / f"{folder.name}.txt").write_text("deep")
         (folder / "top.txt").write_text("top")
-        distrain.report({}, checkpoint=Checkpoint.from_directory(folder))
+        (folder / "empty" / folder.name).mkdir(parents=True)
+        distrain.report({}, checkpoint=Checkpoint.from_directory(folder), checkpoint_upload_mode=mode)
 
     place = tmp_path
-    assert files_of(fit(train).checkpoint) == {
+    checkpoint = fit(train).checkpoint
+    assert checkpoint is not None
+    assert sorted(path.name for path in Path(checkpoint.path, "empty").iterdir()) == ["mine-0", "mine-1"]
+    assert files_of(checkpoint) == {
         "a b/ü/mine-0.txt": "deep",
         "a b/ü/mine-1.txt": "deep",
         "top.txt": "top",

@@ -208,11 +208,41 @@ def test_a_preload_that_starts_a_thread_means_fresh_interpreters_and_is_said_onc
 
         distrain.report({"own": os.getpid() == threaded_package.PID, "threads": threading.active_count()})
 
-    result = fit(train, workers=3)
-    assert reported(result.path) == [{"own": True, "threads": 2}] * 3
-    notices = [line for line in capsys.readouterr().err.splitlines() if "fresh interpreters" in line]
-    assert len(notices) == 1
-    assert "watcher" in notices[0]
+    for _ in range(2):
+        result = fit(train, workers=3)
+        assert reported(result.path) == [{"own": True, "threads": 2}] * 3
+    [notice] = [line for line in capsys.readouterr().err.splitlines() if "fresh interpreters" in line]
+    assert "importing threaded_package started 1 thread (watcher)" in notice
+    assert 'ScalingConfig(start_method="spawn")' in notice
+
+
+def test_workers_that_use_pyarrow_are_forks(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+
+    def train() -> None:
+        import pyarrow
+
+        distrain.report({"sum": sum(pyarrow.array([1, 2]).to_pylist()), "set": "JE_ARROW_MALLOC_CONF" in os.environ})
+
+    result = fit(train, workers=2)
+    assert reported(result.path) == [{"sum": 3, "set": False}] * 2
+    assert "fresh interpreters" not in capsys.readouterr().err
+
+
+def test_a_setting_of_the_user_for_pyarrow_is_kept(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "background_thread:true")
+
+    def train() -> None:
+        import pyarrow
+
+        distrain.report({"sum": sum(pyarrow.array([1, 2]).to_pylist()), "kept": os.environ["JE_ARROW_MALLOC_CONF"]})
+
+    result = fit(train)
+    assert reported(result.path) == [{"sum": 3, "kept": "background_thread:true"}] * 2
+    assert "importing pyarrow started 1 thread (jemalloc_bg_thd)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("answer", "forks"), [(0, False), (3, True)], ids=["initialised", "not initialised"])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
+import pickle
 import warnings
+from dataclasses import replace
+from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import distrain
-from distrain import CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
-from distrain.absent import IGNORED, MISSING
+from distrain import CheckpointConfig, DataParallelTrainer, FailureConfig, Result, RunConfig, RunContext, ScalingConfig
+from distrain.absent import _DEFAULTS, IGNORED, MISSING
 from distrain.tensorflow import TensorflowTrainer
 from distrain.torch import TorchConfig, TorchTrainer
 
@@ -18,7 +24,7 @@ def train() -> None: ...
 
 
 CONSTRUCTORS: list[tuple[Any, dict[str, Any], list[str]]] = [
-    (ScalingConfig, {}, ["label_selector", "use_tpu", "elastic_resize_monitor_interval_s"]),
+    (ScalingConfig, {}, ["label_selector", "topology", "use_tpu", "elastic_resize_monitor_interval_s"]),
     (FailureConfig, {}, ["controller_failure_limit", "fail_fast", "max_preemption_failures"]),
     (CheckpointConfig, {}, ["checkpoint_at_end", "checkpoint_frequency"]),
     (RunConfig, {}, ["local_dir", "log_to_file", "progress_reporter", "stop", "sync_config"]),
@@ -49,8 +55,11 @@ def test_an_argument_of_rays_is_explained(make: Any, own: dict[str, Any], name: 
 
 
 @pytest.mark.parametrize(("make", "own", "name"), CASES)
-def test_its_default_is_accepted(make: Any, own: dict[str, Any], name: str) -> None:
-    make(**own, **{name: None})
+def test_a_value_that_asks_for_nothing_is_accepted_silently(make: Any, own: dict[str, Any], name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for value in (None, False, {}, *([_DEFAULTS[name]] if name in _DEFAULTS else [])):
+            make(**own, **{name: value})
 
 
 def test_other_names_are_refused_as_ever() -> None:
@@ -59,35 +68,103 @@ def test_other_names_are_refused_as_ever() -> None:
 
 
 def test_a_class_keeps_its_signature_and_its_copies() -> None:
-    from dataclasses import replace
     from inspect import signature
 
     assert "num_workers" in signature(ScalingConfig).parameters
     assert replace(RunConfig(name="a"), name="b") == RunConfig(name="b")
 
 
-@pytest.mark.parametrize("name", ["get_dataset_shard", "SyncConfig", "TRAIN_DATASET_KEY", "get_preemption_info"])
-def test_a_name_of_rays_is_explained(name: str) -> None:
-    with pytest.warns(UserWarning, match=name) as warned, pytest.raises(AttributeError, match="no attribute") as raised:
-        getattr(distrain, name)
-    assert MISSING[name] in str(raised.value)
-    assert warned[0].filename == __file__
+MODULES = [f"distrain{suffix}" for suffix in ("", ".collective", ".huggingface", ".session", ".tensorflow", ".torch")]
 
 
-def test_importing_a_name_of_rays_shows_the_sentence() -> None:
-    with pytest.warns(UserWarning, match="Ray Data"), pytest.raises(ImportError):
-        from distrain import get_dataset_shard  # type: ignore[attr-defined] # noqa: F401
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("name", ["Tuner", "init", "get_dataset_shard", "XGBoostTrainer"])
+def test_a_name_of_rays_is_explained(module: str, name: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(import_module(module), name)
+    assert str(raised.value) == f"module {module!r} has no attribute {name!r}: {MISSING[name]}"
 
 
-def test_any_other_name_is_just_not_there() -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_importing_a_name_of_rays_shows_the_sentence(module: str) -> None:
+    with pytest.raises(ImportError) as raised:
+        exec(f"from {module} import remote")
+    assert str(raised.value) == f"{module} has no 'remote': {MISSING['remote']}"
+
+
+@pytest.mark.parametrize("module", ["tune", "tune.schedulers", "xgboost", "train.torch", "air"])
+def test_importing_a_module_of_rays_shows_the_sentence(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError) as raised:
+        import_module(f"distrain.{module}")
+    assert MISSING[module.partition(".")[0]] in str(raised.value)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_any_other_name_is_just_not_there(module: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not hasattr(distrain, "whatever")
+        assert not hasattr(import_module(module), "whatever")
+        assert not hasattr(import_module(module), "remote")
+    with pytest.raises(ImportError, match="cannot import name 'whatever'"):
+        exec(f"from {module} import whatever")
+    assert importlib.util.find_spec(f"{module}.whatever") is None
+    assert not MISSING.keys() & set(dir(import_module(module)))
+
+
+CONTEXT = RunContext(
+    run_id="1",
+    run_config=RunConfig(),
+    scaling_config=ScalingConfig(),
+    backend_config=TorchConfig(),
+    train_loop_config={},
+)
+RESULT = Result(metrics={"loss": 1}, checkpoint=None, path="/run")
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "sentence"),
+    [
+        (RESULT, "config", MISSING["Result.config"]),
+        (RESULT, "get_dataset_shard", MISSING["get_dataset_shard"]),
+        (CONTEXT, "dataset_config", MISSING["dataset_config"]),
+        (DataParallelTrainer(train), "as_trainable", MISSING["Trainer.as_trainable"]),
+        (TorchTrainer(train), "scaling_config", MISSING["Trainer.scaling_config"]),
+        (TensorflowTrainer(train), "datasets", MISSING["datasets"]),
+    ],
+)
+def test_an_attribute_of_rays_is_explained(value: object, name: str, sentence: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(value, name)
+    assert str(raised.value) == f"{type(value).__name__!r} object has no attribute {name!r}: {sentence}"
+    with pytest.raises(AttributeError) as raised:
+        _ = value.whatever  # type: ignore[attr-defined]
+    assert str(raised.value) == f"{type(value).__name__!r} object has no attribute 'whatever'"
+
+
+def test_a_property_that_fails_is_not_taken_for_absent() -> None:
+    class Damaged(Result):
+        @property
+        def config(self) -> Any:
+            raise AttributeError("an error of its own")
+
+    with pytest.raises(AttributeError, match="an error of its own"):
+        _ = Damaged(metrics=None, checkpoint=None, path="/run").config
+
+
+def test_an_object_with_explained_names_can_be_copied_and_inspected() -> None:
+    assert copy.deepcopy(RESULT) == pickle.loads(pickle.dumps(RESULT)) == replace(RESULT) == RESULT
+    assert copy.deepcopy(CONTEXT) == pickle.loads(pickle.dumps(CONTEXT)) == CONTEXT
+    assert not hasattr(RESULT, "config")
+    assert not {"config", "remote"} & set(dir(RESULT))
+    assert not hasattr(mock.create_autospec(RESULT), "config")
 
 
 def test_no_sentence_is_for_a_name_that_is_there() -> None:
-    assert not (MISSING.keys() | IGNORED.keys()) & {*distrain.__all__, *distrain._MODULES}
+    public = [name for module in MODULES for name in import_module(module).__all__]
+    assert not (MISSING.keys() | IGNORED.keys()) & {*public, *distrain._MODULES}
     assert not MISSING.keys() & IGNORED.keys()
+    fields = [f"Result.{name}" for name in dir(Result)] + [f"Trainer.{name}" for name in dir(DataParallelTrainer)]
+    assert not MISSING.keys() & set(fields)
 
 
 @pytest.mark.parametrize("trainer", [DataParallelTrainer, TorchTrainer])

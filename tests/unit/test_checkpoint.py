@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -48,6 +49,29 @@ def test_a_checkpoint_refers_to_its_directory_by_an_absolute_path(
     monkeypatch.chdir(folder.parent)
     assert Checkpoint.from_directory("checkpoint").path == str(folder)
     assert Checkpoint.from_directory(folder).path == str(folder)
+
+
+def test_checkpoints_are_equal_if_they_refer_to_the_same_directory(folder: Path) -> None:
+    class Other(Checkpoint): ...
+
+    memory, view = MemoryFileSystem(), DirFileSystem("/a", MemoryFileSystem())
+    same = [
+        {Checkpoint(folder), Checkpoint(str(folder)), Checkpoint(folder.as_uri()), Other(folder)},
+        {pickle.loads(pickle.dumps(Checkpoint(folder))), Checkpoint(folder, LocalFileSystem())},
+        {Checkpoint("memory://run/1"), Checkpoint("/run/1", memory)},
+    ]
+    different = [Checkpoint(folder), Checkpoint(folder.parent), *same[2], Checkpoint("/run/1", view)]
+    different += [Checkpoint.from_dict({"a": 1}), Checkpoint.from_dict({"a": 1})]
+    assert [len(group) for group in same] == [1, 1, 1]
+    assert len(set(different)) == len(different)
+    assert different[-1] == different[-1] != different[0]
+    assert Checkpoint(folder) != str(folder)
+
+
+def test_checkpoints_in_equal_filesystems_of_pyarrow_are_equal() -> None:
+    fs = pytest.importorskip("pyarrow.fs")
+    checkpoints = [Checkpoint("bucket/run", fs.S3FileSystem(region=region)) for region in ("a", "a", "b")]
+    assert len(set(checkpoints)) == 2
 
 
 def test_as_directory_is_the_directory_itself_and_leaves_it_there(folder: Path) -> None:

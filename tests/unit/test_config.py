@@ -83,7 +83,9 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "accelerator_type", "A100"),
     (LoggingConfig, "log_level", "LOUD"),
     (LoggingConfig, "ranks", [-1]),
-    (RunConfig, "worker_runtime_env", {"pip": ["requests"]}),
+    (RunConfig, "worker_runtime_env", {"env_var": {"A": "1"}}),
+    (RunConfig, "name", "x" * 241),
+    (RunConfig, "name", "ü" * 121),
     (RunConfig, "verbose", -1),
     (ScalingConfig, "resources_per_worker", {"TPU": 1}),
     (ScalingConfig, "resources_per_worker", {"gpu": 1}),
@@ -130,9 +132,12 @@ GOOD_VALUES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "num_workers", (4, 4)),
     (LoggingConfig, "log_level", "WARNING"),
     (RunConfig, "worker_runtime_env", {"env_vars": {"A": ""}}),
+    (RunConfig, "worker_runtime_env", {"env_vars": None, "pip": None, "working_dir": ""}),
+    (RunConfig, "name", "x" * 240),
     (RunConfig, "verbose", 3),
     (ScalingConfig, "resources_per_worker", {"CPU": 0.5, "memory": 1e9}),
     (ScalingConfig, "resources_per_worker", {}),
+    (ScalingConfig, "trainer_resources", {}),
     (ScalingConfig, "resources_per_worker", {"GPU": 0}),
     (ScalingConfig, "start_method", "spawn"),
     (FailureConfig, "max_failures", -1),
@@ -230,6 +235,31 @@ def test_what_means_nothing_here_says_so_at_the_users_line(field: str, value: An
     with pytest.warns(UserWarning, match=f"ScalingConfig.{field} has no effect") as warned:
         ScalingConfig(**{field: value})
     assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_of_rays_runtime_environment_the_variables_are_used_and_the_rest_is_said() -> None:
+    with pytest.warns(UserWarning, match="worker_runtime_env: conda, pip without effect") as warned:
+        run = RunConfig(worker_runtime_env={"env_vars": {"A": "1"}, "pip": ["requests"], "conda": "base"})
+    assert run.env_vars == {"A": "1"}
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_an_accelerator_may_be_asked_for_as_ray_does_it() -> None:
+    scaling = ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 2, "accelerator_type:T4": 0.001})
+    assert (scaling.accelerator_type, scaling.resources_per_worker) == ("T4", {"CPU": 2})
+    assert dataclasses.replace(scaling, num_workers=2).accelerator_type == "T4"
+
+
+def test_an_accelerator_without_gpus_means_nothing() -> None:
+    with pytest.warns(UserWarning, match="accelerator_type:T4'] has no effect, as use_gpu is False") as warned:
+        scaling = ScalingConfig(resources_per_worker={"accelerator_type:T4": 0.001})
+    assert (scaling.accelerator_type, scaling.worker_resources) == (None, {"CPU": 1})
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_two_accelerators_are_refused() -> None:
+    with pytest.raises(ValueError, match="accelerator_type='A100' and resources_per_worker names T4"):
+        ScalingConfig(use_gpu=True, accelerator_type="A100", resources_per_worker={"accelerator_type:T4": 1})
 
 
 @pytest.mark.parametrize(

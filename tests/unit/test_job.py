@@ -299,6 +299,19 @@ def test_what_a_users_module_has_in_its_namespace_is_found(
         sys.modules.pop(name)
 
 
+def test_a_value_in_a_users_module_is_not_touched(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touchy = "class Touchy:\n    def __getattribute__(self, name): raise SystemExit(name)\nvalue = Touchy()"
+    package(installed, "fake_framework", touchy)
+    package(tmp_path, "user_model", "from fake_framework import value\ndef train(): ...")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    user_model = importlib.import_module("user_model")
+    assert modules_of(user_model.train) == ["fake_framework"]
+    for name in ("user_model", "fake_framework"):
+        sys.modules.pop(name)
+
+
 def test_a_partial_is_looked_through(installed: Path) -> None:
     package(installed, "fake_framework")
     assert modules_of(functools.partial(train_func(IMPORTING), 3)) == ["fake_framework"]

@@ -89,6 +89,13 @@ def test_a_last_line_without_an_end_is_shown_at_the_end(capsys: Console, log: Pa
     assert shown(capsys, log, b"one\nno end") == ["[rank 3] one", "[rank 3] no end"]
 
 
+def test_the_prefix_of_torch_is_not_shown_beside_ours(capsys: Console, log: Path) -> None:
+    data = b"[rank3]: Traceback\n[rank3]:   File 'a.py'\n[rank3]:[W1122 12:00:00] slow\n[rank2]: somebody else\n"
+    lines = ["Traceback", "  File 'a.py'", "[W1122 12:00:00] slow", "[rank2]: somebody else"]
+    assert shown(capsys, log, data) == [f"[rank 3] {line}" for line in lines]
+    assert log.read_bytes() == data
+
+
 def test_an_empty_line_stays(capsys: Console, log: Path) -> None:
     assert shown(capsys, log, b"a\n\nb\n") == ["[rank 3] a", "[rank 3] ", "[rank 3] b"]
 

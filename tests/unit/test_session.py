@@ -98,6 +98,7 @@ class Color(enum.IntEnum):
         (Color.RED, 1),
         (np.float64(0.5), 0.5),
         (np.float32(0.5), 0.5),
+        (np.longdouble(0.5), 0.5),
         (np.int64(3), 3),
         (np.bool_(True), True),
         (np.array(0.5), 0.5),
@@ -120,6 +121,10 @@ def test_number_keys_become_strings(worker: Worker) -> None:
     assert reported(worker, {"per_class": {0: 0.5, 1: 0.6}}) == {"per_class": {"0": 0.5, "1": 0.6}}
 
 
+CIRCULAR: dict[str, Any] = {}
+CIRCULAR["self"] = [CIRCULAR]
+
+
 @pytest.mark.parametrize(
     ("metrics", "error", "words"),
     [
@@ -128,6 +133,9 @@ def test_number_keys_become_strings(worker: Worker) -> None:
         ({"a": {1, 2}}, TypeError, "cannot be recorded"),
         ({(1, 2): 3}, TypeError, r"has the key \(1, 2\)"),
         ([("loss", 1)], TypeError, "takes a dict"),
+        ({"a": CIRCULAR}, ValueError, r"metrics\['a'\]\['self'\]\[0\]\['self'\].* contain itself"),
+        ({"a": {"b": 10**5000}}, ValueError, r"metrics\['a'\]\['b'\] is an integer of 16,610 bits"),
+        ({"a": {10**5000: 1}}, ValueError, r"a key of metrics\['a'\] is an integer of 16,610 bits"),
     ],
 )
 def test_what_cannot_be_recorded_is_named(worker: Worker, metrics: Any, error: type[Exception], words: str) -> None:
@@ -198,6 +206,27 @@ def test_get_checkpoint_is_the_latest_committed_one(worker: Worker, tmp_path: Pa
 def test_a_path_is_no_checkpoint_and_the_fix_is_named(worker: Worker, folder: Path) -> None:
     with pytest.raises(TypeError, match=r"Checkpoint\.from_directory\(path\)"):
         distrain.report({}, str(folder))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [".manifest.json", "sub/.manifest.json", ".pending.json"])
+@pytest.mark.parametrize("text", ["not JSON", '{"name": "an app"}', "[1]"])
+def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, name: str, text: str) -> None:
+    (folder / "sub").mkdir()
+    (folder / name).write_text(text)
+    with pytest.raises(CheckpointError, match=rf"{name}: distrain keeps a file of its own"):
+        distrain.report({}, checkpoint=Checkpoint(folder))
+    assert worker.said() == []
+
+
+def test_a_temporary_directory_of_somebody_else_is_in_nobodys_way(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.getuid", lambda: 4711)
+    (tmp_path / "distrain-4711").mkdir()
+    worker.grants(1, tmp_path / "target", "model.pt", "rng-1.bin")
+    distrain.report({}, Checkpoint(folder))
+    assert (tmp_path / "target" / "model.pt").exists()
 
 
 def test_a_missing_directory_is_an_error(worker: Worker, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distrain.stacks import grouped, last_words, native_reason, place, suspects
+from distrain.stacks import grouped, last_words, mismatched, native_reason, place, suspects
 
 OURS = "/opt/venv/lib/python3.11/site-packages/distrain"
 BOTTOM = [
@@ -273,3 +273,39 @@ def test_two_halves_are_all_suspects() -> None:
 
 def test_nobody_is_no_suspect() -> None:
     assert suspects({}) == []
+
+
+# -- collectives that do not match -----------------------------------------------------------------------------------
+
+BROADCAST = [(f"{TORCH}/distributed_c10d.py", 4055, "broadcast"), ("/home/me/train.py", 90, "train_func")]
+SAVE = thread([(f"{TORCH}/distributed_c10d.py", 5163, "gather"), (f"{TORCH}/checkpoint/utils.py", 220, "save")])
+WRITE = [(f"{TORCH}/checkpoint/filesystem.py", 7, "write"), ("/home/me/train.py", 95, "train_func")]
+
+
+def test_ranks_in_different_collectives_are_told_apart() -> None:
+    assert mismatched({0: stack(ALL_REDUCE), 1: stack(BROADCAST), 2: stack(ALL_REDUCE)}) == [
+        "2 ranks (0, 2) in all_reduce at train.py:88: all_reduce",
+        "rank 1 in broadcast at train.py:90: broadcast",
+    ]
+
+
+def test_two_collectives_of_one_rank_at_a_time_do_not_match() -> None:
+    assert mismatched({rank: SAVE + stack(ALL_REDUCE) for rank in (0, 1)}) == [
+        "2 ranks (0, 1) in all_reduce at train.py:88: all_reduce and, in another thread, gather"
+    ]
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        {},
+        {0: stack(ALL_REDUCE), 1: stack(ALL_REDUCE)},
+        {0: stack(ALL_REDUCE), 1: stack(TOKENIZE)},
+        {0: SAVE + stack(TOKENIZE), 1: SAVE + stack(ALL_REDUCE)},
+        {0: stack(ALL_REDUCE), 1: stack(WRITE)},
+        {0: stack(ALL_REDUCE), 1: ""},
+    ],
+    ids=["nobody", "the same", "one is at work", "one works beside a thread", "one writes", "one is nowhere"],
+)
+def test_ranks_that_may_go_on_are_no_mismatch(stacks: dict[int, str]) -> None:
+    assert mismatched(stacks) == []

@@ -753,7 +753,7 @@ def test_files_are_listed_with_sizes_below_all_folders(tmp_path: Path) -> None:
 
 
 def test_the_manifest_of_a_committed_checkpoint_is_not_one_of_its_files(tmp_path: Path) -> None:
-    (tmp_path / MANIFEST_FILE).write_text("{}")
+    (tmp_path / MANIFEST_FILE).write_text('{"attempt": 0, "files": {}, "index": 0}')
     assert list_files(tmp_path) == []
 
 
