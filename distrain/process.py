@@ -206,8 +206,10 @@ def began_at(pid: int) -> float | None:
 
 
 def kill_group(leader: int, number: int) -> None:
-    """Signal every process of a process group led by our own unreaped child, whose pid cannot have been reused."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    """Signal every process of a process group led by our own child. Once that is reaped this does nothing, as its pid
+    may be somebody else's by then."""
+    with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+        os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.killpg(leader, number)
 
 
