@@ -212,6 +212,9 @@ class Agent:
                     self._up.queue(wire.HostFailed(text=text))
             case wire.Start():
                 try:
+                if not process.sees_pids():
+                    text = "/proc is that of another PID namespace: what a worker starts can survive it here"
+                    self._up.queue(wire.Notice(text=f"{text}; mount /proc in the container (unshare --mount-proc)"))
                     self._start(message)
                 except OSError as error:
                     hint = "; raise the limit with ulimit -n" if error.errno == errno.EMFILE else ""

@@ -44,6 +44,8 @@ __all__ = [
     "open_pidfd",
     "own_run_id",
     "private_stdio",
+    "sees_pids",
+    "show_as",
     "spawn",
     "spawn_quiet",
     "sweep",
@@ -195,15 +197,26 @@ def open_pidfd(pid: int) -> int:
 
 def began_at(pid: int) -> float | None:
     """When a process began, in seconds since 1970, which tells it from another one with the same number; None if there
-    is no such process."""
+    is no such process, or if it cannot be seen."""
     import psutil
 
     try:
+def sees_pids() -> bool:
+    """Tell if /proc, and so psutil, has the same numbers for processes as we have. In a PID namespace with the /proc of
+    another one (``unshare --pid`` without ``--mount-proc``) it has not, and its numbers must not be killed."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:  # psutil needs no /proc elsewhere
+        return sys.platform != "linux"
+
+
         moment: float = psutil.Process(pid).create_time()
     except psutil.Error:
         return None
     return moment
 
+    if not sees_pids():
+        return None
 
 def kill_group(leader: int, number: int) -> None:
     """Signal every process of a process group led by our own child. Once that is reaped this does nothing, as its pid
@@ -239,6 +252,8 @@ def has_ended(child: int) -> bool:
     except OSError:  # no /proc
         return False
     return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
+        if not sees_pids():
+            return False
 
 
 def has_children() -> bool:
@@ -251,7 +266,7 @@ def has_children() -> bool:
 
 
 def descendants() -> list[psutil.Process]:
-    """All living processes below this one."""
+    """All living processes below this one; none where they cannot be seen (:func:`sees_pids`)."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -260,6 +275,8 @@ def descendants() -> list[psutil.Process]:
 
 
 def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
+    if not sees_pids():
+        return []
     """SIGKILL everything below this process until nothing is left, and reap it. Returns the pids that would not die
     (in an uninterruptible sleep). ``spared`` pids and what is below them are left alone."""
     if not has_children():  # we adopt orphans, so without a child there is nothing below us either
@@ -287,14 +304,26 @@ def sweep(run_id: str) -> list[int]:
     import psutil
 
     kept = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
-    found = []
-    for process in psutil.process_iter():
-        if process.pid in kept or not _belongs_to(process, run_id):
-            continue
+    others = [process for process in psutil.process_iter() if process.pid not in kept]
+    found = {process.pid: process for process in others if _belongs_to(process, run_id)}
+    while below := [p for p in others if p.pid not in found and _parent_of(p) in found]:  # with other environments
+        found |= {process.pid: process for process in below}
+    for process in found.values():
         with contextlib.suppress(psutil.Error):
             process.kill()
-            found.append(process.pid)
-    return found
+    if not sees_pids():
+        return []
+    return list(found)
+
+
+def _parent_of(process: psutil.Process) -> int:
+    import psutil
+
+    try:
+        parent: int = process.ppid()
+    except psutil.Error:
+        return -1
+    return parent
 
 
 def _belongs_to(process: psutil.Process, run_id: str) -> bool:
