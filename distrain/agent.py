@@ -201,8 +201,7 @@ class Agent:
                 try:
                     self._start_forkserver()
                 except OSError as error:
-                    text = f"no worker can run in {message.directory}: {error.strerror}; create it, or set cwd="
-                    self._up.queue(wire.HostFailed(text=text))
+                    self._up.queue(wire.HostFailed(text=_why_no_forkserver(error, message.directory)))
                 self._beat()
             case wire.Reserve():
                 try:
@@ -217,8 +216,7 @@ class Agent:
                     self._up.queue(wire.Notice(text=f"{text}; mount /proc in the container (unshare --mount-proc)"))
                     self._start(message)
                 except OSError as error:
-                    hint = "; raise the limit with ulimit -n" if error.errno == errno.EMFILE else ""
-                    text = f"cannot start {len(message.ranks)} workers: {error}{hint}"
+                    text = f"cannot start {len(message.ranks)} workers: {error}{_LIMITS.get(error.errno or 0, '')}"
                     self._up.queue(wire.HostFailed(text=text))
                     self._forget_workers()  # none was started yet
             case wire.Stop():
@@ -541,3 +539,19 @@ def _keep_in_memory(data: bytes) -> int:
     while view:
         view = view[os.write(fd, view) :]
     return fd
+_LIMITS = {
+    errno.EMFILE: "; raise the limit on open files with ulimit -n",
+    errno.ENFILE: "; all files that the host may have open are open: raise sysctl fs.file-max",
+    errno.EAGAIN: "; raise the limit on processes: ulimit -u, or pids.max of the cgroup",
+    errno.ENOMEM: "; free memory, or start fewer workers on it",
+}
+"""What may be done about an OSError at the start of a process."""
+
+
+def _why_no_forkserver(error: OSError, directory: str) -> str:
+    if error.filename == directory:  # otherwise the directory is not to blame
+        create = "create it, or " if isinstance(error, FileNotFoundError) else ""
+        return f"no worker can run in {directory}: {error.strerror}; {create}set cwd="
+    return f"cannot start the forkserver, the parent of its workers: {error}{_LIMITS.get(error.errno or 0, '')}"
+
+
