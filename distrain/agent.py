@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import process, wire
 from distrain.channel import Channel
 from distrain.forkserver_link import ForkServerLink
+from distrain.guard import beat, stand_guard
 from distrain.inspection import Inspector
 from distrain.loop import Loop
 from distrain.neighbours import Neighbours
@@ -51,11 +52,13 @@ def main(arguments: list[str]) -> None:
     """``arguments``: the run id and an option: ``gpus`` counts them, ``sweep`` only removes what a lost run left. An id
     that all processes of a lost agent have may follow: they are to end before this one says HELLO."""
     run_id, option, *lost = arguments
+    coordinator_fd = process.open_pidfd(os.getppid())
+    beats_fd = stand_guard(coordinator_fd) if option != "sweep" else -1
     for leftover in [run_id] if option == "sweep" else lost:
         process.sweep(leftover)
     if option == "sweep":
         return
-    Agent(run_id, with_gpus=option == "gpus").run()
+    Agent(run_id, with_gpus=option == "gpus", coordinator_fd=coordinator_fd, beats_fd=beats_fd).run()
 
 
 class _Worker:
@@ -94,11 +97,13 @@ class _Worker:
 class Agent:
     """See the module. ``run`` returns when the host is empty and the wire is closed."""
 
-    def __init__(self, run_id: str, *, with_gpus: bool) -> None:
+    def __init__(self, run_id: str, *, with_gpus: bool, coordinator_fd: int, beats_fd: int) -> None:
         self._run_id = run_id
         self._with_gpus = with_gpus
         self._loop = Loop()
-        self._parent = os.getppid()
+        self._coordinator_fd = coordinator_fd
+        self._beats_fd = beats_fd
+        self._guard = os.getppid()
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
         self._job_fd = -1
@@ -126,9 +131,9 @@ class Agent:
         self._greet()
         self._up.attach(self._loop, self._on_frames)
         self._up.on_drained = self._resume_workers
-        parent_fd = process.open_pidfd(self._parent) if os.getppid() == self._parent else -1
-        if parent_fd >= 0:
-            self._loop.on_readable(parent_fd, self._loop.stop)
+        for fd in (self._coordinator_fd, process.open_pidfd(self._guard)):
+            if fd >= 0:
+                self._loop.on_readable(fd, self._loop.stop)
         self._beat()
         try:
             self._loop.run()
@@ -155,15 +160,17 @@ class Agent:
     def _beat(self) -> None:
         """Tell that we live, and check that the coordinator does."""
         lease_s = self._prepared.lease_s if self._prepared else 60.0
-        silence_s = self._loop.now - self._up.heard_at
+        is_local = self._prepared is not None and self._prepared.is_local  # its death is seen, and its Ctrl-Z no death
+        silence_s = 0.0 if is_local else self._loop.silence_s(self._up.heard_at)
         if silence_s > lease_s:
             text = f"the coordinator was silent for {silence_s:.0f} s, its lease is {lease_s:g} s: the host is emptied"
             self._up.queue(wire.HostFailed(text=text, leaves=True))
             self._loop.stop()
             return
         self._up.queue(wire.Ping())
-        left_s = self._up.heard_at + lease_s - self._loop.now
-        self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3, left_s + _LEASE_MARGIN_S), self._beat)
+        beat(self._beats_fd, lease_s)
+        self._check_forkserver(lease_s)
+        self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
 
     def _leave(self) -> None:
         if self._forkserver is not None:
@@ -173,6 +180,8 @@ class Agent:
             process.sweep(self._swept_id)  # not a tidy end: look for what may have slipped away
         self._close_ports()
         self._up.flush()
+        if os.getppid() == self._guard:
+            process.kill(self._guard, signal.SIGCONT)  # it ends with us, also if it was stopped
 
     @property
     def _swept_id(self) -> str:
@@ -203,6 +212,9 @@ class Agent:
                 except OSError as error:
                     self._up.queue(wire.HostFailed(text=_why_no_forkserver(error, message.directory)))
                 self._beat()
+                if not process.sees_pids():
+                    text = "/proc is that of another PID namespace: what a worker starts can survive it here"
+                    self._up.queue(wire.Notice(text=f"{text}; mount /proc in the container (unshare --mount-proc)"))
             case wire.Reserve():
                 try:
                     self._reserve(message)
@@ -211,9 +223,6 @@ class Agent:
                     self._up.queue(wire.HostFailed(text=text))
             case wire.Start():
                 try:
-                if not process.sees_pids():
-                    text = "/proc is that of another PID namespace: what a worker starts can survive it here"
-                    self._up.queue(wire.Notice(text=f"{text}; mount /proc in the container (unshare --mount-proc)"))
                     self._start(message)
                 except OSError as error:
                     text = f"cannot start {len(message.ranks)} workers: {error}{_LIMITS.get(error.errno or 0, '')}"
@@ -268,6 +277,18 @@ class Agent:
         self._forkserver = ForkServerLink(self._loop, self._prepared, self._job_fd, self._open_files)
         self._forkserver.on_packet = self._on_forkserver
         self._forkserver.on_death = self._on_forkserver_death
+
+    def _check_forkserver(self, lease_s: float) -> None:
+        """One that was stopped would neither start workers nor tell of their deaths. While it imports it is silent."""
+        if self._forkserver is None or not self._forkserver.ready:
+            return
+        silence_s = self._loop.silence_s(self._forkserver.heard_at)
+        if silence_s > lease_s:
+            text = f"the forkserver has been silent for {silence_s:.0f} s and is killed: was it stopped (SIGSTOP)?"
+            self._up.queue(wire.Notice(text=text))
+            self._forkserver.kill()
+        else:
+            self._forkserver.send({"kind": "ping"})
 
     def _forget_forkserver(self) -> None:
         """It has no workers, and was prepared for another number of them."""
@@ -528,17 +549,6 @@ class Agent:
             self._forkserver.kill()
 
 
-def _keep_in_memory(data: bytes) -> int:
-    """A descriptor with ``data``, for every worker to read at its own pace."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("distrain-job")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    return fd
 _LIMITS = {
     errno.EMFILE: "; raise the limit on open files with ulimit -n",
     errno.ENFILE: "; all files that the host may have open are open: raise sysctl fs.file-max",
@@ -555,3 +565,14 @@ def _why_no_forkserver(error: OSError, directory: str) -> str:
     return f"cannot start the forkserver, the parent of its workers: {error}{_LIMITS.get(error.errno or 0, '')}"
 
 
+def _keep_in_memory(data: bytes) -> int:
+    """A descriptor with ``data``, for every worker to read at its own pace."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("distrain-job")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    return fd

@@ -1,7 +1,7 @@
 """Processes: their death, their signals, their leftovers. Nobody else kills. Runs in: anywhere.
 
-What keeps a host clean, in layers: workers die with their parent (PDEATHSIG), the forkserver and the agent adopt and
-kill every descendant (subreaper), and :func:`sweep` finds by environment what even those have lost.
+What keeps a host clean, in layers: workers die with their parent (PDEATHSIG), the forkserver, the agent and its guard
+adopt and kill every descendant (subreaper), and :func:`sweep` finds by environment what even those have lost.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(sign
 """Makes a worker write the stacks of all its threads. Real-time: NCCL, submitit and Lightning use SIGUSR1 and 2."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 _KILL_ROUNDS = 50
@@ -158,7 +159,7 @@ def describe(argv: Sequence[str]) -> str:
 # -- life and death --------------------------------------------------------------------------------------------------
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int | bytes) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -182,6 +183,11 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def show_as(name: str) -> None:
+    """Be listed under this name, at most 15 characters (Linux)."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
 def open_pidfd(pid: int) -> int:
     """A descriptor that becomes readable when the process ends; -1 where there is no such thing. Raises
     ProcessLookupError if it is gone."""
@@ -195,12 +201,6 @@ def open_pidfd(pid: int) -> int:
         return -1
 
 
-def began_at(pid: int) -> float | None:
-    """When a process began, in seconds since 1970, which tells it from another one with the same number; None if there
-    is no such process, or if it cannot be seen."""
-    import psutil
-
-    try:
 def sees_pids() -> bool:
     """Tell if /proc, and so psutil, has the same numbers for processes as we have. In a PID namespace with the /proc of
     another one (``unshare --pid`` without ``--mount-proc``) it has not, and its numbers must not be killed."""
@@ -210,13 +210,19 @@ def sees_pids() -> bool:
         return sys.platform != "linux"
 
 
+def began_at(pid: int) -> float | None:
+    """When a process began, in seconds since 1970, which tells it from another one with the same number; None if there
+    is no such process, or if it cannot be seen."""
+    import psutil
+
+    if not sees_pids():
+        return None
+    try:
         moment: float = psutil.Process(pid).create_time()
     except psutil.Error:
         return None
     return moment
 
-    if not sees_pids():
-        return None
 
 def kill_group(leader: int, number: int) -> None:
     """Signal every process of a process group led by our own child. Once that is reaped this does nothing, as its pid
@@ -246,14 +252,14 @@ def has_ended(child: int) -> bool:
     try:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return True
+        if not sees_pids():
+            return False
         stat = Path(f"/proc/{child}/stat").read_text()
     except ChildProcessError:  # reaped already
         return True
     except OSError:  # no /proc
         return False
     return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
-        if not sees_pids():
-            return False
 
 
 def has_children() -> bool:
@@ -269,14 +275,14 @@ def descendants() -> list[psutil.Process]:
     """All living processes below this one; none where they cannot be seen (:func:`sees_pids`)."""
     import psutil
 
+    if not sees_pids():
+        return []
     with contextlib.suppress(psutil.Error):
         return [p for p in psutil.Process().children(recursive=True) if _is_alive(p)]
     return []
 
 
 def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
-    if not sees_pids():
-        return []
     """SIGKILL everything below this process until nothing is left, and reap it. Returns the pids that would not die
     (in an uninterruptible sleep). ``spared`` pids and what is below them are left alone."""
     if not has_children():  # we adopt orphans, so without a child there is nothing below us either
@@ -297,12 +303,15 @@ def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
 
 
 def sweep(run_id: str) -> list[int]:
-    """SIGKILL every process of this user whose environment names the run, this one and its ancestors excepted.
+    """SIGKILL every process of this user whose environment names the run, and all processes below those, this one and
+    its ancestors excepted.
 
     Never by name, and never a recycled pid: psutil compares start times. Returns the pids that were found.
     """
     import psutil
 
+    if not sees_pids():
+        return []
     kept = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     others = [process for process in psutil.process_iter() if process.pid not in kept]
     found = {process.pid: process for process in others if _belongs_to(process, run_id)}
@@ -311,8 +320,6 @@ def sweep(run_id: str) -> list[int]:
     for process in found.values():
         with contextlib.suppress(psutil.Error):
             process.kill()
-    if not sees_pids():
-        return []
     return list(found)
 
 
