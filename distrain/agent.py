@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from distrain import process, wire
+from distrain import process, scratch, wire
 from distrain.channel import Channel
 from distrain.forkserver_link import ForkServerLink
 from distrain.guard import beat, stand_guard
@@ -52,13 +52,21 @@ def main(arguments: list[str]) -> None:
     """``arguments``: the run id and an option: ``gpus`` counts them, ``sweep`` only removes what a lost run left. An id
     that all processes of a lost agent have may follow: they are to end before this one says HELLO."""
     run_id, option, *lost = arguments
-    coordinator_fd = process.open_pidfd(os.getppid())
-    beats_fd = stand_guard(coordinator_fd) if option != "sweep" else -1
-    for leftover in [run_id] if option == "sweep" else lost:
-        process.sweep(leftover)
     if option == "sweep":
+        process.sweep(run_id)
+        scratch.remove_abandoned()
         return
-    Agent(run_id, with_gpus=option == "gpus", coordinator_fd=coordinator_fd, beats_fd=beats_fd).run()
+    coordinator_fd, scratch_path = process.open_pidfd(os.getppid()), scratch.claim()
+    beats_fd = stand_guard(coordinator_fd, scratch_path)
+    for leftover in lost:
+        process.sweep(leftover)
+    Agent(
+        run_id,
+        with_gpus=option == "gpus",
+        coordinator_fd=coordinator_fd,
+        beats_fd=beats_fd,
+        scratch_path=scratch_path,
+    ).run()
 
 
 class _Worker:
@@ -97,12 +105,15 @@ class _Worker:
 class Agent:
     """See the module. ``run`` returns when the host is empty and the wire is closed."""
 
-    def __init__(self, run_id: str, *, with_gpus: bool, coordinator_fd: int, beats_fd: int) -> None:
+    def __init__(
+        self, run_id: str, *, with_gpus: bool, coordinator_fd: int, beats_fd: int, scratch_path: str | None
+    ) -> None:
         self._run_id = run_id
         self._with_gpus = with_gpus
         self._loop = Loop()
         self._coordinator_fd = coordinator_fd
         self._beats_fd = beats_fd
+        self._scratch_path = scratch_path
         self._guard = os.getppid()
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
@@ -178,6 +189,7 @@ class Agent:
         process.kill_descendants()
         if any(worker.spawned and not worker.exited for worker in self._workers.values()):
             process.sweep(self._swept_id)  # not a tidy end: look for what may have slipped away
+        scratch.remove(self._scratch_path)
         self._close_ports()
         self._up.flush()
         if os.getppid() == self._guard:
@@ -347,6 +359,8 @@ class Agent:
 
     def _start(self, message: wire.Start) -> None:
         self._forget_workers()
+        if self._uploader is None or self._uploader.is_idle:
+            scratch.clear(self._scratch_path)  # of what the workers of the last attempt have left
         self._attempt = message.attempt
         self._started, self._stopping = True, False
         network = interface_variables(message.rendezvous) if message.rendezvous else {}

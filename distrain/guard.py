@@ -14,7 +14,7 @@ import resource
 import signal
 from typing import NoReturn
 
-from distrain import process
+from distrain import process, scratch
 from distrain.loop import Loop
 
 __all__ = ["beat", "stand_guard"]
@@ -25,11 +25,11 @@ _LEAVING_S = 2.5
 """How long an agent may take to empty its host after the coordinator's end."""
 
 
-def stand_guard(coordinator_fd: int) -> int:
+def stand_guard(coordinator_fd: int, scratch_path: str | None) -> int:
     """Fork: the child returns and goes on as the agent, this process becomes its guard and never returns.
 
-    ``coordinator_fd``: a pidfd. Returns the descriptor for :func:`beat`. Where there are no pidfds (macOS, before Linux
-    5.3) there is no guard either, and it returns -1.
+    ``coordinator_fd``: a pidfd. ``scratch_path``: is removed in the end. Returns the descriptor for :func:`beat`. Where
+    there are no pidfds (macOS, before Linux 5.3) there is no guard either, and it returns -1.
     """
     if coordinator_fd < 0:
         return -1
@@ -38,7 +38,7 @@ def stand_guard(coordinator_fd: int) -> int:
     agent = os.fork()
     if agent != 0:
         os.close(write_fd)
-        _Guard(agent, read_fd, coordinator_fd).run()
+        _Guard(agent, read_fd, coordinator_fd, scratch_path).run()
     os.close(read_fd)
     os.set_blocking(write_fd, False)
     return write_fd
@@ -52,10 +52,11 @@ def beat(fd: int, lease_s: float) -> None:
 
 
 class _Guard:
-    def __init__(self, agent: int, beats_fd: int, coordinator_fd: int) -> None:
+    def __init__(self, agent: int, beats_fd: int, coordinator_fd: int, scratch_path: str | None) -> None:
         self._agent = agent
         self._beats_fd = beats_fd
         self._coordinator_fd = coordinator_fd
+        self._scratch_path = scratch_path
         self._loop = Loop()
         self._heard_at = 0.0
         self._lease_s = 0.0
@@ -71,6 +72,7 @@ class _Guard:
         self._loop.on_readable(process.open_pidfd(self._agent), self._loop.stop)
         self._loop.on_readable(self._beats_fd, self._on_beat)
         self._loop.on_readable(self._coordinator_fd, self._on_coordinators_end)
+        scratch.remove_abandoned()
         self._loop.run()
         self._leave()
 
@@ -96,6 +98,7 @@ class _Guard:
         process.kill(self._agent, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self._agent, 0)[1])
         process.kill_descendants()
+        scratch.remove(self._scratch_path)
         if code < 0:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             with contextlib.suppress(OSError):  # SIGKILL has no handler

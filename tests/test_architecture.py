@@ -26,7 +26,7 @@ FLOORS = [
     "version", "absent", "errors", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "roster", "events", "checks", "machine",
-    "loop", "channel", "process", "guard", "ports", "network", "transport", "host_link",
+    "loop", "channel", "process", "scratch", "guard", "ports", "network", "transport", "host_link",
     "cgroup", "gpus", "survey", "inspection", "neighbours", "output", "connections", "launch_checks", "place",
     "checkpoint", "runpaths", "files", "records", "uploads", "storage", "runlock", "keeper", "result", "reported",
     "metrics", "context", "report_checks", "session", "collective", "execution", "validations", "ledger", "watch",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import Checkpoint
+from distrain.scratch import scratch_directory
 from distrain.session import get_context, report
 
 try:
@@ -56,7 +57,7 @@ class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if saved is None or get_context().get_local_rank() != 0:
             report(metrics)
             return
-        with tempfile.TemporaryDirectory(prefix="distrain-transformers-") as folder:
+        with tempfile.TemporaryDirectory(prefix="distrain-transformers-", dir=scratch_directory()) as folder:
             Path(folder, self.CHECKPOINT_NAME).symlink_to(saved, target_is_directory=True)  # report() follows links
             report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
