@@ -28,10 +28,11 @@ _LEAVING_S = 2.5
 def stand_guard(coordinator_fd: int, scratch_path: str | None) -> int:
     """Fork: the child returns and goes on as the agent, this process becomes its guard and never returns.
 
-    ``coordinator_fd``: a pidfd. ``scratch_path``: is removed in the end. Returns the descriptor for :func:`beat`. Where
-    there are no pidfds (macOS, before Linux 5.3) there is no guard either, and it returns -1.
+    ``coordinator_fd``: a pidfd, or -1 if it cannot be seen. ``scratch_path``: is removed in the end. Returns the
+    descriptor for :func:`beat`. Where there are no pidfds (macOS, before Linux 5.3) there is no guard either, and it
+    returns -1.
     """
-    if coordinator_fd < 0:
+    if not process.has_pidfds():
         return -1
     gc.freeze()  # what both have in memory stays shared
     read_fd, write_fd = os.pipe()
@@ -71,7 +72,8 @@ class _Guard:
         self._loop.on_signals((signal.SIGTERM,), lambda number: process.kill(self._agent, number))
         self._loop.on_readable(process.open_pidfd(self._agent), self._loop.stop)
         self._loop.on_readable(self._beats_fd, self._on_beat)
-        self._loop.on_readable(self._coordinator_fd, self._on_coordinators_end)
+        if self._coordinator_fd >= 0:
+            self._loop.on_readable(self._coordinator_fd, self._on_coordinators_end)
         scratch.remove_abandoned()
         self._loop.run()
         self._leave()

@@ -157,11 +157,11 @@ class HostLink:
             self._channel.queue(message)
 
     def drop(self) -> None:
-        """Stop talking to this host; its agent then empties it by itself, or when its lease runs out."""
+        """Stop talking to this host; its agent then empties it by itself, or its guard does when the lease is over."""
         if not self.dropped:
             self.dropped = True
             self._channel.close()
-            self._process.kill()
+            self._process.terminate()
 
     # -- its end --------------------------------------------------------------------------------------------------
 

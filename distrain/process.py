@@ -37,6 +37,7 @@ __all__ = [
     "extended_run_ids",
     "has_children",
     "has_ended",
+    "has_pidfds",
     "kill",
     "kill_descendants",
     "kill_group",
@@ -199,6 +200,14 @@ def open_pidfd(pid: int) -> int:
         raise
     except OSError:
         return -1
+
+
+def has_pidfds() -> bool:
+    """Tell if :func:`open_pidfd` works here."""
+    fd = open_pidfd(os.getpid())
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
 
 
 def sees_pids() -> bool:
