@@ -192,7 +192,7 @@ class Agent:
         scratch.remove(self._scratch_path)
         self._close_ports()
         self._up.flush()
-        if os.getppid() == self._guard:
+        if self._beats_fd >= 0 and os.getppid() == self._guard:
             process.kill(self._guard, signal.SIGCONT)  # it ends with us, also if it was stopped
 
     @property

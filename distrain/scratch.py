@@ -51,7 +51,7 @@ def _make() -> str:
 def clear(path: str | None) -> None:
     """Empty a directory that we have claimed."""
     if path is not None:
-        for entry in Path(path).iterdir():
+        for entry in Path(path).glob("*"):  # which finds nothing in what somebody has removed
             shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -63,7 +63,11 @@ def remove(path: str | None) -> None:
 
 def remove_abandoned() -> None:
     """Remove the directories of this user that nobody holds any more."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    try:
+        found = list(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
+    except OSError:
+        return
+    for path in found:
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

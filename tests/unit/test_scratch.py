@@ -54,3 +54,5 @@ def test_without_a_place_for_temporary_files_there_is_none(tmp_path: Path, monke
     assert scratch.claim() is None
     scratch.clear(None)
     scratch.remove(None)
+    scratch.clear(str(tmp_path / "missing" / "distrain-run-x"))
+    scratch.remove_abandoned()
