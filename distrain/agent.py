@@ -16,10 +16,11 @@ import tempfile
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distrain import process, wire
+from distrain import process, scratch, wire
 from distrain.background import Background
 from distrain.channel import Channel
 from distrain.forkserver_link import ForkServerLink
+from distrain.guard import beat, stand_guard
 from distrain.inspection import Inspector
 from distrain.loop import Loop
 from distrain.neighbours import Neighbours
@@ -54,11 +55,21 @@ def main(arguments: list[str]) -> None:
     """``arguments``: the run id and an option: ``gpus`` counts them, ``sweep`` only removes what a lost run left. An id
     that all processes of a lost agent have may follow: they are to end before this one says HELLO."""
     run_id, option, *lost = arguments
-    for leftover in [run_id] if option == "sweep" else lost:
-        process.sweep(leftover)
     if option == "sweep":
+        process.sweep(run_id)
+        scratch.remove_abandoned()
         return
-    Agent(run_id, with_gpus=option == "gpus").run()
+    coordinator_fd, scratch_path = process.open_pidfd(os.getppid()), scratch.claim()
+    beats_fd = stand_guard(coordinator_fd, scratch_path)
+    for leftover in lost:
+        process.sweep(leftover)
+    Agent(
+        run_id,
+        with_gpus=option == "gpus",
+        coordinator_fd=coordinator_fd,
+        beats_fd=beats_fd,
+        scratch_path=scratch_path,
+    ).run()
 
 
 class _Worker:
@@ -97,11 +108,16 @@ class _Worker:
 class Agent:
     """See the module. ``run`` returns when the host is empty and the wire is closed."""
 
-    def __init__(self, run_id: str, *, with_gpus: bool) -> None:
+    def __init__(
+        self, run_id: str, *, with_gpus: bool, coordinator_fd: int, beats_fd: int, scratch_path: str | None
+    ) -> None:
         self._run_id = run_id
         self._with_gpus = with_gpus
         self._loop = Loop()
-        self._parent = os.getppid()
+        self._coordinator_fd = coordinator_fd
+        self._beats_fd = beats_fd
+        self._scratch_path = scratch_path
+        self._guard = os.getppid()
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
         self._job_fd = -1
@@ -130,9 +146,9 @@ class Agent:
         self._greet()
         self._up.attach(self._loop, self._on_frames)
         self._up.on_drained = self._resume_workers
-        parent_fd = process.open_pidfd(self._parent) if os.getppid() == self._parent else -1
-        if parent_fd >= 0:
-            self._loop.on_readable(parent_fd, self._loop.stop)
+        for fd in (self._coordinator_fd, process.open_pidfd(self._guard)):
+            if fd >= 0:
+                self._loop.on_readable(fd, self._loop.stop)
         self._beat()
         try:
             self._loop.run()
@@ -160,15 +176,17 @@ class Agent:
     def _beat(self) -> None:
         """Tell that we live, and check that the coordinator does."""
         lease_s = self._prepared.lease_s if self._prepared else 60.0
-        silence_s = self._loop.now - self._up.heard_at
+        is_local = self._prepared is not None and self._prepared.is_local  # its death is seen, and its Ctrl-Z no death
+        silence_s = 0.0 if is_local else self._loop.silence_s(self._up.heard_at)
         if silence_s > lease_s:
             text = f"the coordinator was silent for {silence_s:.0f} s, its lease is {lease_s:g} s: the host is emptied"
             self._up.queue(wire.HostFailed(text=text, leaves=True))
             self._loop.stop()
             return
         self._up.queue(wire.Ping())
-        left_s = self._up.heard_at + lease_s - self._loop.now
-        self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3, left_s + _LEASE_MARGIN_S), self._beat)
+        beat(self._beats_fd, lease_s)
+        self._check_forkserver(lease_s)
+        self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
 
     def _leave(self) -> None:
         if self._forkserver is not None:
@@ -176,8 +194,11 @@ class Agent:
         process.kill_descendants()
         if any(worker.spawned and not worker.exited for worker in self._workers.values()):
             process.sweep(self._swept_id)  # not a tidy end: look for what may have slipped away
+        scratch.remove(self._scratch_path)
         self._close_ports()
         self._up.flush()
+        if self._beats_fd >= 0 and os.getppid() == self._guard:
+            process.kill(self._guard, signal.SIGCONT)  # it ends with us, also if it was stopped
 
     @property
     def _swept_id(self) -> str:
@@ -206,9 +227,11 @@ class Agent:
                 try:
                     self._start_forkserver()
                 except OSError as error:
-                    text = f"no worker can run in {message.directory}: {error.strerror}; create it, or set cwd="
-                    self._up.queue(wire.HostFailed(text=text))
+                    self._up.queue(wire.HostFailed(text=_why_no_forkserver(error, message.directory)))
                 self._beat()
+                if not process.sees_pids():
+                    text = "/proc is that of another PID namespace: what a worker starts can survive it here"
+                    self._up.queue(wire.Notice(text=f"{text}; mount /proc in the container (unshare --mount-proc)"))
             case wire.Reserve():
                 self._reserve(message)
             case wire.Start():
@@ -284,6 +307,18 @@ class Agent:
         self._forkserver.on_packet = self._on_forkserver
         self._forkserver.on_death = self._on_forkserver_death
 
+    def _check_forkserver(self, lease_s: float) -> None:
+        """One that was stopped would neither start workers nor tell of their deaths. While it imports it is silent."""
+        if self._forkserver is None or not self._forkserver.ready:
+            return
+        silence_s = self._loop.silence_s(self._forkserver.heard_at)
+        if silence_s > lease_s:
+            text = f"the forkserver has been silent for {silence_s:.0f} s and is killed: was it stopped (SIGSTOP)?"
+            self._up.queue(wire.Notice(text=text))
+            self._forkserver.kill()
+        else:
+            self._forkserver.send({"kind": "ping"})
+
     def _forget_forkserver(self) -> None:
         """It has no workers, and was prepared for another number of them."""
         if self._forkserver is not None:
@@ -348,13 +383,14 @@ class Agent:
         try:
             self._start(message, network or {})
         except OSError as error:
-            hint = "; raise the limit with ulimit -n" if error.errno == errno.EMFILE else ""
-            text = f"cannot start {len(message.ranks)} workers: {error}{hint}"
+            text = f"cannot start {len(message.ranks)} workers: {error}{_LIMITS.get(error.errno or 0, '')}"
             self._up.queue(wire.HostFailed(text=text))
             self._forget_workers()  # none was started yet
 
     def _start(self, message: wire.Start, network: Mapping[str, str]) -> None:
         self._forget_workers()
+        if self._uploader is None or self._uploader.is_idle:
+            scratch.clear(self._scratch_path)  # of what the workers of the last attempt have left
         self._attempt = message.attempt
         self._started, self._stopping = True, False
         for fields in message.ranks:
@@ -554,6 +590,22 @@ class Agent:
     def _kill_forkserver(self) -> None:
         if self._forkserver is not None:
             self._forkserver.kill()
+
+
+_LIMITS = {
+    errno.EMFILE: "; raise the limit on open files with ulimit -n",
+    errno.ENFILE: "; all files that the host may have open are open: raise sysctl fs.file-max",
+    errno.EAGAIN: "; raise the limit on processes: ulimit -u, or pids.max of the cgroup",
+    errno.ENOMEM: "; free memory, or start fewer workers on it",
+}
+"""What may be done about an OSError at the start of a process."""
+
+
+def _why_no_forkserver(error: OSError, directory: str) -> str:
+    if error.filename == directory:  # otherwise the directory is not to blame
+        create = "create it, or " if isinstance(error, FileNotFoundError) else ""
+        return f"no worker can run in {directory}: {error.strerror}; {create}set cwd="
+    return f"cannot start the forkserver, the parent of its workers: {error}{_LIMITS.get(error.errno or 0, '')}"
 
 
 def _keep_in_memory(data: bytes) -> int:

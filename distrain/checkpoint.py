@@ -20,6 +20,7 @@ import cloudpickle
 
 from distrain.errors import CheckpointError
 from distrain.place import Place, locate, own_temporary_directory
+from distrain.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -33,6 +34,7 @@ PENDING_FILE = ".pending.json"
 """Elsewhere: in one that is not complete yet, or not any more; then it says DELETED."""
 DELETED = b"{}"
 DICT_FILE = "dict_checkpoint.pkl"
+_PREFIX = "distrain-checkpoint-"
 _COMPLETE = ".complete"
 _AGAIN_S = 0.02
 
@@ -66,10 +68,11 @@ class Checkpoint:
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the files into ``path`` (default: a new temporary directory) and return it.
 
+        A worker's temporary directory is deleted after the attempt; in other processes it is yours to delete.
         Raises CheckpointError if the checkpoint's directory does not exist, or cannot be read.
         """
         self._check_exists()
-        target = Path(tempfile.mkdtemp(prefix="distrain-checkpoint-") if path is None else path).expanduser()
+        target = Path(_temporary_directory() if path is None else path).expanduser()
         target.mkdir(parents=True, exist_ok=True)
         if self._data is not None:
             self._write_dict(target)
@@ -90,7 +93,7 @@ class Checkpoint:
         """
         self._check_exists()
         if self._data is not None:
-            with tempfile.TemporaryDirectory(prefix="distrain-checkpoint-") as folder:
+            with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=scratch_directory()) as folder:
                 self._write_dict(Path(folder))
                 yield folder
         elif self._place is not None:
@@ -247,7 +250,7 @@ class Checkpoint:
             checkpoint = cls.from_checkpoint(cls.from_dict(content["dict"]))
             checkpoint._metadata = content["metadata"]
             return checkpoint
-        folder = Path(tempfile.mkdtemp(prefix="distrain-checkpoint-"))
+        folder = Path(_temporary_directory())
         for path, body in content["files"].items():
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -450,6 +453,10 @@ def _drop_unless_read(folder: Path, lock: int) -> None:
         if _is_at(lock, _lock_of(folder)):
             shutil.rmtree(folder, ignore_errors=True)
             _lock_of(folder).unlink()
+
+
+def _temporary_directory() -> str:
+    return tempfile.mkdtemp(prefix=_PREFIX, dir=scratch_directory())
 
 
 def _located(path: str | os.PathLike[str], filesystem: Any) -> Path | Place:

@@ -106,16 +106,16 @@ class Connections:
 
     def ping(self) -> None:
         """Tell all agents that we live, and find those that do not; again when it is time, or when a lease ends."""
-        now, next_in_s = self._loop.now, PING_INTERVAL_S
+        next_in_s = PING_INTERVAL_S
         for link in list(self._links.values()):
-            silence_s = now - link.last_heard
+            silence_s = self._loop.silence_s(link.last_heard)
             if link.dropped or not link.greeted:
                 continue
-            if silence_s > link.silence_s:
+            if silence_s > link.lease_s:
                 self._drop(link, link.why_it_was_dropped(silence_s))
                 continue
             link.send(wire.Ping())
-            next_in_s = min(next_in_s, link.silence_s / 3, link.silence_s - silence_s + _LEASE_MARGIN_S)
+            next_in_s = min(next_in_s, link.lease_s / 3, link.lease_s - silence_s + _LEASE_MARGIN_S)
         self._loop.call_in("ping", next_in_s, self.ping)
 
     def close(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import pickle
 import runpy
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,12 +22,13 @@ from distrain.stacks import LIBRARY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from distrain.context import TrainContext
     from distrain.job import Work
     from distrain.session import Line, Session
 
-__all__ = ["Attempted", "Executed", "Terminated", "attempt", "conclude", "execute", "terminate"]
+__all__ = ["Attempted", "Executed", "Terminated", "attempt", "conclude", "execute", "flush", "leave", "terminate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ def execute(load: Callable[[], Work], session: Session, line: Line) -> Executed:
 
 def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted:
     """The first half of :func:`execute`: the user's part."""
-    stage, work = "import", None
+    stage, work, pid = "import", None, os.getpid()
     context = session.context
     try:
         work = load()
@@ -67,9 +71,13 @@ def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted
         stage = "run"
         line.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
         value = work.run()
+        if os.getpid() != pid:
+            _end_child(None)
         session.finish_uploads()
         return Attempted(stage=stage, work=work, value=value)
     except BaseException as error:
+        if os.getpid() != pid:
+            _end_child(error)
         return Attempted(stage=stage, work=work, error=error)
 
 
@@ -86,6 +94,34 @@ def conclude(done: Attempted, session: Session) -> Executed:
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
     return Executed(outcome=_failure(context, done, error), work=done.work, error=error)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a child of the user's ``os.fork()`` that came back to us, as the interpreter ends it in a plain script."""
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        with contextlib.suppress(BaseException):
+            error.__traceback__ = _users_part(error)
+            sys.excepthook(type(error), error, error.__traceback__)
+    leave(0 if error is None else _exit_code(error))
+
+
+def leave(code: int) -> NoReturn:
+    """Do what the interpreter does at exit, without taking itself down."""
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    flush()
+    os._exit(code)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 class Terminated(SystemExit):
@@ -152,15 +188,19 @@ def _traceback_text(error: BaseException) -> str:
     """The traceback without our own frames on top; none for sys.exit(), which is no crash."""
     if isinstance(error, SystemExit):
         return ""
+    try:
+        return _shortened("".join(traceback.format_exception(type(error), error, _users_part(error))))
+    except Exception as broken:  # an exception that cannot even be formatted
+        return f"{type(error).__qualname__} (its text cannot be had: {broken!r})\n"
+
+
+def _users_part(error: BaseException) -> TracebackType | None:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
         trace = trace.tb_next
     if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
         trace = error.__traceback__  # only our frames: then they are what there is to see
-    try:
-        return _shortened("".join(traceback.format_exception(type(error), error, trace)))
-    except Exception as broken:  # an exception that cannot even be formatted
-        return f"{type(error).__qualname__} (its text cannot be had: {broken!r})\n"
+    return trace
 
 
 def _shortened(text: str) -> str:

@@ -46,9 +46,9 @@ def main(arguments: list[str]) -> None:
 
 
 class ForkServer:
-    """Commands of the agent: ``spawn`` (with the worker's descriptors), ``signal``, ``sweep``.
+    """Commands of the agent: ``spawn`` (with the worker's descriptors), ``signal``, ``sweep``, ``ping``.
 
-    Answers: ``ready``, ``spawned``, ``exited``, ``swept``. One JSON object per packet.
+    Answers: ``ready``, ``spawned``, ``exited``, ``swept``, ``alive``. One JSON object per packet.
     """
 
     def __init__(self, sock: socket.socket, job_fd: int, settings: dict[str, Any]) -> None:
@@ -124,6 +124,8 @@ class ForkServer:
                 self._spawn(command["rank"], WorkerFds(**dict(zip(WORKER_PIPES, fds, strict=True)), job=self._job_fd))
             case "signal":
                 self._signal(command["ranks"], command["number"], groups=command["groups"])
+            case "ping":
+                self._say(kind="alive")
             case "sweep":
                 self._oom = OomWatch()  # whom the kernel kills from now on, it kills in the next attempt
                 self._say(kind="swept", stuck=process.kill_descendants())

@@ -29,6 +29,7 @@ class ForkServerLink:
     def __init__(self, loop: Loop, prepared: wire.Prepare, job_fd: int, open_files: tuple[int, int]) -> None:
         self._loop = loop
         self.ready = False
+        self.heard_at = loop.now
         self.on_packet: Callable[[dict[str, Any]], None]
         self.on_death: Callable[[int], None]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -65,6 +66,7 @@ class ForkServerLink:
         if not data:
             self._died()
             return
+        self.heard_at = self._loop.now
         packet = json.loads(data)
         self.ready = self.ready or packet["kind"] == "ready"
         self.on_packet(packet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["CLOSE_TIMEOUT_S", "PING_INTERVAL_S", "HostLink", "agent_argv", "close_all", "sweeper_argv"]
 
 PING_INTERVAL_S = 5.0
-AGENT_SILENCE_S = 30.0
-"""An agent of this machine pings every few seconds; one that is silent this long is taken for dead."""
 CLOSE_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 1.0
+"""Between the end of what an agent says and the end of its process, or of ssh."""
 _CHATTER_KEPT = 4 << 10
 _HINTS = {
     127: ", there is no such program: python= in the hostfile names the interpreter of a host",
@@ -61,7 +62,7 @@ class HostLink:
 
     def __init__(self, loop: Loop, transport: Transport, argv: list[str]) -> None:
         self.name = transport.host.name
-        self.silence_s = AGENT_SILENCE_S if transport.host.is_local else transport.lease_s
+        self.lease_s = transport.lease_s
         """So long it may be silent."""
         self.hello: dict[str, Any] = {}
         """What its HELLO says, which may have other fields than ours if it is refused."""
@@ -70,6 +71,7 @@ class HostLink:
         self.greeted = False
         """Whether it was welcome, too."""
         self.dropped = False
+        self._is_local = transport.host.is_local
         self._ours = "" if transport.host.is_local else f"{os.path.basename(argv[0])} on this machine was "
         self._argv = argv
         self._loop = loop
@@ -155,26 +157,25 @@ class HostLink:
             self._channel.queue(message)
 
     def drop(self) -> None:
-        """Stop talking to this host; its agent then empties it by itself, or when its lease runs out."""
+        """Stop talking to this host; its agent then empties it by itself, or its guard does when the lease is over."""
         if not self.dropped:
             self.dropped = True
             self._channel.close()
-            self._process.kill()
+            self._process.terminate()
 
     # -- its end --------------------------------------------------------------------------------------------------
 
     def why_it_was_dropped(self, silence_s: float) -> str:
         """After a silence for too long; ssh may have something to say about it."""
-        return f"its agent has been silent for {silence_s:.0f} s: host or network down, or the host is frozen?" + (
-            self._last_words()
-        )
+        why = "stopped (SIGSTOP)" if self._is_local else "host or network down, or the host is frozen"
+        return f"its agent has been silent for {silence_s:.0f} s: {why}?{self._last_words()}"
 
     def why_it_ended(self) -> str:
         """The connection is at its end: how, and what was said before."""
         if self._channel.broken is not None:
             return f"it does not speak our protocol: {self._channel.broken}"
         try:
-            code = self._process.wait(timeout=1.0)
+            code = self._process.wait(timeout=_END_TIMEOUT_S)
             how = f"{self._ours}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             how += (_ENDS if self.greeted else _HINTS).get(code, "")
         except subprocess.TimeoutExpired:
@@ -218,9 +219,13 @@ class HostLink:
         if self._stderr.closed:
             return
         self.dropped = True
+        ended = self._channel.at_end and self._channel.read_fd >= 0  # by itself: we have not closed it
         self._channel.close()
         self._loop.forget(self._stderr.fileno())
         self._stderr.close()
+        if ended:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its guard may still be emptying the host
+                self._process.wait(timeout=_END_TIMEOUT_S)
         self._process.kill()
         self._process.wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -19,6 +20,8 @@ __all__ = ["Loop"]
 
 Callback = Callable[[], None]
 _STUCK_AFTER = 3
+_PAUSE_S = 0.5
+"""A timer that is later than this tells of a pause."""
 
 
 class Loop:
@@ -36,6 +39,8 @@ class Loop:
         self.now = time.monotonic()
         """When this turn began. Silence is to be judged by it, not by the clock: a callback of this turn that took long
         kept us from reading, and says nothing about the others."""
+        self._awake_since = self.now
+        """The end of the last pause of this process: SIGSTOP, Ctrl-Z, a suspended machine, a slow callback."""
 
     def on_readable(self, fd: int, callback: Callback | None) -> None:
         """Call ``callback`` whenever ``fd`` has data or its end; None stops that."""
@@ -133,11 +138,20 @@ class Loop:
         """Make :meth:`run` return after the callbacks of this turn."""
         self._running = False
 
+    def silence_s(self, heard_at: float) -> float:
+        """Seconds since ``heard_at`` (time.monotonic), but not longer than this process has been running without a
+        pause: the others may have paused together with it, and get their full time again. A process notices its
+        pauses if it sets timers that are shorter than them."""
+        return max(0.0, self.now - max(heard_at, self._awake_since))
+
     def step(self) -> None:
         """One turn: wait for the next event or timer. Descriptors come first: data that is there proves life, even if
         this process slept through a deadline and a lease seems to have run out."""
-        ready = self._selector.select(self._patience_s())
+        due = max(self.now, self._next_timer())
+        ready = self._selector.select(None if due == math.inf else max(0.0, due - time.monotonic()))
         self.now = time.monotonic()
+        if self.now > due + _PAUSE_S:
+            self._awake_since = self.now
         for key, events in ready:
             for event, callback in list(key.data.items()):
                 now_watched = self._selector.get_map().get(key.fd)  # an earlier callback may have closed it
@@ -145,10 +159,8 @@ class Loop:
                     callback()
         self._fire_timers()
 
-    def _patience_s(self) -> float | None:
-        if not self._timers:
-            return None
-        return max(0.0, min(moment for moment, _ in self._timers.values()) - time.monotonic())
+    def _next_timer(self) -> float:
+        return min((moment for moment, _ in self._timers.values()), default=math.inf)
 
     def _fire_timers(self) -> None:
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """Processes: their death, their signals, their leftovers. Nobody else kills. Runs in: anywhere.
 
-What keeps a host clean, in layers: workers die with their parent (PDEATHSIG), the forkserver and the agent adopt and
-kill every descendant (subreaper), and :func:`sweep` finds by environment what even those have lost.
+What keeps a host clean, in layers: workers die with their parent (PDEATHSIG), the forkserver, the agent and its guard
+adopt and kill every descendant (subreaper), and :func:`sweep` finds by environment what even those have lost.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ __all__ = [
     "extended_run_ids",
     "has_children",
     "has_ended",
+    "has_pidfds",
     "kill",
     "kill_descendants",
     "kill_group",
@@ -45,6 +46,8 @@ __all__ = [
     "open_pidfd",
     "own_run_id",
     "private_stdio",
+    "sees_pids",
+    "show_as",
     "spawn",
     "spawn_quiet",
     "sweep",
@@ -57,6 +60,7 @@ STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(sign
 """Makes a worker write the stacks of all its threads. Real-time: NCCL, submitit and Lightning use SIGUSR1 and 2."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 _KILL_ROUNDS = 50
@@ -157,7 +161,7 @@ def describe(argv: Sequence[str]) -> str:
 # -- life and death --------------------------------------------------------------------------------------------------
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int | bytes) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -181,6 +185,11 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def show_as(name: str) -> None:
+    """Be listed under this name, at most 15 characters (Linux)."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
 def open_pidfd(pid: int) -> int:
     """A descriptor that becomes readable when the process ends; -1 where there is no such thing. Raises
     ProcessLookupError if it is gone."""
@@ -194,11 +203,30 @@ def open_pidfd(pid: int) -> int:
         return -1
 
 
+def has_pidfds() -> bool:
+    """Tell if :func:`open_pidfd` works here."""
+    fd = open_pidfd(os.getpid())
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
+
+
+def sees_pids() -> bool:
+    """Tell if /proc, and so psutil, has the same numbers for processes as we have. In a PID namespace with the /proc of
+    another one (``unshare --pid`` without ``--mount-proc``) it has not, and its numbers must not be killed."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:  # psutil needs no /proc elsewhere
+        return sys.platform != "linux"
+
+
 def began_at(pid: int) -> float | None:
     """When a process began, in seconds since 1970, which tells it from another one with the same number; None if there
-    is no such process."""
+    is no such process, or if it cannot be seen."""
     import psutil
 
+    if not sees_pids():
+        return None
     try:
         moment: float = psutil.Process(pid).create_time()
     except psutil.Error:
@@ -207,8 +235,10 @@ def began_at(pid: int) -> float | None:
 
 
 def kill_group(leader: int, number: int) -> None:
-    """Signal every process of a process group led by our own unreaped child, whose pid cannot have been reused."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    """Signal every process of a process group led by our own child. Once that is reaped this does nothing, as its pid
+    may be somebody else's by then."""
+    with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+        os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.killpg(leader, number)
 
 
@@ -232,6 +262,8 @@ def has_ended(child: int) -> bool:
     try:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return True
+        if not sees_pids():
+            return False
         stat = Path(f"/proc/{child}/stat").read_text()
     except ChildProcessError:  # reaped already
         return True
@@ -250,9 +282,11 @@ def has_children() -> bool:
 
 
 def descendants() -> list[psutil.Process]:
-    """All living processes below this one."""
+    """All living processes below this one; none where they cannot be seen (:func:`sees_pids`)."""
     import psutil
 
+    if not sees_pids():
+        return []
     with contextlib.suppress(psutil.Error):
         return [p for p in psutil.Process().children(recursive=True) if _is_alive(p)]
     return []
@@ -279,21 +313,34 @@ def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
 
 
 def sweep(run_id: str) -> list[int]:
-    """SIGKILL every process of this user whose environment names the run, this one and its ancestors excepted.
+    """SIGKILL every process of this user whose environment names the run, and all processes below those, this one and
+    its ancestors excepted.
 
     Never by name, and never a recycled pid: psutil compares start times. Returns the pids that were found.
     """
     import psutil
 
+    if not sees_pids():
+        return []
     kept = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
-    found = []
-    for process in psutil.process_iter():
-        if process.pid in kept or not _belongs_to(process, run_id):
-            continue
+    others = [process for process in psutil.process_iter() if process.pid not in kept]
+    found = {process.pid: process for process in others if _belongs_to(process, run_id)}
+    while below := [p for p in others if p.pid not in found and _parent_of(p) in found]:  # with other environments
+        found |= {process.pid: process for process in below}
+    for process in found.values():
         with contextlib.suppress(psutil.Error):
             process.kill()
-            found.append(process.pid)
-    return found
+    return list(found)
+
+
+def _parent_of(process: psutil.Process) -> int:
+    import psutil
+
+    try:
+        parent: int = process.ppid()
+    except psutil.Error:
+        return -1
+    return parent
 
 
 def _belongs_to(process: psutil.Process, run_id: str) -> bool:

@@ -54,6 +54,8 @@ class _Owner:
 def _machine() -> str:
     """What two processes have in common that know the same pids; empty if that cannot be said."""
     with contextlib.suppress(OSError):
+        if not process.sees_pids():
+            return ""
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     return ""
 

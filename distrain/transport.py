@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 REMOTE_LEASE_S = 15.0
+LOCAL_LEASE_S = 30.0
 CONNECT_TIMEOUT_S = 10
 ALIVE_COUNT = 3
 """So many unanswered questions of ssh's own make a lease."""
@@ -72,11 +73,12 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTransport:
-    """This machine. The lease is long: the agent sees the death of its parent directly, and a user who suspends the
-    coordinator with Ctrl-Z expects to find the training there when it goes on."""
+    """This machine. Its agent may not be silent for longer than the lease, but the coordinator may: the agent sees the
+    coordinator's death directly, and a user who suspends the coordinator with Ctrl-Z expects to find the training there
+    when it goes on."""
 
     host: HostSpec = field(default_factory=HostSpec)
-    lease_s: float = 24 * 3600.0
+    lease_s: float = LOCAL_LEASE_S
 
     def argv(self, command: Sequence[str]) -> list[str]:
         return list(command)

@@ -56,6 +56,11 @@ class UploaderLink:
         """None if it does not run."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def is_idle(self) -> bool:
+        """Tell if every order is answered."""
+        return not self._open
+
     def order(self, order: wire.Message) -> None:
         if isinstance(order, wire.OpenStorage):
             self._opening = replace(order, again=True)

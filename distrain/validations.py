@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ class Validations:
         if task.answer is None and not task.channel.at_end:
             return
         if task.answer is None:
-            task.process.kill()  # what is at its end may still be on its way out
+            process.kill_group(task.process.pid, signal.SIGKILL)  # it may still be on its way out
             code = task.process.wait()
             self._end(task, Status.VALIDATION_FAILED, {}, f"its process has died (exit code {code})")
         elif task.answer.failed is not None:
@@ -205,7 +206,7 @@ class Validations:
     def _close(self, task: _Task) -> None:
         self._task = None
         task.channel.close()
-        process.kill_group(task.process.pid, 9)
+        process.kill_group(task.process.pid, signal.SIGKILL)
         task.process.wait()
 
     def _note(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:

@@ -6,7 +6,6 @@ and the process leaves by os._exit: processes that did DDP over gloo often abort
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import io
@@ -15,7 +14,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import traceback
 from dataclasses import asdict, dataclass
 from typing import NoReturn
@@ -23,7 +21,7 @@ from typing import NoReturn
 from distrain import job, main_module, wire
 from distrain.channel import Channel, widen_pipe
 from distrain.context import TrainContext
-from distrain.execution import Attempted, attempt, conclude, terminate
+from distrain.execution import Attempted, attempt, conclude, flush, leave, terminate
 from distrain.process import STACKS_SIGNAL
 from distrain.session import Session
 
@@ -79,12 +77,12 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
         done = Attempted(stage="run", error=error)
     executed = conclude(done, session)
     outcome, work = executed.outcome, executed.work
-    _flush()
+    flush()
     with contextlib.suppress(OSError):
         channel.send(outcome)
     if outcome.ok and work is not None:
         _let_go(work, session)
-    _exit(outcome.exit_code)
+    leave(outcome.exit_code)
 
 
 # -- becoming a worker -----------------------------------------------------------------------------------------------
@@ -227,19 +225,3 @@ def _let_go(work: job.Work, session: Session) -> None:
         return
     if session.has_leftovers or (kept is not None and session.context.world_rank == 0):
         session.wait_for_release()
-
-
-def _exit(code: int) -> NoReturn:
-    """What the interpreter does at exit, without taking itself down."""
-    with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    _flush()
-    os._exit(code)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()

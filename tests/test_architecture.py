@@ -26,7 +26,7 @@ FLOORS = [
     "version", "absent", "errors", "background", "callbacks", "hostfile", "config", "states",
     "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
     "backend", "main_module", "job", "roster", "events", "checks", "machine",
-    "loop", "channel", "process", "ports", "network", "transport", "host_link",
+    "loop", "channel", "process", "scratch", "guard", "ports", "network", "transport", "host_link",
     "cgroup", "gpus", "survey", "inspection", "neighbours", "consoles", "output",
     "connections", "launch_checks", "place",
     "checkpoint", "runpaths", "files", "records", "uploads", "storage", "runlock", "keeper", "result", "reported",
@@ -187,8 +187,11 @@ def test_only_process_starts_and_kills(module: Module) -> None:
     assert "pidfd_send_signal" not in module.uses("signal")
 
 
-def test_only_the_forkserver_forks() -> None:
-    assert {name for name, module in PLAIN.items() if module.uses("os") & {"fork", "forkpty"}} == {"forkserver"}
+def test_only_the_forkserver_and_the_guard_fork() -> None:
+    assert {name for name, module in PLAIN.items() if module.uses("os") & {"fork", "forkpty"}} == {
+        "forkserver",
+        "guard",
+    }
 
 
 def test_only_wire_packs_bytes() -> None:

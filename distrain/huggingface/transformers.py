@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.absent import explain_absent_names
 from distrain.checkpoint import Checkpoint
+from distrain.scratch import scratch_directory
 from distrain.session import get_context, report
 
 try:
@@ -59,7 +60,7 @@ class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if saved is None or get_context().get_local_rank() != 0:
             report(metrics)
             return
-        with tempfile.TemporaryDirectory(prefix="distrain-transformers-") as folder:
+        with tempfile.TemporaryDirectory(prefix="distrain-transformers-", dir=scratch_directory()) as folder:
             Path(folder, self.CHECKPOINT_NAME).symlink_to(saved, target_is_directory=True)  # report() follows links
             report(metrics, checkpoint=Checkpoint.from_directory(folder))
 

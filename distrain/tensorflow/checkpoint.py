@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
+from distrain.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -101,7 +102,7 @@ class TensorflowCheckpoint(Checkpoint):
 
     @classmethod
     def _temporary(cls) -> Self:
-        folder = tempfile.mkdtemp(prefix="distrain-checkpoint-")
+        folder = tempfile.mkdtemp(prefix="distrain-checkpoint-", dir=scratch_directory())
         checkpoint = cls(folder)
         weakref.finalize(checkpoint, _remove, folder, os.getpid())
         return checkpoint

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
+from distrain.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -98,7 +99,7 @@ class TorchCheckpoint(Checkpoint):
     @classmethod
     def _saved(cls, content: Any, tensors: Any) -> Self:
         _check_whole(tensors)
-        folder = tempfile.mkdtemp(prefix="distrain-checkpoint-")
+        folder = tempfile.mkdtemp(prefix="distrain-checkpoint-", dir=scratch_directory())
         checkpoint = cls(folder)
         weakref.finalize(checkpoint, _remove, folder, os.getpid())
         torch.save(content, Path(folder) / cls.MODEL_FILENAME, pickle_module=cloudpickle)

@@ -79,7 +79,8 @@ class Running:
 
     def program(self, host: str, name: str) -> psutil.Process:
         """The agent or the forkserver of a host."""
-        found = [member for member in self.on(host) if name in member.cmdline()]
+        members = [member for member in self.on(host) if member.name() != "distrain-guard"]
+        found = [member for member in members if name in member.cmdline()]
         return next(member for member in found if member.ppid() not in {other.pid for other in found})
 
     def worker(self, host: str) -> psutil.Process:

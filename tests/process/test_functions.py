@@ -305,6 +305,42 @@ def test_a_notebook_with_a_cell_edited_in_between(tmp_path: Path) -> None:
     assert "the kernel still works" in shown[6]
 
 
+FORKING = """
+import os, sys
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+def in_the_child(end):
+    if end == "raise":
+        raise ValueError("in the child")
+    if end == "exit":
+        sys.exit("bye")
+
+def train():
+    codes = []
+    for end in ("raise", "exit", "return"):
+        if (child := os.fork()) == 0:
+            return in_the_child(end)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return codes
+
+scaling, run = ScalingConfig(num_workers=int(sys.argv[2])), RunConfig(storage_path=sys.argv[1])
+print(DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit().return_value)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_forked_child_ends_as_in_a_plain_script(user_script: Script, tmp_path: Path, workers: int) -> None:
+    done = user_script(FORKING, str(tmp_path / "runs"), str(workers))
+    assert done.stdout == "[1, 1, 0]\n", done.stderr
+    lines = [line.removeprefix("[rank 0] ") for line in done.stderr.splitlines()]
+    trace = lines[lines.index("Traceback (most recent call last):") : lines.index("bye") + 1]
+    assert [line for line in trace if line.startswith("  File")] == [
+        f'  File "{tmp_path}/script.py", line 15, in train',
+        f'  File "{tmp_path}/script.py", line 7, in in_the_child',
+    ]
+    assert trace[-2:] == ["ValueError: in the child", "bye"]
+
+
 def test_the_trainer_can_be_used_twice(fit: Fit) -> None:
     trainer = DataParallelTrainer(
         lambda: distrain.get_context().get_world_size(),

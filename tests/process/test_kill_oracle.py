@@ -268,7 +268,7 @@ class Killer:
     def _kill(user: subprocess.Popen[str], victims: str) -> bool:
         """Whether it ends the user's process; what is not there yet, or any more, takes that with it. Without its agent
         or forkserver alone, a run goes on."""
-        agents = children(user.pid, "agent")
+        agents = [agent for guard in children(user.pid, "agent") for agent in children(guard.pid, "agent")]
         if victims == "forkserver":
             forkservers = [forkserver for agent in agents for forkserver in children(agent.pid, "forkserver")]
             for forkserver in forkservers:

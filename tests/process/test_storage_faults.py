@@ -521,7 +521,8 @@ original, calls, steps = getattr(RunStore, method), [], []
 def die():
     if victims == "user and agent":
         for child in psutil.Process().children():
-            child.kill()
+            for process in (*child.children(), child):  # the agent, and its guard
+                process.kill()
     os.kill(os.getpid(), signal.SIGKILL)
 
 def before_each_call(frame, event, function):
@@ -621,7 +622,8 @@ def test_the_second_of_two_runs_in_one_directory_is_refused_and_the_first_goes_o
 def test_the_second_goes_on_as_soon_as_the_first_is_dead_though_its_agent_hangs(user: User) -> None:
     first = user.start(WAITS)
     wait_until((user.run.parent / "waits").exists)
-    (agent,) = psutil.Process(first.pid).children()
+    (guard,) = psutil.Process(first.pid).children()
+    (agent,) = guard.children()
     agent.suspend()
     first.kill()
     first.communicate(timeout=60)

@@ -108,7 +108,8 @@ def train():
 
 config = CheckpointConfig(missing_rank_s=0.0)  # the others never report
 host = HostSpec(name="otherhost", address="otherhost")
-transport = PrefixTransport(host=host, prefix=(ssh, "otherhost")) if ssh else LocalTransport()
+local = LocalTransport(lease_s=float(os.environ["LEASE_S"]))
+transport = PrefixTransport(host=host, prefix=(ssh, "otherhost")) if ssh else local
 try:
     run_work(
         FunctionWork(function=train, config={}, backend=BackendConfig()),
@@ -133,31 +134,38 @@ class Running:
 
     user: subprocess.Popen[str]
     place: Path
+    guard: psutil.Process
     agent: psutil.Process
     forkserver: psutil.Process
     workers: list[psutil.Process]
     family: set[psutil.Process]
 
+    def pids(self, *names: str) -> list[int]:
+        named = {"user": self.user.pid, "guard": self.guard.pid}
+        named |= {"agent": self.agent.pid, "forkserver": self.forkserver.pid}
+        named |= {f"worker {rank}": worker.pid for rank, worker in enumerate(self.workers)}
+        return [named[name] for name in names]
+
+    def stop(self, *names: str) -> None:
+        for pid in self.pids(*names):
+            os.kill(pid, signal.SIGSTOP)
+
+    def go_on(self, *names: str) -> None:
+        for pid in self.pids(*names):
+            os.kill(pid, signal.SIGCONT)
+
     def kill(self, *names: str) -> None:
         """kill -9 them all, without giving any of them time to see the others go."""
-        victims = {"user": self.user.pid, "agent": self.agent.pid, "forkserver": self.forkserver.pid}
-        victims |= {f"worker {rank}": worker.pid for rank, worker in enumerate(self.workers)}
-        for name in names:
-            os.kill(victims[name], signal.SIGSTOP)
-        for name in names:
+        self.stop(*names)
+        for pid in self.pids(*names):
             with contextlib.suppress(ProcessLookupError):  # those who saw the first one go were quicker
-                os.kill(victims[name], signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     def end(self) -> tuple[int, str, float]:
         """Exit code and output of the user's process, and how long it took, in seconds."""
         began = time.monotonic()
         output, _ = self.user.communicate(timeout=30.0)
         return self.user.returncode, output, time.monotonic() - began
-
-    def kill_the_untraceable(self) -> None:
-        """With agent and forkserver gone at once, only the environment tells who belonged to the run."""
-        untraceable = int((self.place / "sleep-1005").read_text())
-        next(member for member in self.family if member.pid == untraceable).kill()
 
     def survivors(self) -> list[psutil.Process]:
         return [member for member in self.family if is_alive(member)]
@@ -183,7 +191,7 @@ def launch(tmp_path: Path, test_run_id: str) -> Iterator[Launch]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **environment},
+            env={**os.environ, "LEASE_S": "30", **environment},
             start_new_session=True,
         )
         started.append(user)
@@ -197,6 +205,8 @@ def launch(tmp_path: Path, test_run_id: str) -> Iterator[Launch]:
         assert forkserver is not None
         agent = forkserver.parent()
         assert agent is not None
+        guard = agent.parent()
+        assert guard is not None
         family = {psutil.Process(user.pid)}
 
         def all_sleep() -> bool:
@@ -208,10 +218,13 @@ def launch(tmp_path: Path, test_run_id: str) -> Iterator[Launch]:
             return sum(member.name() == "sleep" for member in found) == 4
 
         wait_until(all_sleep, what="all grandchildren are there")
-        assert {*workers, forkserver, agent} <= family
-        return Running(user, tmp_path, agent, forkserver, workers, family)
+        assert {*workers, forkserver, agent, guard} <= family
+        return Running(user, tmp_path, guard, agent, forkserver, workers, family)
 
     yield start
+    for member in run_members(test_run_id):  # the signal that was sent last counts
+        with contextlib.suppress(psutil.Error):
+            member.resume()
     for item in started:
         user = item.user if isinstance(item, Running) else item
         user.kill()
@@ -232,7 +245,7 @@ def assert_nothing_is_left(running: Running, run_id: str) -> None:
 
 # -- one or two processes are killed ---------------------------------------------------------------------------------
 
-WITH_THE_USER = [("user",), ("user", "agent"), ("user", "forkserver"), ("user", "worker 1")]
+WITH_THE_USER = [("user",), ("user", "guard"), ("user", "agent"), ("user", "forkserver"), ("user", "worker 1")]
 WITHOUT_THE_USER = {
     ("worker 1",): "WorkerGroupError rank 1 on",
     ("worker 2",): "WorkerGroupError rank 2 on",
@@ -240,6 +253,8 @@ WITHOUT_THE_USER = {
     ("worker 5",): "WorkerGroupError rank 5 on",
     ("forkserver",): "WorkerGroupError ranks 0-5 on",
     ("agent",): "ControllerError HOST: its agent has ended: ",
+    ("guard",): "ControllerError HOST: its agent has ended: ",
+    ("guard", "agent"): "ControllerError HOST: its agent has ended: ",
     ("agent", "forkserver"): "ControllerError HOST: its agent has ended: ",
     ("agent", "worker 2"): "ControllerError HOST: its agent has ended: ",
     ("forkserver", "worker 4"): "WorkerGroupError ranks 0-5 on",
@@ -269,9 +284,65 @@ def test_fit_raises_and_nothing_is_left_after_a_kill(
     host = "localhost" if way.endswith("local") else "otherhost"
     assert f"ENDED {WITHOUT_THE_USER[victims].replace('HOST', host)}" in output
     assert took_s < NOTHING_LEFT_WITHIN_S
-    if {"agent", "forkserver"} <= set(victims):
-        running.kill_the_untraceable()
     assert_nothing_is_left(running, test_run_id)
+
+
+def test_nothing_is_left_after_killall_python(launch: Launch, test_run_id: str) -> None:
+    """The guard has another name."""
+    running = launch()
+    running.kill("user", "agent", "forkserver", *(f"worker {rank}" for rank in range(WORKERS)))
+    assert running.guard.name() == "distrain-guard"
+    assert_nothing_is_left(running, test_run_id)
+
+
+# -- some are stopped ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stopped", ["guard", "agent", "forkserver", "worker 1"])
+def test_one_that_is_stopped_does_not_outlive_the_users_process(launch: Launch, test_run_id: str, stopped: str) -> None:
+    running = launch()
+    running.stop(stopped)
+    running.kill("user")
+    assert_nothing_is_left(running, test_run_id)
+
+
+@pytest.mark.parametrize("stopped", [("agent",), ("agent", "guard"), ("agent", "forkserver")], ids="+".join)
+def test_a_stopped_agent_is_lost_when_its_lease_is_over(
+    launch: Launch, test_run_id: str, stopped: tuple[str, ...]
+) -> None:
+    running = launch(LEASE_S="1")
+    running.stop(*stopped)
+    running.kill("worker 1")
+    _, output, _ = running.end()
+    assert "ENDED ControllerError localhost: its agent has been silent for 1 s: stopped (SIGSTOP)?" in output
+    assert_nothing_is_left(running, test_run_id)
+
+
+def test_a_stopped_forkserver_is_lost_when_its_lease_is_over(launch: Launch, test_run_id: str) -> None:
+    running = launch(LEASE_S="1")
+    running.stop("forkserver")
+    running.kill("worker 1")
+    _, output, _ = running.end()
+    assert "the forkserver has been silent for 1 s and is killed: was it stopped (SIGSTOP)?" in output
+    assert "ENDED WorkerGroupError" in output
+    assert_nothing_is_left(running, test_run_id)
+
+
+EVERYBODY = ("guard", "agent", "forkserver", *(f"worker {rank}" for rank in range(WORKERS)))
+
+
+@pytest.mark.parametrize("stopped", [("user",), ("user", *EVERYBODY)], ids=["Ctrl-Z", "all"])
+def test_a_pause_that_is_longer_than_the_lease_does_no_harm(launch: Launch, stopped: tuple[str, ...]) -> None:
+    running = launch(LEASE_S="1", end="return")
+    running.stop(*stopped)
+    time.sleep(2.5)
+    for name in stopped:  # one after the other
+        running.go_on(name)
+        time.sleep(0.1)
+    time.sleep(1.5)
+    (running.place / "end").touch()
+    code, output, _ = running.end()
+    assert (code, "FINISHED" in output) == (0, True), output
 
 
 def test_a_run_that_was_killed_goes_on_at_its_last_checkpoint(launch: Launch, test_run_id: str) -> None:
@@ -419,7 +490,7 @@ sys.meta_path.insert(0, Finder())
     ("disarmed", "victims", "missed"),
     [
         ("kill_descendants,adopt_orphans,sweep", ("worker 1",), ["1001", "1002", "1004", "1005"]),
-        ("sweep", ("agent", "forkserver"), ["1001", "1002", "1004", "1005"]),
+        ("sweep", ("guard", "agent", "forkserver"), ["1001", "1002", "1004", "1005"]),
         ("sweep", ("worker 1",), []),
     ],
 )

@@ -25,6 +25,7 @@ from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, make_fit
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
 ASYNC, NO_UPLOAD, SYNC = CheckpointUploadMode.ASYNC, CheckpointUploadMode.NO_UPLOAD, CheckpointUploadMode.SYNC
@@ -763,3 +764,36 @@ def test_without_workers_the_modes_mean_the_same(tmp_path: Path, mode: Checkpoin
     result = fit(train, workers=0)
     assert files_of(result.checkpoint) == {"model.txt": "x"}
     assert os.path.exists(result.return_value) == (mode is SYNC)
+
+
+KILLED = """
+import os, signal, sys
+import psutil
+import distrain
+from distrain import Checkpoint, CheckpointUploadMode, DataParallelTrainer, RunConfig
+
+def train():
+    handle = Checkpoint.from_dict({"weights": b"x" * 1000})
+    for _ in range(2):
+        distrain.report({}, checkpoint=handle, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+    handle.to_directory()
+    with handle.as_directory():
+        print("made", sorted(os.listdir(os.environ["TMPDIR"])))
+        for process in psutil.Process().parents()[: int(sys.argv[2])][::-1]:
+            process.kill()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+DataParallelTrainer(train, run_config=RunConfig(storage_path=sys.argv[1])).fit()
+"""
+
+
+@pytest.mark.parametrize("above", [0, 1, 2, 3], ids=["worker", "forkserver", "agent", "guard"])
+def test_whoever_is_killed_no_temporary_files_are_left(
+    user_script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, above: int
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = user_script(KILLED, str(tmp_path / "runs"), str(above), env={**os.environ, "TMPDIR": str(temporary)})
+    assert "FAILED" in done.stderr or "Error" in done.stderr
+    assert "made ['distrain-run-" in done.stdout
+    wait_until(lambda: not list(temporary.iterdir()), timeout_s=5.0, what="all temporary files are gone")

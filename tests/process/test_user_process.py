@@ -91,7 +91,7 @@ def test_several_fits_in_threads_at_once(fit: Fit) -> None:
 
 def test_an_ignored_ctrl_c_stays_ignored(fit: Fit) -> None:
     def train() -> str:
-        os.kill(psutil.Process().parents()[2].pid, signal.SIGINT)
+        os.kill(psutil.Process().parents()[3].pid, signal.SIGINT)
         time.sleep(0.1)
         return "undisturbed"
 
@@ -105,7 +105,7 @@ def test_an_ignored_ctrl_c_stays_ignored(fit: Fit) -> None:
 
 def test_after_ctrl_c_the_next_fit_works(fit: Fit) -> None:
     def train() -> None:
-        os.kill(psutil.Process().parents()[2].pid, signal.SIGINT)
+        os.kill(psutil.Process().parents()[3].pid, signal.SIGINT)
         time.sleep(1000)
 
     with pytest.raises(KeyboardInterrupt):
@@ -116,7 +116,7 @@ def test_after_ctrl_c_the_next_fit_works(fit: Fit) -> None:
 def test_sigterm_unwinds_train_func(fit: Fit, tmp_path: Path) -> None:
     def train() -> None:
         try:
-            os.kill(psutil.Process().parents()[2].pid, signal.SIGTERM)
+            os.kill(psutil.Process().parents()[3].pid, signal.SIGTERM)
             time.sleep(1000)
         finally:
             (place / "unwound").touch()
