@@ -17,7 +17,7 @@ import time
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import cloudpickle
@@ -325,6 +325,11 @@ class Place:
             folder.mkdir(parents=True, exist_ok=True)
         paths = [str(path) for path in targets]
         self._try(f"write {target} from", lambda fs, path: fs.get([f"{path}/{name}" for name in names], paths))
+
+    def open(self, mode: Literal["rb"]) -> IO[bytes]:
+        """Open for reading, at any position. Raises FileNotFoundError, OSError."""
+        file: IO[bytes] = self._try("read", lambda fs, path: fs.open(path, mode))
+        return file
 
     def chunks(self, size: int = 4 << 20) -> Iterable[bytes]:
         """The content, in turn."""

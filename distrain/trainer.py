@@ -41,8 +41,8 @@ from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
 from distrain.plan import shares_of, workers_on
-from distrain.records import damage_of
-from distrain.result import Result, last_metrics, make_result, pickle_or_none
+from distrain.records import damage_of, last_metrics
+from distrain.result import Result, make_result, pickle_or_none
 from distrain.runpaths import read_manifest
 from distrain.states import RunState
 from distrain.stores import damage_elsewhere, open_run
@@ -384,7 +384,7 @@ class _Run:
             manifest=self._manifest,
             callbacks=callbacks,
             console_ranks=self._config.logging_config.ranks,
-            stale_run_id=before["run_id"] if before.get("status") == "running" else None,
+            stale_run_id=before.get("run_id") if before.get("status") == "running" else None,
         )
 
     def _callbacks(self) -> Callbacks:
@@ -426,7 +426,7 @@ class _Run:
         raise error
 
     def _earlier_metrics(self) -> dict[str, Any] | None:
-        return last_metrics(self._store.paths.root) if self._continued else None
+        return last_metrics(self._store.paths.metrics) if self._continued else None
 
     def _keep_error(self, error: TrainingFailedError) -> None:
         text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}

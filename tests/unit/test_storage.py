@@ -678,7 +678,7 @@ def test_the_home_directory_and_relative_paths_are_understood(tmp_path: Path, mo
 def test_an_unreadable_manifest_is_a_storage_error(tmp_path: Path) -> None:
     made(tmp_path, "run", None)
     (tmp_path / "run" / "run.json").write_text("{torn")
-    with pytest.raises(StorageError, match="cannot read"):
+    with pytest.raises(StorageError, match=r"run\.json is damaged, or another program's"):
         choose_run(tmp_path, "run")
 
 
