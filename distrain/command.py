@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["run_command"]
 
 _SIGINT_EXIT = 130
-_SIGTERM_EXIT = 143
 _TORCHRUN = (
     *("local-addr", "master-addr", "master-port", "monitor-interval", "node-rank", "rdzv-backend", "rdzv-conf"),
     *("rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
@@ -60,7 +59,7 @@ examples:
   python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
 
 exit codes: 0; the exit code of the rank that failed first (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
-143 after SIGTERM; 2 for a wrong command line or a launch that is not possible.
+143 after SIGTERM, 129 after SIGHUP; 2 for a wrong command line or a launch that is not possible.
 """
 
 
@@ -397,7 +396,7 @@ def _run(work: job.Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[
         return _SIGINT_EXIT
     except PreemptionError as error:
         _show("stopped", str(error))
-        return _SIGTERM_EXIT
+        return error.exit_code
     except WorkerGroupError as error:
         _show("training failed", str(error))
         return error.exit_code or 1

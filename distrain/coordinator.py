@@ -21,6 +21,7 @@ from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
 from distrain.output import RankOutputs, patient_consoles, say, warn
+from distrain.preemption import STOP_SIGNALS, note_stop
 from distrain.stacks import last_words
 from distrain.states import RunState
 from distrain.validations import WAITING, Validations
@@ -145,7 +146,7 @@ class Coordinator:
         try:
             with (
                 self._watch,
-                self._loop.signals((signal.SIGINT, signal.SIGTERM), self._on_signal),
+                self._loop.signals(STOP_SIGNALS, self._on_signal),
                 patient_consoles(self._loop, self._hosts.hurry_s()) as watch_consoles,
             ):
                 self._run(watch_consoles)
@@ -357,6 +358,7 @@ class Coordinator:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
+        note_stop(number)
         why = signal.Signals(number).name
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             self._validations.give_up(f"{why} has ended the wait for it")

@@ -16,7 +16,7 @@
         │   └── HangError      no rank made progress for ``FailureConfig.hang_timeout_s``
         ├── ControllerError    the run could not go on, and no rank is to blame: a full disk, a lost agent
         │   └── LaunchError    it could not even begin: a host or its agent could not be started
-        └── PreemptionError    somebody asked the run to stop (SIGTERM)
+        └── PreemptionError    somebody asked the run to stop (SIGTERM, SIGHUP or SIGQUIT)
 
 Every class survives pickling with its attributes.
 """
@@ -24,6 +24,7 @@ Every class survives pickling with its attributes.
 from __future__ import annotations
 
 import pickle
+import signal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -160,7 +161,14 @@ class LaunchError(ControllerError):
 
 
 class PreemptionError(TrainingFailedError):
-    """Somebody asked the run to stop (SIGTERM of the user's process)."""
+    """The user's process was told to stop by SIGTERM, SIGHUP or SIGQUIT.
+
+    exit_code: 128 + the number of the signal, which the process should exit with.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 128 + signal.SIGTERM, result: Any = None) -> None:
+        super().__init__(message, result=result)
+        self.exit_code = exit_code
 
 
 class Portable:

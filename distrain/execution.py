@@ -14,6 +14,7 @@ import cloudpickle
 
 from distrain import wire
 from distrain.errors import DistrainError, Portable
+from distrain.failures import signal_in_words
 from distrain.job import ScriptWork
 from distrain.stacks import LIBRARY_FILE
 
@@ -89,7 +90,12 @@ def conclude(done: Attempted, session: Session) -> Executed:
 
 
 class Terminated(SystemExit):
-    """SIGTERM, as an exception."""
+    """A signal that ends a process, SIGTERM as a rule, as an exception."""
+
+    @property
+    def number(self) -> int:
+        """The signal's."""
+        return _exit_code(self) - 128
 
 
 def terminate(number: int, frame: object) -> NoReturn:
@@ -168,7 +174,7 @@ _OWN_FILES = (os.path.dirname(__file__), "<frozen runpy>", "<frozen importlib", 
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, Terminated):
-        return f"was ended by SIGTERM (15), not sent by distrain{_place(error)}"
+        return f"was ended by {signal_in_words(error.number)}, not sent by distrain{_place(error)}"
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r:.300}){_place(error)}"
     try:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.backend import BackendConfig
@@ -35,6 +35,7 @@ from distrain.plan import (
     visible_devices,
 )
 from distrain.ports import reserve_port
+from distrain.preemption import STOP_SIGNALS, note_stop
 from distrain.result import Result, make_result
 from distrain.retries import Retries
 from distrain.session import Session
@@ -249,7 +250,7 @@ def _train(session: Session, work: Work, desk: Desk) -> Executed:
 def _stop_reason(error: BaseException | None) -> str | None:
     if isinstance(error, KeyboardInterrupt):
         return "SIGINT"
-    return "SIGTERM" if isinstance(error, Terminated) else None
+    return signal.Signals(error.number).name if isinstance(error, Terminated) else None
 
 
 @contextlib.contextmanager
@@ -263,10 +264,11 @@ def _current(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
-    """SIGTERM and Ctrl-C, where the user has no handlers of their own: should_stop() becomes true if train_func calls
-    it; otherwise, and the second time, they unwind train_func."""
+    """Handle the signals for which the user has no handlers: should_stop() becomes true if train_func calls it;
+    otherwise, and the second time, they unwind train_func."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        note_stop(number)
         if desk.listens and desk.stop_asked is None:
             desk.stop_asked = signal.Signals(number).name
             context = session.context
@@ -274,7 +276,7 @@ def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
         else:
             (signal.default_int_handler if number == signal.SIGINT else terminate)(number, frame)
 
-    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    usual: dict[int, Any] = {**dict.fromkeys(STOP_SIGNALS, signal.SIG_DFL), signal.SIGINT: signal.default_int_handler}
     is_main = threading.current_thread() is threading.main_thread()
     ours = {n: handler for n, handler in usual.items() if is_main and signal.getsignal(n) is handler}
     for number in ours:

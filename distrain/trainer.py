@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -41,6 +40,7 @@ from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
 from distrain.plan import shares_of, workers_on
+from distrain.preemption import STOP_SIGNALS, exit_code, refuse_after_stop
 from distrain.records import damage_of, last_metrics
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.runpaths import read_manifest
@@ -119,16 +119,21 @@ class DataParallelTrainer:
         """Train, and wait for the end.
 
         Raises TrainingFailedError, with the partial ``result``, if a rank or a host failed; JobError, ResourcesError or
-        StorageError before anything starts; KeyboardInterrupt after Ctrl-C, once every worker is gone.
+        StorageError before anything starts; KeyboardInterrupt after Ctrl-C, once every worker is gone; PreemptionError
+        after SIGTERM, SIGHUP or SIGQUIT, and from then on at every further call in this process.
         """
-        return run_work(
-            self._work,
-            self._scaling,
-            self._run,
-            resume_from=self._resume_from,
-            metadata=self._metadata,
-            validation=self._validation,
-        )
+        try:
+            return run_work(
+                self._work,
+                self._scaling,
+                self._run,
+                resume_from=self._resume_from,
+                metadata=self._metadata,
+                validation=self._validation,
+            )
+        except PreemptionError:
+            _ExitWithItsCode.install()
+            raise
 
 
 def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
@@ -188,6 +193,7 @@ def run_work(
     sys_path: Sequence[str] | None = None,
 ) -> Result:
     """What fit() and the command line have in common; see :meth:`DataParallelTrainer.fit`."""
+    refuse_after_stop()
     local.check_launcher(scaling.max_workers, work.backend)
     asked = _Asked(
         work=work,
@@ -448,8 +454,7 @@ class _Run:
         if end.stop_reason is not None:
             lines = self._stopped(end, result)
             if end.stop_reason != "SIGINT":
-                _exit_with_143()
-                return PreemptionError("\n".join(lines))
+                return PreemptionError("\n".join(lines), exit_code=exit_code(end.stop_reason))
             warn("\n    ".join(lines))
             return KeyboardInterrupt()
         if end.hung is not None and not end.failures:
@@ -501,7 +506,8 @@ class _Run:
 
     def _stopped(self, end: RunEnd, result: Result) -> list[str]:
         lines = [f"the run was stopped by {end.stop_reason}; {self._again(result)}"]
-        own = [f for f in end.failures if not f.consequence and f.exit_code != 128 + signal.SIGTERM]
+        asked = {128 + number for number in STOP_SIGNALS}
+        own = [f for f in end.failures if not f.consequence and f.exit_code not in asked]
         if own:
             screen = failures.failure_screen(own, stopped=(), last_lines=end.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
@@ -526,18 +532,23 @@ def _beside(end: RunEnd) -> list[str]:
     return [f"besides, {end.problem}"] if end.problem and not any(failure.lost for failure in end.failures) else []
 
 
-def _exit_with_143() -> None:
-    """What a process that was ended by SIGTERM says to who started it, also if nobody catches our exception."""
-    show = sys.excepthook
+class _ExitWithItsCode:
+    """An excepthook by which a process that a PreemptionError ends exits as one that was ended by the signal."""
 
-    def show_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.excepthook = show
-        show(kind, error, trace)
+    def __init__(self) -> None:
+        self._show = sys.excepthook
+
+    @classmethod
+    def install(cls) -> None:
+        """Use it from now on, in the main thread."""
+        if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, cls):
+            sys.excepthook = cls()
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = self._show
+        self._show(kind, error, trace)
         if isinstance(error, PreemptionError):
-            sys.exit(128 + signal.SIGTERM)
-
-    if threading.current_thread() is threading.main_thread():
-        sys.excepthook = show_and_exit
+            sys.exit(error.exit_code)
 
 
 def _return_value(blob: bytes) -> Any:
