@@ -106,7 +106,7 @@ class WorkerGroupError(TrainingFailedError):
     """At least one rank failed.
 
     worker_failures: each failed rank's original exception, or a StandInError that says how the process died. culprit:
-        the rank to blame; what it raised is also the ``__cause__``. failures: the facts of each, culprit first.
+        the rank to blame; ``original`` is what it raised. failures: the facts of each, culprit first.
         stopped: the ranks that distrain stopped; where: the places at which they were, in lines. last_lines: by rank,
         what failed ranks printed last.
     """
@@ -197,6 +197,4 @@ def _rebuild(cls: type[TrainingFailedError], message: str, state: dict[str, obje
     error = cls.__new__(cls)
     Exception.__init__(error, message)
     error.__dict__.update(state)
-    if isinstance(error, WorkerGroupError):  # pickles leave it out
-        error.__cause__ = error.original
     return error

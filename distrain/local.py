@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -376,9 +377,8 @@ def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig)
         shared = OuterWork(backend=work.backend, work=work.fresh(), session=session, desk=desk)
         executed = _train(session, shared, desk)
     if executed.error is not None:
-        rank, text = context.world_rank, executed.outcome.error
-        raise WorkerGroupError(
-            f"rank {rank}, started by torchrun: {text}", worker_failures={rank: executed.error}, culprit=rank
-        ) from executed.error
+        rank, outcome = context.world_rank, executed.outcome
+        text = f"rank {rank}, started by torchrun: {outcome.error}\n{indent(outcome.traceback, '  ')}".rstrip()
+        raise WorkerGroupError(text, worker_failures={rank: executed.error}, culprit=rank)
     run = session.context.get_storage().run
     return make_result(run, shared.kept, checkpoint_config, metrics=desk.metrics, return_value=executed.value)

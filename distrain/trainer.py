@@ -25,6 +25,7 @@ from distrain.coordinator import Coordinator
 from distrain.errors import (
     CheckpointError,
     ControllerError,
+    DistrainError,
     HangError,
     LaunchError,
     PreemptionError,
@@ -120,8 +121,10 @@ class DataParallelTrainer:
 
         Raises TrainingFailedError, with the partial ``result``, if a rank or a host failed; JobError, ResourcesError or
         StorageError before anything starts; KeyboardInterrupt after Ctrl-C, once every worker is gone; PreemptionError
-        after SIGTERM, SIGHUP or SIGQUIT, and from then on at every further call in this process.
+        after SIGTERM, SIGHUP or SIGQUIT, and from then on at every further call in this process. Their tracebacks end
+        here: what ranks raised is in ``WorkerGroupError.worker_failures``.
         """
+        __tracebackhide__ = True  # by this name, pytest and IPython leave out a frame
         try:
             return run_work(
                 self._work,
@@ -131,9 +134,10 @@ class DataParallelTrainer:
                 metadata=self._metadata,
                 validation=self._validation,
             )
-        except PreemptionError:
-            _ExitWithItsCode.install()
-            raise
+        except (DistrainError, KeyboardInterrupt) as error:
+            if isinstance(error, PreemptionError):
+                _ExitWithItsCode.install()
+            raise error.with_traceback(None) from None
 
 
 def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
@@ -427,8 +431,6 @@ class _Run:
             error.result = result
             with contextlib.suppress(OSError):
                 self._keep_error(error)
-        if isinstance(error, WorkerGroupError):
-            raise error from error.original
         raise error
 
     def _earlier_metrics(self) -> dict[str, Any] | None:
