@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["IGNORED", "MISSING", "explain", "without"]
+__all__ = ["IGNORED", "MISSING", "did_you_mean", "explain", "without"]
 
 _DATA = "Ray Data is not a part of distrain: make a DataLoader (or tf.data.Dataset) in train_func"
 
@@ -58,19 +60,31 @@ def explain(module: str, name: str) -> str:
     return text
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message about a misspelt word; empty if no known one is like it."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 _Class = TypeVar("_Class", bound=type)
 
 
 def without(*names: str) -> Callable[[_Class], _Class]:
     """Class decorator: the constructor takes these keyword arguments of Ray's, too. Given a value, those of
-    :data:`IGNORED` warn, and those of :data:`MISSING` raise TypeError, with the sentence."""
+    :data:`IGNORED` warn, and those of :data:`MISSING` raise TypeError, with the sentence. For a misspelt name, the
+    TypeError suggests the right one."""
 
     def decorate(cls: _Class) -> _Class:
         construct = cls.__init__  # type: ignore[misc]
+        known = [name for name in inspect.signature(construct).parameters if name != "self"]
 
         @functools.wraps(construct)
         def __init__(self: Any, *args: Any, **options: Any) -> None:
             _refuse(cls.__name__, {name: options.pop(name) for name in names if name in options})
+            for name in (name for name in options if name not in known):
+                raise TypeError(
+                    f"{cls.__name__}() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}"
+                )
             construct(self, *args, **options)
 
         cls.__init__ = __init__  # type: ignore[misc]

@@ -9,10 +9,12 @@ import argparse
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import driver, job
+from distrain.absent import did_you_mean
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.gpus import find_gpus
@@ -69,7 +71,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
     ``user_path`` is sys.path as the user's process was started with. Raises SystemExit for a wrong command line.
     """
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _options(parser, sys.argv[1:] if arguments is None else arguments)
     os.environ.pop(LAUNCH_OPTIONS, None)  # another launch's, of which this one is a part
     if options.stacks:
         return _show_stacks(options.stacks)
@@ -79,7 +81,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
         hosts = _hosts(options)
         if options.check:
             return _check(options, hosts, user_path)
-        work = _work(options)
+        work = _work(options, user_path)
         if _is_driver(work, user_path):
             _become_driver(options, parser)
         scaling = _scaling(options, hosts)
@@ -99,8 +101,29 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
     return _run(work, scaling, run, _workers_path(work, user_path))
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line, which the usage would hide."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. What follows a function belongs to us, as it takes no arguments of its own."""
+    options, unknown = parser.parse_known_args(arguments)
+    split = len(arguments) - len(options.arguments)
+    if options.arguments and arguments[split - 1] == options.target and _is_function(options.target):
+        in_order = [*arguments[: split - 1], *options.arguments, options.target]
+        again, unknown = parser.parse_known_args(in_order)
+        options = again if again.target == options.target else options
+    for word in unknown:
+        option = word.partition("=")[0]
+        close = did_you_mean(option, parser._option_string_actions)
+        parser.error(f"there is no option {option}{close or '; options of a script come after its name'} (see --help)")
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m distrain.launch",
         description="Run a PyTorch script, module or function on several workers, of this machine or of many.",
         epilog=_EPILOG,
@@ -245,7 +268,7 @@ def _count(text: str) -> int:
 # -- what to run -----------------------------------------------------------------------------------------------------
 
 
-def _work(options: argparse.Namespace) -> job.Work:
+def _work(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
     """Raises ValueError or OSError for a target or config that cannot be."""
     backend = _torch_backend()
     if options.module is not None:
@@ -255,16 +278,28 @@ def _work(options: argparse.Namespace) -> job.Work:
         return job.ScriptWork(backend=backend, module=options.module[0], argv=options.module[1:])
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
-    place, colon, name = options.target.rpartition(":")
-    if colon and name.isidentifier() and not Path(options.target).exists():
+    if _is_function(options.target):
         if options.arguments:
             raise ValueError(f"{options.target} is a function, which takes no arguments; use --config and --set")
-        if place.endswith(".py"):
-            _existing(place)
+        _check_function(options.target, user_path)
         return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
     _no_config(options, "a script")
     path = _existing(options.target)
     return job.ScriptWork(backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd())
+
+
+def _is_function(target: str) -> bool:
+    """Tell ``file.py:function`` and ``module:function`` from the name of a script."""
+    _, colon, name = target.rpartition(":")
+    return bool(colon) and name.isidentifier() and not Path(target).exists()
+
+
+def _check_function(target: str, user_path: Sequence[str]) -> None:
+    """Raise ValueError if its file is not there, or never names the function, so far as reading it tells."""
+    place, _, name = target.rpartition(":")
+    file = _existing(place) if place.endswith(".py") else driver.source_of_module(place, [os.getcwd(), *user_path])
+    if file is not None and (names := driver.names_in(file)) is not None and name not in names:
+        raise ValueError(f"{target}: {place} has no function {name!r}{did_you_mean(name, names)}")
 
 
 def _is_driver(work: job.Work, user_path: Sequence[str]) -> bool:
@@ -391,7 +426,7 @@ def _parsed(text: str) -> Any:
 def _run(work: job.Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]) -> int:
     """The exit code."""
     try:
-        run_work(work, scaling, run, sys_path=sys_path)
+        run_work(work, scaling, run, sys_path=sys_path, on_command_line=True)
     except KeyboardInterrupt:
         return _SIGINT_EXIT
     except PreemptionError as error:

@@ -259,7 +259,7 @@ def read_manifest(root: Path | Place) -> dict[str, Any]:
         raise StorageError(
             f"{path} is damaged, or another program's ({error}). If it is damaged, move it "
             "away: a run of this name then continues at its last checkpoint. If it is another program's, give the run "
-            "another name (RunConfig.name)"
+            "another name (RunConfig.name, --name)"
         ) from error
     return manifest
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -195,6 +196,7 @@ def run_work(
     validation: ValidationConfig | None = None,
     transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
+    on_command_line: bool = False,
 ) -> Result:
     """What fit() and the command line have in common; see :meth:`DataParallelTrainer.fit`."""
     refuse_after_stop()
@@ -209,6 +211,7 @@ def run_work(
         validation=validation,
         transports=transports or _transports(scaling, run.failure_config.host_lease_s),
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
+        on_command_line=on_command_line,
     )
     with log_level(run.log_level):
         if asked.job.warning is not None:
@@ -258,6 +261,8 @@ class _Asked:
     validation: ValidationConfig | None
     transports: Sequence[Transport]
     sys_path: list[str]
+    on_command_line: bool
+    """The user gave options of the command line, not configs."""
 
     def _validator(self) -> Validator | None:
         """Raises JobError if the function cannot be pickled."""
@@ -504,7 +509,9 @@ class _Run:
 
     def _again(self, result: Result) -> str:
         latest = f"at {Path(result.checkpoint.path).name}" if result.checkpoint else "from the beginning"
-        return f"started again as RunConfig(name={self._store.place.name!r}), it goes on {latest}"
+        name = self._store.place.name
+        named = f"with --name {shlex.quote(name)}" if self._asked.on_command_line else f"as RunConfig(name={name!r})"
+        return f"started again {named}, it goes on {latest}"
 
     def _stopped(self, end: RunEnd, result: Result) -> list[str]:
         lines = [f"the run was stopped by {end.stop_reason}; {self._again(result)}"]

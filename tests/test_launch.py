@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain import Result
+from distrain.command import run_command
+from distrain.driver import names_in
 from distrain.survey import usable_cpus
 
 if TYPE_CHECKING:
@@ -419,6 +421,79 @@ def test_a_fit_that_cannot_be_seen_in_the_script_does_not_start_a_run_in_each_wo
     assert run.returncode == 1
     assert "LaunchError: fit() was called under python -m distrain.launch, in each of its 2 processes" in run.stderr
     assert launch("--env", "MINE=x", "script.py").returncode == 0
+
+
+# -- a wrong command line --------------------------------------------------------------------------------------------
+
+SOURCE = "import os as system\nif True:\n    def train(config): ...\nother = train\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--num-worker", "2", "train.py"],
+            "there is no option --num-worker; did you mean --num-workers? (see --help)",
+        ),
+        (["--nmae=x", "train.py"], "there is no option --nmae; did you mean --name? (see --help)"),
+        (["--xyz", "3", "train.py"], "there is no option --xyz; options of a script come after its name (see --help)"),
+        (["train.py:train", "--st", "lr=1"], "there is no option --st; did you mean --set? (see --help)"),
+        (
+            ["train.py:train", "--set", "lr=1", "more"],
+            "train.py:train is a function, which takes no arguments; use --c",
+        ),
+        (["train.py:train", "more"], "train.py:train is a function, which takes no arguments; use --config and --set"),
+        (["train.py:trian"], "train.py:trian: train.py has no function 'trian'; did you mean train?"),
+        (["train.py:os"], "train.py:os: train.py has no function 'os'"),
+        (["pack.age:train"], "pack.age:train: pack.age has no function 'train'"),
+        (["pack:train"], "pack:train: pack has no function 'train'"),
+        (["none.py:train"], "there is no file 'none.py' in "),
+        (["--start-method", "fork", "train.py"], "argument --start-method: invalid choice: 'fork'"),
+        ([], "nothing to run: name a script, `-m MODULE`, or file.py:function"),
+    ],
+)
+def test_a_wrong_command_line_gives_one_line_before_anything_starts(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    (tmp_path / "pack").mkdir()
+    for name in ("__init__", "age"):
+        (tmp_path / "pack" / f"{name}.py").write_text("def fit(): ...")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        run_command(["--storage-path", "runs", *arguments], [""])
+    error = capsys.readouterr().err
+    assert error.startswith(f"python -m distrain.launch: error: {said}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_options_may_follow_a_function(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def train(config): print(config)")
+    run = launch("--set", "a=1", "train.py:train", "--set", "b=2", "--name", "mine", "--num-workers=2")
+    assert lines(run) == [f"[rank {rank}] {{'a': 1, 'b': 2}}" for rank in range(2)]
+    assert (tmp_path / "runs" / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (SOURCE, {"system", "train", "other"}),
+        ("def f():\n    global g\n    g = 1\nfor h, (i, *j) in x: ...\nclass K: ...", set("fghijK")),
+        ("import a.b, c.d as e\nfrom f import g, h as i\nasync def j(): ...\n(k := 1)", set("aegijk")),
+        ("from other import *", None),
+        ("globals()['f'] = 1", None),
+        ("def __getattr__(name): ...", None),
+        ("def (", None),
+    ],
+)
+def test_the_names_of_a_file_are_found_by_reading_it(tmp_path: Path, source: str, names: set[str] | None) -> None:
+    (tmp_path / "file.py").write_text(source)
+    assert names_in(str(tmp_path / "file.py")) == names
 
 
 # -- help ------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from distrain.absent import without
 from distrain.backend import BackendConfig
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def _await_store(timeout_s: float) -> None:
             return
 
 
+@without()
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
     """How to set up ``torch.distributed``.
@@ -66,7 +68,7 @@ class TorchConfig(BackendConfig):
                 f"TorchConfig.backend must be a str or None, got {self.backend!r} ({type(self.backend).__name__})"
             )
         if self.init_method == "tcp":
-            warnings.warn('TorchConfig(init_method="tcp") is "env" here', UserWarning, stacklevel=3)
+            warnings.warn('TorchConfig(init_method="tcp") is "env" here', UserWarning, stacklevel=4)
             object.__setattr__(self, "init_method", "env")
         if self.init_method not in _INIT_METHODS:
             raise ValueError(f"TorchConfig.init_method must be one of {_INIT_METHODS}, got {self.init_method!r}")
