@@ -100,6 +100,8 @@ class DataParallelTrainer:
         self._validation: ValidationConfig | None = _instance(
             "validation_config", validation_config, ValidationConfig, None
         )
+        if self._validation is not None:
+            job.check_plain("ValidationConfig.fn", self._validation.fn)
         self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
 
     @classmethod
