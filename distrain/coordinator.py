@@ -301,7 +301,7 @@ class Coordinator:
             self._manifest.attempt_begins(attempt, plan)
             self._store.paths.make_room(self._log(attempt, 0))
         except OSError as error:
-            self._storage_failed(f"cannot write the run manifest in {self._store.place}: {error}")
+            self._storage_failed(f"cannot write the run manifest of {self._store.place}, or the logs: {error}")
         self._ledger.begin(attempt, plan.world_size)
         self._watch.begin(attempt)
         self._outputs.begin(attempt, [rank.host for rank in plan.ranks])

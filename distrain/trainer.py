@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -220,11 +221,31 @@ def run_work(
             warn(asked.job.warning)
         if scaling.num_workers == 0 and local.outer_rank():
             return local.follow(asked.request(uuid.uuid4().hex), work, run.checkpoint_config)
+        _check_log_dir(run.log_dir)
         store = open_run(run.storage_path, run.name, run.storage_filesystem)
         try:
             return _Run(store, asked).train()
         finally:
             store.close()
+
+
+def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
+    """Raise StorageError if nothing can be written there, before anything starts."""
+    if log_dir is None:
+        return
+    folder = _absolute(log_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"distrain")
+    except OSError as error:
+        raise StorageError(
+            f"cannot write logs in {folder}: {error}; name another directory with RunConfig(log_dir=...) or --log-dir"
+        ) from error
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser().absolute()
 
 
 def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
@@ -329,7 +350,7 @@ class _Run:
         }
         self._manifest = RunManifest(store, run_id=self._run_id, configs=configs)
         self._continued = bool(self._manifest.before)
-        self._log_dir = None if asked.run.log_dir is None else Path(asked.run.log_dir).expanduser().absolute()
+        self._log_dir = None if asked.run.log_dir is None else _absolute(asked.run.log_dir)
 
     def train(self) -> Result:
         request = self._asked.request(
