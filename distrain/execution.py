@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import runpy
 import sys
 import traceback
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -141,9 +143,22 @@ def _failure(context: TrainContext, done: Attempted, error: BaseException) -> wi
 
 
 def _explanation(work: Work | None, error: BaseException) -> str:
-    """What the framework's leaf can add to the text of an exception."""
+    """Return what distrain or the framework's leaf adds to the text of an exception."""
     text = work.backend.explain(error) if work is not None else None
+    innermost = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
+    if any(frame.f_globals.get("__name__") in ("bdb", "pdb") for frame, _ in innermost) and _reads_nothing():
+        text = (
+            "a debugger, such as breakpoint(), needs a terminal, which workers do not have: train in your own process "
+            "with ScalingConfig(num_workers=0), or --num-workers 0"
+        )
     return f"distrain: {text}\n" if text else ""
+
+
+def _reads_nothing() -> bool:
+    """Tell whether stdin is /dev/null, as in workers."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    return True
 
 
 def _exit_code(error: BaseException) -> int:

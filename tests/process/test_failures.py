@@ -287,6 +287,17 @@ def test_the_run_directory_gives_odd_errors_back_too(fit: Fit, tmp_path: Path, e
     assert type(again.error.original) is type(error.original)
 
 
+def test_a_debugger_in_a_worker_says_where_it_works(fit: Fit) -> None:
+    def train() -> int:
+        breakpoint()
+        return 1
+
+    error = failure(fit, train)
+    assert "BdbQuit" in str(error)
+    assert "distrain: a debugger, such as breakpoint(), needs a terminal, which workers do not have: " in str(error)
+    assert "ScalingConfig(num_workers=0)" in str(error)
+
+
 def test_where_sys_exit_was_called_is_told(any_fit: Fit) -> None:
     def leave() -> None:
         sys.exit("no data")
