@@ -19,6 +19,7 @@ from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConf
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.gpus import find_gpus
 from distrain.hostfile import ALWAYS_SET, split_ssh_args, total_slots
+from distrain.main_module import is_archive
 from distrain.output import warn
 from distrain.preflight import Preflight
 from distrain.preflight_table import show
@@ -284,7 +285,7 @@ def _work(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
         _check_function(options.target, user_path)
         return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
     _no_config(options, "a script")
-    path = _existing(options.target)
+    path = options.target if is_archive(options.target) else _existing(options.target)
     return job.ScriptWork(backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd())
 
 
@@ -362,6 +363,8 @@ def _torch_backend() -> BackendConfig:
 
 
 def _existing(path: str) -> str:
+    if Path(path).is_dir():
+        raise ValueError(f"the directory {path!r} has no __main__.py; name a script in it")
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path!r} in {os.getcwd()}")
     return path

@@ -9,8 +9,11 @@ import ast
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from distrain.main_module import is_archive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,11 +27,21 @@ def calls_fit(path: str) -> bool:
     """Whether the script imports distrain, names a trainer, and calls a ``fit()``. It is read, not run; what it imports
     is not looked at."""
     try:
-        tree = ast.parse(Path(path).read_bytes())
+        tree = ast.parse(_source_of(path))
     except (OSError, SyntaxError, ValueError):  # running it tells
         return False
     nodes = list(ast.walk(tree))
     return all(any(map(seen, nodes)) for seen in (_imports_distrain, _names_a_trainer, _is_fit))
+
+
+def _source_of(path: str) -> bytes:
+    """Return what ``python path`` would run."""
+    if not is_archive(path):
+        return Path(path).read_bytes()
+    if os.path.isdir(path):
+        return Path(path, "__main__.py").read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("__main__.py")
 
 
 def _imports_distrain(node: ast.AST) -> bool:

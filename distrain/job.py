@@ -119,7 +119,8 @@ class TargetWork(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptWork(Work):
-    """A script (``path``) or a module (``module``) with its own arguments, run as ``__main__`` as torchrun does.
+    """A script (``path``; also a zip file or a directory with a ``__main__.py``) or a module (``module``) with its own
+    arguments, run as ``__main__`` as torchrun does.
     launched_in: the directory in which the launcher has found the script, where workers may be in another."""
 
     path: str | None = None
@@ -138,17 +139,21 @@ class ScriptWork(Work):
             assert self.path is not None
             path = _found(self.path, self.launched_in)
             sys.argv = [path, *self.argv]
-            sys.path[0:0] = [str(Path(path).resolve().parent)]
-            main_module.run_script(path)
+            if main_module.is_archive(path):
+                sys.path[0:0] = [os.path.abspath(path)]
+                main_module.run_archive()
+            else:
+                sys.path[0:0] = [str(Path(path).resolve().parent)]
+                main_module.run_script(path)
 
 
 def _found(path: str, launched_in: str) -> str:
     """The user's file, seen from the working directory, where a host may have a copy of its own, or else from where it
     was launched, which hosts may share. Raises JobError."""
-    if os.path.isfile(path):
+    if os.path.exists(path):
         return path
     launched = os.path.join(launched_in, path)
-    if os.path.isfile(launched):
+    if os.path.exists(launched):
         return launched
     places = dict.fromkeys(map(os.path.abspath, (path, launched)))
     hint = "share it between the hosts, copy it there, or set cwd= in the hostfile"

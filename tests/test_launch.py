@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -223,6 +224,35 @@ def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_pa
     contexts = [f"[rank 0] {context} [0, 1, 4, 9] True" for context in ("fork", "spawn")]
     assert lines(run) == sorted([*contexts, "[rank 0] pool [2, 4]"])
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("kind", ["app", "app.pyz", "without_suffix"])
+def test_a_directory_and_a_zip_file_run_as_with_python(launch: Launch, tmp_path: Path, kind: str) -> None:
+    project = tmp_path / "app"
+    project.mkdir()
+    (project / "sibling.py").write_text("word = 'sibling'")
+    (project / "__main__.py").write_text(
+        "import os, sys, sibling\n"
+        "if __name__ == '__main__':\n"
+        "    paths = map(os.path.abspath, (sys.path[0], __file__))\n"
+        "    print(sys.argv, *paths, sibling.word, vars(sys.modules['__main__']) is globals())\n"
+    )
+    if kind != "app":
+        zipapp.create_archive(project, tmp_path / kind)
+    plain = subprocess.run([sys.executable, kind, "--lr", "1"], cwd=tmp_path, capture_output=True, text=True)
+    run = launch("--num-workers", "2", kind, "--lr", "1")
+    assert "sibling True" in plain.stdout
+    assert lines(run) == [f"[rank {rank}] {plain.stdout.strip()}" for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["app", "app.pyz"])
+def test_one_that_calls_fit_itself_runs_once(launch: Launch, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text(
+        "from distrain import DataParallelTrainer\nprint('once')\nif False:\n    DataParallelTrainer(print).fit()\n"
+    )
+    zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz")
+    assert lines(launch("--hosts", "localhost:2", kind)) == ["once"]
 
 
 # -- functions -------------------------------------------------------------------------------------------------------
@@ -447,6 +477,7 @@ SOURCE = "import os as system\nif True:\n    def train(config): ...\nother = tra
         (["train.py:os"], "train.py:os: train.py has no function 'os'"),
         (["pack.age:train"], "pack.age:train: pack.age has no function 'train'"),
         (["pack:train"], "pack:train: pack has no function 'train'"),
+        (["pack"], "the directory 'pack' has no __main__.py; name a script in it"),
         (["none.py:train"], "there is no file 'none.py' in "),
         (["--start-method", "fork", "train.py"], "argument --start-method: invalid choice: 'fork'"),
         ([], "nothing to run: name a script, `-m MODULE`, or file.py:function"),
