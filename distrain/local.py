@@ -63,6 +63,9 @@ __all__ = ["LocalRun", "check_launcher", "follow", "outer_rank"]
 
 def check_launcher(num_workers: int, backend: BackendConfig) -> None:
     """Raises LaunchError where it is not clear which processes are to train, or where they cannot do it together."""
+    if num_workers == 0:
+        with _only_one():
+            pass
     if num_workers == 0 and Session.current is not None:
         raise LaunchError(
             "fit() with num_workers=0 was called in a distrain worker, where it is not clear which ranks should train; "
@@ -90,6 +93,23 @@ def check_launcher(num_workers: int, backend: BackendConfig) -> None:
                 f"fit() was called under {launcher}, in each of its {size} processes, and would start {num_workers} "
                 f"worker(s) in each. Start the script with `python`, {instead}"
             )
+
+
+_training_here = threading.RLock()
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """Raise LaunchError if another thread trains in this process."""
+    if not _training_here.acquire(blocking=False):
+        raise LaunchError(
+            "fit() with num_workers=0 was called while another thread trains in this process, which has only one "
+            "environment; call one after the other, or let them start workers (num_workers=1)"
+        )
+    try:
+        yield
+    finally:
+        _training_here.release()
 
 
 # -- rank 0 ----------------------------------------------------------------------------------------------------------
@@ -135,7 +155,11 @@ class LocalRun:
 
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
-        ResourcesError."""
+        ResourcesError, and LaunchError if another thread trains here."""
+        with _only_one():
+            self._run()
+
+    def _run(self) -> None:
         self._store.failed = self._storage_failed
         self._store.start(None, self._request.run_id, self._request.python_flags)
         self._validations.start(None)
@@ -372,7 +396,7 @@ def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig)
     """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises WorkerGroupError from what
     train_func raises."""
     desk = OuterDesk(work.backend)
-    with _rank(request, request.first_attempt, outer=True) as (context, _):
+    with _only_one(), _rank(request, request.first_attempt, outer=True) as (context, _):
         session = Session(desk, context, None)
         shared = OuterWork(backend=work.backend, work=work.fresh(), session=session, desk=desk)
         executed = _train(session, shared, desk)

@@ -77,12 +77,12 @@ class Loop:
 
     @contextlib.contextmanager
     def signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> Iterator[None]:
-        """:meth:`on_signals` within a block, and only in the main thread; signals that this process ignores stay
-        ignored."""
+        """:meth:`on_signals` within a block, and only in the main thread. Signals that this process ignores stay
+        ignored; those whose handler is not Python's, and could not be restored, keep it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = self.on_signals((n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN), callback)
+        previous = self.on_signals((n for n in numbers if signal.getsignal(n) not in (signal.SIG_IGN, None)), callback)
         try:
             yield
         finally:

@@ -331,6 +331,29 @@ def test_what_means_nothing_is_said_once(storage: Path) -> None:
     DataParallelTrainer(lambda: 1, scaling_config=scaling, run_config=RunConfig(storage_path=storage)).fit()
 
 
+def test_two_threads_cannot_train_here_at_once(local: Local) -> None:
+    """They would restore environment and path of this process in the wrong order."""
+
+    def train() -> None:
+        began.set()
+        assert may_end.wait(60)
+
+    began, may_end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=local, args=[train])
+    before = dict(os.environ)
+    thread.start()
+    assert began.wait(60)
+    try:
+        with pytest.raises(LaunchError, match="while another thread trains in this process"):
+            local(lambda: None)
+        assert local(lambda: "in a worker", workers=1).return_value == "in a worker"
+    finally:
+        may_end.set()
+        thread.join()
+    assert dict(os.environ) == before
+    assert local(lambda: "afterwards").return_value == "afterwards"
+
+
 # -- where it must not run -------------------------------------------------------------------------------------------
 
 
