@@ -363,7 +363,11 @@ class RunStore:
     def _amend_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
         assert isinstance(saved.path, Path)
         path = saved.path / MANIFEST_FILE
-        write_atomically(path, json.dumps({**json.loads(path.read_text()), **fields}, indent=1).encode())
+        try:
+            manifest = {**json.loads(path.read_text()), **fields}
+        except (ValueError, TypeError) as error:
+            raise OSError(errno.EIO, f"it is damaged ({error})", str(path)) from error
+        write_atomically(path, json.dumps(manifest, indent=1).encode())
 
     def _free(self, name: str) -> Path:
         path, number = self.paths.root / name, 1

@@ -228,6 +228,14 @@ def test_a_checkpoint_whose_validation_ends_while_somebody_reads_it_is_not_delet
     assert not Path(folder).exists()
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_manifest_that_is_damaged_when_its_validation_ends_is_named(store: RunStore, text: str) -> None:
+    saved = commit(store, 1)
+    (Path(saved.path) / ".manifest.json").write_text(text)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match=r"it is damaged \(.*\): '.*/checkpoint_000000/\.manifest\.json'"):
+        store.amend(saved, "VALIDATED", {"accuracy": 1.0})
+
+
 def test_a_checkpoint_that_is_deleted_as_somebody_begins_to_read_it_is_not_read(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
