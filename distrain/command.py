@@ -276,6 +276,8 @@ def _work(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
         if not options.module:
             raise ValueError("-m needs the name of a module")
         _no_config(options, "a module")
+        if ":" in options.module[0]:
+            raise ValueError(f"-m {options.module[0]}: is a function; leave out -m")
         return job.ScriptWork(backend=backend, module=options.module[0], argv=options.module[1:])
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")

@@ -77,7 +77,9 @@ def names_in(path: str) -> frozenset[str] | None:
     names: set[str] = set()
     for node in nodes:
         match node:
-            case ast.Name(id="globals" | "exec" | "setattr" | "vars") | ast.alias(name="*"):
+            case ast.Name(id="globals" | "exec" | "setattr") | ast.alias(name="*"):
+                return None
+            case ast.Call(func=ast.Name(id="vars" | "locals"), args=[]):
                 return None
             case ast.FunctionDef(name="__getattr__"):
                 return None

@@ -25,6 +25,7 @@ from distrain.events import RunEnd
 from distrain.execution import Executed, Terminated, execute, terminate
 from distrain.failures import failure_of
 from distrain.ledger import Ledger
+from distrain.loop import handler_of
 from distrain.outer import OuterDesk, OuterWork, outer_rank
 from distrain.output import say, warn
 from distrain.plan import (
@@ -303,7 +304,7 @@ def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
 
     usual: dict[int, Any] = {**dict.fromkeys(STOP_SIGNALS, signal.SIG_DFL), signal.SIGINT: signal.default_int_handler}
     is_main = threading.current_thread() is threading.main_thread()
-    ours = {n: handler for n, handler in usual.items() if is_main and signal.getsignal(n) is handler}
+    ours = {n: handler for n, handler in usual.items() if is_main and handler_of(n) is handler}
     for number in ours:
         signal.signal(number, on_signal)
     try:

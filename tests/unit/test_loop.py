@@ -197,10 +197,16 @@ for name in ("signal", "_signal"):
     sys.modules.pop(name, None)
 from distrain.loop import Loop
 import signal
-assert signal.getsignal(15) is None
-loop = Loop()
-with loop.signals((signal.SIGTERM, signal.SIGINT), print):
-    os.kill(os.getpid(), 15)
+import faulthandler, tempfile
+with tempfile.TemporaryFile() as file:
+    assert signal.getsignal(15) is None
+    faulthandler.register(signal.SIGQUIT, file)  # of which signal knows nothing
+    loop = Loop()
+    with loop.signals((signal.SIGTERM, signal.SIGQUIT, signal.SIGINT), print):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGQUIT)
+    os.kill(os.getpid(), signal.SIGQUIT)
+    assert file.seek(0, 2) > 0
 assert signal.getsignal(15) is None
 assert heard == [15]
 """
