@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import stat
 
 from distrain.errors import PreemptionError
 
@@ -27,6 +30,17 @@ def note_stop(number: int) -> None:
     """
     if number != signal.SIGINT:
         _stopped_by.append(signal.Signals(number).name)
+    if number == signal.SIGHUP:
+        _leave_closed_terminal()
+
+
+def _leave_closed_terminal() -> None:
+    """Let stdout and stderr go to /dev/null if their terminal was closed: every print would raise OSError."""
+    with open(os.devnull, "w") as nowhere:
+        for fd in (1, 2):
+            with contextlib.suppress(OSError):
+                if stat.S_ISCHR(os.fstat(fd).st_mode) and not os.isatty(fd):
+                    os.dup2(nowhere.fileno(), fd)
 
 
 def refuse_after_stop() -> None:

@@ -282,6 +282,46 @@ def test_a_closed_terminal_and_a_request_to_quit_stop_a_run_in_good_order(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+def test_a_terminal_that_is_closed_takes_no_checkpoint_with_it(tmp_path: Path, workers: int) -> None:
+    """The user's code prints into it afterwards, too."""
+    source = """
+import fcntl, termios
+
+def train():
+    here("trains")
+    while not distrain.should_stop():
+        time.sleep(0.001)
+        print("still training")
+    stop_at(7)
+"""
+    (tmp_path / "users_script.py").write_text(
+        SCRIPT.replace("@TRAIN@", source).replace(
+            "result = sweep(fit)", "fcntl.ioctl(0, termios.TIOCSCTTY, 0); result = sweep(fit)"
+        )
+    )
+    ours, theirs = os.openpty()
+    user = subprocess.Popen(
+        [sys.executable, str(tmp_path / "users_script.py")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "PLACE": str(tmp_path), "WORKERS": str(workers), "GRACE_S": "30"},
+    )
+    os.close(theirs)
+    try:
+        wait_until(lambda: os.read(ours, 1 << 16) and (tmp_path / "trains-0").exists(), what="it trains")
+        os.close(ours)
+        assert user.wait(timeout=60) == 128 + signal.SIGHUP
+    finally:
+        user.kill()
+        user.wait()
+    result = Result.from_path(tmp_path / "runs" / "run")
+    assert isinstance(result.error, PreemptionError)
+    assert files_of(result.checkpoint) == {"step.txt": "7"}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_hangup_that_is_ignored_stops_nothing(start: Start, workers: int) -> None:
     """As after ``nohup``."""
     source = """
