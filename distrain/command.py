@@ -118,8 +118,11 @@ def _options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpa
         options = again if again.target == options.target else options
     for word in unknown:
         option = word.partition("=")[0]
-        close = did_you_mean(option, parser._option_string_actions)
-        parser.error(f"there is no option {option}{close or '; options of a script come after its name'} (see --help)")
+        hint = did_you_mean(option, parser._option_string_actions)
+        if not hint and options.target and _is_function(options.target):
+            hint = f"; {options.target} is a function, whose config comes from --config and --set"
+        hint = hint or "; options of a script come after its name"
+        parser.error(f"there is no option {option}{hint} (see --help)")
     return options
 
 

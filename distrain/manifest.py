@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RunManifest", "without_secrets"]
 
+_DIED = "the process that called fit() died"
+"""In an attempt that nobody could see ending."""
 _HIDDEN = "***"
 _SECRET_WORDS = {
     *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
@@ -38,7 +40,10 @@ class RunManifest:
         self._run_id = run_id
         self._configs = configs
         self._started = time.time()
-        self._attempts: list[dict[str, Any]] = list(self.before.get("attempts", []))
+        self._attempts: list[dict[str, Any]] = [
+            {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
+            for attempt in self.before.get("attempts", [])
+        ]
         self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
         """The number of the first attempt of this part of the run: none is used twice."""
 

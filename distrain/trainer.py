@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from distrain import failures, job, local
 from distrain.absent import without
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from distrain.storage import RunStore
 
 __all__ = ["DataParallelTrainer", "run_work"]
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 @without("dataset_config", "datasets", "preprocessor")
@@ -128,7 +130,7 @@ class DataParallelTrainer:
         after SIGTERM, SIGHUP or SIGQUIT, and from then on at every further call in this process. Their tracebacks end
         here: what ranks raised is in ``WorkerGroupError.worker_failures``.
         """
-        __tracebackhide__ = True  # by this name, pytest and IPython leave out a frame
+        __tracebackhide__ = True  # pytest leaves out a frame with this name
         try:
             return run_work(
                 self._work,
@@ -139,9 +141,14 @@ class DataParallelTrainer:
                 validation=self._validation,
             )
         except (DistrainError, KeyboardInterrupt) as error:
-            if isinstance(error, PreemptionError):
-                _ExitWithItsCode.install()
-            raise error.with_traceback(None) from None
+            raise _without_our_frames(error) from None
+
+
+def _without_our_frames(error: _Error) -> _Error:
+    """The same error, as it leaves fit()."""
+    if isinstance(error, PreemptionError):
+        _ExitWithItsCode.install()
+    return error.with_traceback(None)
 
 
 def _instance(name: str, value: Any, kind: type, default: Any) -> Any:

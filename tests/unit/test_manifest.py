@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def test_an_attempt_that_nobody_saw_ending_says_so_when_the_run_goes_on(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "run")
+    first = {"attempt": 0, "started": 1.0, "ended": 2.0, "failure": "rank 1: no"}
+    second = {"attempt": 1, "started": 3.0, "ended": None, "failure": None}
+    store.write_manifest({"status": "running", "attempts": [first, second]})
+    RunManifest(store, run_id="id", configs={}).write("running")
+    store.close()
+    attempts = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
+    assert attempts == [first, {**second, "failure": "the process that called fit() died"}]
+
+
 @pytest.mark.parametrize(
     ("argv", "kept"),
     [
