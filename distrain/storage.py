@@ -63,6 +63,20 @@ class _Lock:
             os.close(self.fd)
 
 
+def _lock_soon(fd: int) -> None:
+    """Lock the file. A reader that looks whether the run is in use holds the lock for some microseconds, so try for a
+    moment. Raises BlockingIOError if another run has the lock, OSError on a file system without locks."""
+    deadline = time.monotonic() + _LOCKING_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOCKING_S / 20)
+
+
+_LOCKING_S = 0.5
 _locks: set[_Lock] = set()
 
 
@@ -154,7 +168,7 @@ class RunStore:
     def _take_lock(self) -> _Lock:
         lock = _Lock(os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         try:
-            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_soon(lock.fd)
         except BlockingIOError:
             holder = os.read(lock.fd, 64).decode(errors="replace").strip()
             lock.release()

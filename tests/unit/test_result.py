@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import pickle
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -316,6 +319,16 @@ def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path:
     assert isinstance(error, ControllerError)
     assert str(error).startswith("the run died without a word: ")
     RunStore(tmp_path / "run").close()  # looking has not taken the lock
+
+
+def test_looking_whether_a_run_has_died_does_not_keep_it_from_beginning(tmp_path: Path) -> None:
+    RunStore(tmp_path / "run").close()
+    looks = os.open(tmp_path / "run" / ".lock", os.O_RDONLY)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    is_done = threading.Timer(0.01, os.close, [looks])
+    is_done.start()
+    RunStore(tmp_path / "run").close()
+    is_done.join()
 
 
 def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
