@@ -166,7 +166,9 @@ class PreemptionError(TrainingFailedError):
     exit_code: 128 + the number of the signal, which the process should exit with.
     """
 
-    def __init__(self, message: str, *, exit_code: int = 128 + signal.SIGTERM, result: Any = None) -> None:
+    exit_code: int = 128 + signal.SIGTERM
+
+    def __init__(self, message: str, *, exit_code: int = exit_code, result: Any = None) -> None:
         super().__init__(message, result=result)
         self.exit_code = exit_code
 

@@ -164,19 +164,20 @@ def last_metrics(path: Path | Place) -> dict[str, Any] | None:
 
     Raises OSError.
     """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return None
-    with file:
+
+    def find(file: IO[bytes]) -> dict[str, Any] | None:
         lines = _lines_backwards(file)
         next(lines, None)  # empty, or torn
-        for line in lines:
-            record = _record_in(line, f"one of the last lines of {path}")
-            if record is not None and record["rank"] == 0:
-                metrics: dict[str, Any] = record["metrics"]
-                return metrics
-    return None
+        records = (_record_in(line, f"one of the last lines of {path}") for line in lines)
+        return next((record["metrics"] for record in records if record is not None and record["rank"] == 0), None)
+
+    try:
+        if isinstance(path, Place):
+            return path.read_with(find)
+        with path.open("rb") as file:
+            return find(file)
+    except FileNotFoundError:
+        return None
 
 
 def _record_in(line: bytes, where: str) -> dict[str, Any] | None:

@@ -344,8 +344,9 @@ def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         far = {"id": "x", "host": "far", "machine": "other", "pid": 7, "started": 1.0, "released": False}
         (run / ".lock" / "000002").write(json.dumps({**far, "beat": beat}).encode())
         assert is_in_use(run) is in_use
-    error = Result.from_path("/run", run.given).error
-    assert error is None
+    (run / "metrics.jsonl").write(b'{"rank": 0, "metrics": {"loss": 2}}\n{"rank": 1, "metrics": {}}\n')
+    result = Result.from_path("/run", run.given)
+    assert (result.error, result.metrics) == (None, {"loss": 2})
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"released": false}'])
