@@ -202,4 +202,4 @@ def _wait_until_free(run: Place, lock: Place) -> None:
 
 
 def _in_use(run: Place, who: str) -> str:
-    return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name)"
+    return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name, --name)"

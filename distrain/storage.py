@@ -174,7 +174,7 @@ class RunStore:
             lock.release()
             raise StorageError(
                 f"another run (process {holder or 'unknown'}) is using {self.place}; "
-                "wait for it, or give this run another name (RunConfig.name)"
+                "wait for it, or give this run another name (RunConfig.name, --name)"
             ) from None
         except OSError:  # a file system without locks: then nobody can be told apart
             return lock
