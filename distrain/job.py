@@ -150,14 +150,20 @@ class ScriptWork(Work):
 def _found(path: str, launched_in: str) -> str:
     """The user's file, seen from the working directory, where a host may have a copy of its own, or else from where it
     was launched, which hosts may share. Raises JobError."""
-    if os.path.exists(path):
+    if _can_run(path):
         return path
     launched = os.path.join(launched_in, path)
-    if os.path.exists(launched):
+    if _can_run(launched):
         return launched
     places = dict.fromkeys(map(os.path.abspath, (path, launched)))
     hint = "share it between the hosts, copy it there, or set cwd= in the hostfile"
     raise JobError(f"this host has no file {' and no file '.join(places)}; {hint}")
+
+
+def _can_run(path: str) -> bool:
+    from distrain import main_module
+
+    return os.path.isfile(path) or main_module.is_archive(path)
 
 
 def _copied(config: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
 from distrain.plan import shares_of, workers_on
-from distrain.preemption import STOP_SIGNALS, exit_code, refuse_after_stop
+from distrain.preemption import exit_code, refuse_after_stop
 from distrain.records import damage_of, last_metrics
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.runpaths import read_manifest
@@ -489,7 +489,7 @@ class _Run:
 
     def _error(self, end: RunEnd, result: Result) -> BaseException:
         if end.stop_reason is not None:
-            lines = self._stopped(end, result)
+            lines = self._stopped(end, end.stop_reason, result)
             if end.stop_reason != "SIGINT":
                 return PreemptionError("\n".join(lines), exit_code=exit_code(end.stop_reason))
             warn("\n    ".join(lines))
@@ -543,9 +543,9 @@ class _Run:
         named = f"with --name {shlex.quote(name)}" if self._asked.on_command_line else f"as RunConfig(name={name!r})"
         return f"started again {named}, it goes on {latest}"
 
-    def _stopped(self, end: RunEnd, result: Result) -> list[str]:
-        lines = [f"the run was stopped by {end.stop_reason}; {self._again(result)}"]
-        asked = {128 + number for number in STOP_SIGNALS}
+    def _stopped(self, end: RunEnd, reason: str, result: Result) -> list[str]:
+        lines = [f"the run was stopped by {reason}; {self._again(result)}"]
+        asked = {exit_code("SIGTERM"), exit_code(reason)}
         own = [f for f in end.failures if not f.consequence and f.exit_code not in asked]
         if own:
             screen = failures.failure_screen(own, stopped=(), last_lines=end.last_lines)
