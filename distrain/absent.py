@@ -6,15 +6,17 @@ The sentence is in the AttributeError of ``distrain.Tuner`` or ``result.config``
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["IGNORED", "MISSING", "explain", "explain_absent_names", "explaining", "without"]
+__all__ = ["IGNORED", "MISSING", "did_you_mean", "explain", "explain_absent_names", "explaining", "without"]
 
 _CLUSTER = "there is no cluster to connect to: fit() starts the workers and ends them, so leave it out"
 _DATA = "Ray Data is not a part of distrain: make a DataLoader (or tf.data.Dataset) in train_func"
@@ -197,6 +199,12 @@ class _Finder:
 sys.meta_path.append(_Finder)
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message about a misspelt word; empty if no known one is like it."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -223,14 +231,20 @@ def explaining(owner: str) -> Callable[[_Class], _Class]:
 
 def without(*names: str) -> Callable[[_Class], _Class]:
     """Class decorator: the constructor takes these keyword arguments of Ray's, too. Given a value that asks for
-    something, those of :data:`IGNORED` warn, and those of :data:`MISSING` raise TypeError, with the sentence."""
+    something, those of :data:`IGNORED` warn, and those of :data:`MISSING` raise TypeError, with the sentence. For a
+    misspelt name, the TypeError suggests the right one."""
 
     def decorate(cls: _Class) -> _Class:
         construct = cls.__init__  # type: ignore[misc]
+        known = [name for name in inspect.signature(construct).parameters if name != "self"]
 
         @functools.wraps(construct)
         def __init__(self: Any, *args: Any, **options: Any) -> None:
             _refuse(cls.__name__, {name: options.pop(name) for name in names if name in options})
+            for name in (name for name in options if name not in known):
+                raise TypeError(
+                    f"{cls.__name__}() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}"
+                )
             construct(self, *args, **options)
 
         cls.__init__ = __init__  # type: ignore[misc]

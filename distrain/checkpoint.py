@@ -302,11 +302,15 @@ class Checkpoint:
     # -- metadata -------------------------------------------------------------------------------------------------
 
     def get_metadata(self) -> dict[str, Any]:
-        """The JSON metadata kept beside the files; ``{}`` if there is none."""
+        """The JSON metadata kept beside the files; ``{}`` if there is none. Raises CheckpointError if it is damaged."""
         if self._data is not None:
             return dict(self._metadata)
-        metadata: dict[str, Any] = json.loads(self._read_small(METADATA_FILE) or b"{}")
-        return metadata
+        try:
+            return dict(json.loads(self._read_small(METADATA_FILE) or b"{}"))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{METADATA_FILE} of {self.path} is damaged: {error}; set_metadata() replaces it"
+            ) from error
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Replace the metadata. Raises TypeError or ValueError for what is not JSON."""
@@ -369,7 +373,9 @@ def files_of(place: Place) -> list[str]:
     FileNotFoundError for one that is half deleted."""
     present = [name for name in place.files() if name != MANIFEST_FILE]
     try:
-        named = json.loads((place / MANIFEST_FILE).read())["files"]
+        named = set(json.loads((place / MANIFEST_FILE).read())["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{place / MANIFEST_FILE} is damaged ({type(error).__name__}: {error})") from error
     except FileNotFoundError:
         if PENDING_FILE not in present:
             return present

@@ -9,14 +9,17 @@ import argparse
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import driver, job
+from distrain.absent import did_you_mean
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.gpus import find_gpus
 from distrain.hostfile import ALWAYS_SET, split_ssh_args, total_slots
+from distrain.main_module import is_archive
 from distrain.output import warn
 from distrain.preflight import Preflight
 from distrain.preflight_table import show
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["run_command"]
 
 _SIGINT_EXIT = 130
-_SIGTERM_EXIT = 143
 _TORCHRUN = (
     *("local-addr", "master-addr", "master-port", "monitor-interval", "node-rank", "rdzv-backend", "rdzv-conf"),
     *("rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
@@ -60,7 +62,7 @@ examples:
   python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
 
 exit codes: 0; the exit code of the rank that failed first (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
-143 after SIGTERM; 2 for a wrong command line or a launch that is not possible.
+143 after SIGTERM, 129 after SIGHUP; 2 for a wrong command line or a launch that is not possible.
 """
 
 
@@ -70,7 +72,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
     ``user_path`` is sys.path as the user's process was started with. Raises SystemExit for a wrong command line.
     """
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _options(parser, sys.argv[1:] if arguments is None else arguments)
     os.environ.pop(LAUNCH_OPTIONS, None)  # another launch's, of which this one is a part
     if options.stacks:
         return _show_stacks(options.stacks)
@@ -80,7 +82,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
         hosts = _hosts(options)
         if options.check:
             return _check(options, hosts, user_path)
-        work = _work(options)
+        work = _work(options, user_path)
         if _is_driver(work, user_path):
             _become_driver(options, parser)
         scaling = _scaling(options, hosts)
@@ -100,8 +102,32 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
     return _run(work, scaling, run, _workers_path(work, user_path))
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line, which the usage would hide."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. What follows a function belongs to us, as it takes no arguments of its own."""
+    options, unknown = parser.parse_known_args(arguments)
+    split = len(arguments) - len(options.arguments)
+    if options.arguments and arguments[split - 1] == options.target and _is_function(options.target):
+        in_order = [*arguments[: split - 1], *options.arguments, options.target]
+        again, unknown = parser.parse_known_args(in_order)
+        options = again if again.target == options.target else options
+    for word in unknown:
+        option = word.partition("=")[0]
+        hint = did_you_mean(option, parser._option_string_actions)
+        if not hint and options.target and _is_function(options.target):
+            hint = f"; {options.target} is a function, whose config comes from --config and --set"
+        hint = hint or "; options of a script come after its name"
+        parser.error(f"there is no option {option}{hint} (see --help)")
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m distrain.launch",
         description="Run a PyTorch script, module or function on several workers, of this machine or of many.",
         epilog=_EPILOG,
@@ -248,26 +274,40 @@ def _count(text: str) -> int:
 # -- what to run -----------------------------------------------------------------------------------------------------
 
 
-def _work(options: argparse.Namespace) -> job.Work:
+def _work(options: argparse.Namespace, user_path: Sequence[str]) -> job.Work:
     """Raises ValueError or OSError for a target or config that cannot be."""
     backend = _torch_backend()
     if options.module is not None:
         if not options.module:
             raise ValueError("-m needs the name of a module")
         _no_config(options, "a module")
+        if ":" in options.module[0]:
+            raise ValueError(f"-m {options.module[0]}: is a function; leave out -m")
         return job.ScriptWork(backend=backend, module=options.module[0], argv=options.module[1:])
     if options.target is None:
         raise ValueError("nothing to run: name a script, `-m MODULE`, or file.py:function")
-    place, colon, name = options.target.rpartition(":")
-    if colon and name.isidentifier() and not Path(options.target).exists():
+    if _is_function(options.target):
         if options.arguments:
             raise ValueError(f"{options.target} is a function, which takes no arguments; use --config and --set")
-        if place.endswith(".py"):
-            _existing(place)
+        _check_function(options.target, user_path)
         return job.TargetWork(backend=backend, target=options.target, config=_config(options), launched_in=os.getcwd())
     _no_config(options, "a script")
-    path = _existing(options.target)
+    path = options.target if is_archive(options.target) else _existing(options.target)
     return job.ScriptWork(backend=backend, path=path, argv=options.arguments, launched_in=os.getcwd())
+
+
+def _is_function(target: str) -> bool:
+    """Tell ``file.py:function`` and ``module:function`` from the name of a script."""
+    _, colon, name = target.rpartition(":")
+    return bool(colon) and name.isidentifier() and not Path(target).exists()
+
+
+def _check_function(target: str, user_path: Sequence[str]) -> None:
+    """Raise ValueError if its file is not there, or never names the function, so far as reading it tells."""
+    place, _, name = target.rpartition(":")
+    file = _existing(place) if place.endswith(".py") else driver.source_of_module(place, [os.getcwd(), *user_path])
+    if file is not None and (names := driver.names_in(file)) is not None and name not in names:
+        raise ValueError(f"{target}: {place} has no function {name!r}{did_you_mean(name, names)}")
 
 
 def _is_driver(work: job.Work, user_path: Sequence[str]) -> bool:
@@ -330,6 +370,8 @@ def _torch_backend() -> BackendConfig:
 
 
 def _existing(path: str) -> str:
+    if Path(path).is_dir():
+        raise ValueError(f"the directory {path!r} has no __main__.py; name a script in it")
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path!r} in {os.getcwd()}")
     return path
@@ -394,12 +436,12 @@ def _parsed(text: str) -> Any:
 def _run(work: job.Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]) -> int:
     """The exit code."""
     try:
-        run_work(work, scaling, run, sys_path=sys_path)
+        run_work(work, scaling, run, sys_path=sys_path, on_command_line=True)
     except KeyboardInterrupt:
         return _SIGINT_EXIT
     except PreemptionError as error:
         _show("stopped", str(error))
-        return _SIGTERM_EXIT
+        return error.exit_code
     except WorkerGroupError as error:
         _show("training failed", str(error))
         return error.exit_code or 1

@@ -291,6 +291,7 @@ class CheckpointConfig:
         _check_seconds("CheckpointConfig.missing_rank_s", self.missing_rank_s)
 
 
+@without()
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
     """What is shown on the console.
@@ -317,6 +318,7 @@ class LoggingConfig:
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
+@without()
 @dataclass(frozen=True)
 class ValidationTaskConfig:
     """How one checkpoint is validated.

@@ -24,6 +24,7 @@ from distrain.ledger import Ledger
 from distrain.loop import Loop
 from distrain.machine import RunMachine
 from distrain.output import RankOutputs, say, warn, warn_once
+from distrain.preemption import STOP_SIGNALS, note_stop
 from distrain.stacks import last_words, native_reason
 from distrain.states import RunState
 from distrain.validations import WAITING, Validations
@@ -153,7 +154,7 @@ class Coordinator:
         self._store.failed = self._storage_failed
         try:
             with (
-                self._loop.signals((signal.SIGINT, signal.SIGTERM), self._on_signal),
+                self._loop.signals(STOP_SIGNALS, self._on_signal),
                 unblocked_consoles(),
             ):
                 self._run()
@@ -372,6 +373,7 @@ class Coordinator:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
+        note_stop(number)
         why = signal.Signals(number).name
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             self._validations.give_up(f"{why} has ended the wait for it")

@@ -9,13 +9,16 @@ import ast
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from distrain.main_module import is_archive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["become", "calls_fit", "file_of_module"]
+__all__ = ["become", "calls_fit", "file_of_module", "names_in", "source_of_module"]
 
 _TRAINERS = frozenset({"DataParallelTrainer", "TensorflowTrainer", "TorchTrainer"})
 
@@ -24,11 +27,21 @@ def calls_fit(path: str) -> bool:
     """Whether the script imports distrain, names a trainer, and calls a ``fit()``. It is read, not run; what it imports
     is not looked at."""
     try:
-        tree = ast.parse(Path(path).read_bytes())
+        tree = ast.parse(_source_of(path))
     except (OSError, SyntaxError, ValueError):  # running it tells
         return False
     nodes = list(ast.walk(tree))
     return all(any(map(seen, nodes)) for seen in (_imports_distrain, _names_a_trainer, _is_fit))
+
+
+def _source_of(path: str) -> bytes:
+    """Return what ``python path`` would run."""
+    if not is_archive(path):
+        return Path(path).read_bytes()
+    if os.path.isdir(path):
+        return Path(path, "__main__.py").read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("__main__.py")
 
 
 def _imports_distrain(node: ast.AST) -> bool:
@@ -53,6 +66,41 @@ def _names_a_trainer(node: ast.AST) -> bool:
         case ast.Attribute(attr=attribute):  # distrain.torch.TorchTrainer
             return attribute in _TRAINERS
     return False
+
+
+def names_in(path: str) -> frozenset[str] | None:
+    """Return every name that the file defines, imports or assigns to anywhere; None if reading it cannot tell."""
+    try:
+        nodes = list(ast.walk(ast.parse(Path(path).read_bytes())))
+    except (OSError, SyntaxError, ValueError):  # running it tells
+        return None
+    names: set[str] = set()
+    for node in nodes:
+        match node:
+            case ast.Name(id="globals" | "exec" | "setattr") | ast.alias(name="*"):
+                return None
+            case ast.Call(func=ast.Name(id="vars" | "locals"), args=[]):
+                return None
+            case ast.FunctionDef(name="__getattr__"):
+                return None
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=alias):
+                names.add(alias or name.partition(".")[0])
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+    return frozenset(names)
+
+
+def source_of_module(name: str, path: Sequence[str]) -> str | None:
+    """Find the file that ``import name`` would run, without importing the packages that it is in; None if there is
+    none of ours to read."""
+    parts = name.split(".")
+    for folder in path:
+        for file in (Path(folder, *parts, "__init__.py"), Path(folder, *parts).with_suffix(".py")):
+            if file.is_file():
+                return str(file)
+    return None
 
 
 def file_of_module(name: str, path: Sequence[str]) -> str | None:

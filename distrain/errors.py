@@ -16,7 +16,7 @@
         │   └── HangError      no rank made progress for ``FailureConfig.hang_timeout_s``
         ├── ControllerError    the run could not go on, and no rank is to blame: a full disk, a lost agent
         │   └── LaunchError    it could not even begin: a host or its agent could not be started
-        └── PreemptionError    somebody asked the run to stop (SIGTERM)
+        └── PreemptionError    somebody asked the run to stop (SIGTERM, SIGHUP or SIGQUIT)
 
 Every class survives pickling with its attributes.
 """
@@ -24,6 +24,7 @@ Every class survives pickling with its attributes.
 from __future__ import annotations
 
 import pickle
+import signal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class WorkerGroupError(TrainingFailedError):
     """At least one rank failed.
 
     worker_failures: each failed rank's original exception, or a StandInError that says how the process died. culprit:
-        the rank to blame; what it raised is also the ``__cause__``. failures: the facts of each, culprit first.
+        the rank to blame; ``original`` is what it raised. failures: the facts of each, culprit first.
         stopped: the ranks that distrain stopped; where: the places at which they were, in lines. last_lines: by rank,
         what failed ranks printed last.
     """
@@ -160,7 +161,16 @@ class LaunchError(ControllerError):
 
 
 class PreemptionError(TrainingFailedError):
-    """Somebody asked the run to stop (SIGTERM of the user's process)."""
+    """The user's process was told to stop by SIGTERM, SIGHUP or SIGQUIT.
+
+    exit_code: 128 + the number of the signal, which the process should exit with.
+    """
+
+    exit_code: int = 128 + signal.SIGTERM
+
+    def __init__(self, message: str, *, exit_code: int = exit_code, result: Any = None) -> None:
+        super().__init__(message, result=result)
+        self.exit_code = exit_code
 
 
 class Portable:
@@ -189,6 +199,4 @@ def _rebuild(cls: type[TrainingFailedError], message: str, state: dict[str, obje
     error = cls.__new__(cls)
     Exception.__init__(error, message)
     error.__dict__.update(state)
-    if isinstance(error, WorkerGroupError):  # pickles leave it out
-        error.__cause__ = error.original
     return error

@@ -10,6 +10,7 @@ import runpy
 import sys
 import threading
 import traceback
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +18,7 @@ import cloudpickle
 
 from distrain import wire
 from distrain.errors import DistrainError, Portable
+from distrain.failures import signal_in_words
 from distrain.job import ScriptWork
 from distrain.stacks import LIBRARY_FILE
 
@@ -125,7 +127,12 @@ def flush() -> None:
 
 
 class Terminated(SystemExit):
-    """SIGTERM, as an exception."""
+    """A signal that ends a process, SIGTERM as a rule, as an exception."""
+
+    @property
+    def number(self) -> int:
+        """The signal's."""
+        return _exit_code(self) - 128
 
 
 def terminate(number: int, frame: object) -> NoReturn:
@@ -171,9 +178,22 @@ def _failure(context: TrainContext, done: Attempted, error: BaseException) -> wi
 
 
 def _explanation(work: Work | None, error: BaseException) -> str:
-    """What the framework's leaf can add to the text of an exception."""
+    """Return what distrain or the framework's leaf adds to the text of an exception."""
     text = work.backend.explain(error) if work is not None else None
+    innermost = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
+    if any(frame.f_globals.get("__name__") in ("bdb", "pdb") for frame, _ in innermost) and _reads_nothing():
+        text = (
+            "a debugger, such as breakpoint(), needs a terminal, which workers do not have: train in your own process "
+            "with ScalingConfig(num_workers=0), or --num-workers 0"
+        )
     return f"distrain: {text}\n" if text else ""
+
+
+def _reads_nothing() -> bool:
+    """Tell whether stdin is /dev/null, as in workers."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    return True
 
 
 def _exit_code(error: BaseException) -> int:
@@ -218,7 +238,7 @@ _OWN_FILES = (os.path.dirname(__file__), "<frozen runpy>", "<frozen importlib", 
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, Terminated):
-        return f"was ended by SIGTERM (15), not sent by distrain{_place(error)}"
+        return f"was ended by {signal_in_words(error.number)}, not sent by distrain{_place(error)}"
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r:.300}){_place(error)}"
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dis
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -118,7 +119,8 @@ class TargetWork(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptWork(Work):
-    """A script (``path``) or a module (``module``) with its own arguments, run as ``__main__`` as torchrun does.
+    """A script (``path``; also a zip file or a directory with a ``__main__.py``) or a module (``module``) with its own
+    arguments, run as ``__main__`` as torchrun does.
     launched_in: the directory in which the launcher has found the script, where workers may be in another."""
 
     path: str | None = None
@@ -137,21 +139,31 @@ class ScriptWork(Work):
             assert self.path is not None
             path = _found(self.path, self.launched_in)
             sys.argv = [path, *self.argv]
-            sys.path[0:0] = [str(Path(path).resolve().parent)]
-            main_module.run_script(path)
+            if main_module.is_archive(path):
+                sys.path[0:0] = [os.path.abspath(path)]
+                main_module.run_archive()
+            else:
+                sys.path[0:0] = [str(Path(path).resolve().parent)]
+                main_module.run_script(path)
 
 
 def _found(path: str, launched_in: str) -> str:
     """The user's file, seen from the working directory, where a host may have a copy of its own, or else from where it
     was launched, which hosts may share. Raises JobError."""
-    if os.path.isfile(path):
+    if _can_run(path):
         return path
     launched = os.path.join(launched_in, path)
-    if os.path.isfile(launched):
+    if _can_run(launched):
         return launched
     places = dict.fromkeys(map(os.path.abspath, (path, launched)))
     hint = "share it between the hosts, copy it there, or set cwd= in the hostfile"
     raise JobError(f"this host has no file {' and no file '.join(places)}; {hint}")
+
+
+def _can_run(path: str) -> bool:
+    from distrain import main_module
+
+    return os.path.isfile(path) or main_module.is_archive(path)
 
 
 def _copied(config: dict[str, Any]) -> dict[str, Any]:
@@ -175,9 +187,11 @@ def _import_file(path: Path) -> types.ModuleType:
 
 
 def check_signature(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, if it can be called with a config or with nothing. Raises ValueError otherwise."""
+    """The function itself, if it can be called with a config or with nothing, and then runs. Raises TypeError or
+    ValueError otherwise."""
     if not callable(function):
         raise TypeError(f"train_loop_per_worker must be a function, got {function!r} ({type(function).__name__})")
+    check_plain("train_loop_per_worker", function)
     required = [p for p in _parameters(function) if p.default is p.empty and p.kind not in _VARIADIC]
     keywords = [p.name for p in required if p.kind is p.KEYWORD_ONLY]
     if len(required) > 1 or keywords:
@@ -192,7 +206,32 @@ def check_signature(function: Callable[..., Any]) -> Callable[..., Any]:
 def call_with_config(function: Callable[..., Any], config: dict[str, Any]) -> Any:
     """Call with the config if the function can take one argument, also an optional one, else without."""
     takes_one = any(p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD for p in _parameters(function))
-    return function(config) if takes_one else function()
+    value = function(config) if takes_one else function()
+    for _, is_one, kind, cure in _NOT_RUN:
+        if is_one(value):
+            if inspect.iscoroutine(value):
+                value.close()  # or Python would warn that nobody awaits it
+            raise TypeError(f"{_name(function)} has returned {kind}, of which nothing has run: {cure}")
+    return value
+
+
+def check_plain(label: str, function: Callable[..., Any]) -> None:
+    """Raise TypeError for a function that a call does not run, also behind functools.partial or in an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    for makes_one, _, kind, cure in _NOT_RUN:
+        if makes_one(function) or makes_one(type(function).__call__):
+            raise TypeError(f"{label} must be a plain function, but a call of {_name(function)} makes {kind}: {cure}")
+
+
+_NO_AWAIT = "make it a plain function that calls asyncio.run(...)"
+_NO_YIELD = "make it a plain function, which may report() where it yields"
+_NOT_RUN = (
+    (inspect.iscoroutinefunction, inspect.iscoroutine, "a coroutine", _NO_AWAIT),
+    (inspect.isasyncgenfunction, inspect.isasyncgen, "an asynchronous generator", _NO_AWAIT),
+    (inspect.isgeneratorfunction, inspect.isgenerator, "a generator", _NO_YIELD),
+)
+"""How to tell functions that run when somebody awaits or iterates over what they return, and those objects."""
 
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

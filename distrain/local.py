@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from textwrap import indent
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.backend import BackendConfig
@@ -25,6 +26,7 @@ from distrain.events import RunEnd
 from distrain.execution import Executed, Terminated, execute, terminate
 from distrain.failures import failure_of
 from distrain.ledger import Ledger
+from distrain.loop import handler_of
 from distrain.outer import OuterDesk, OuterWork, outer_rank
 from distrain.output import say, warn
 from distrain.plan import (
@@ -37,6 +39,7 @@ from distrain.plan import (
     visible_devices,
 )
 from distrain.ports import reserve_port
+from distrain.preemption import STOP_SIGNALS, note_stop
 from distrain.result import Result, make_result
 from distrain.retries import Retries
 from distrain.session import Session
@@ -63,6 +66,9 @@ __all__ = ["LocalRun", "check_launcher", "follow", "outer_rank"]
 
 def check_launcher(num_workers: int, backend: BackendConfig) -> None:
     """Raises LaunchError where it is not clear which processes are to train, or where they cannot do it together."""
+    if num_workers == 0:
+        with _only_one():
+            pass
     if num_workers == 0 and Session.current is not None:
         raise LaunchError(
             "fit() with num_workers=0 was called in a distrain worker, where it is not clear which ranks should train; "
@@ -90,6 +96,23 @@ def check_launcher(num_workers: int, backend: BackendConfig) -> None:
                 f"fit() was called under {launcher}, in each of its {size} processes, and would start {num_workers} "
                 f"worker(s) in each. Start the script with `python`, {instead}"
             )
+
+
+_training_here = threading.RLock()
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """Raise LaunchError if another thread trains in this process."""
+    if not _training_here.acquire(blocking=False):
+        raise LaunchError(
+            "fit() with num_workers=0 was called while another thread trains in this process, which has only one "
+            "environment; call one after the other, or let them start workers (num_workers=1)"
+        )
+    try:
+        yield
+    finally:
+        _training_here.release()
 
 
 # -- rank 0 ----------------------------------------------------------------------------------------------------------
@@ -134,7 +157,11 @@ class LocalRun:
 
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
-        ResourcesError."""
+        ResourcesError, and LaunchError if another thread trains here."""
+        with _only_one():
+            self._run()
+
+    def _run(self) -> None:
         self._store.failed = self._storage_failed
         inline = Background(None, "storage")
         self._store.start(None, inline, self._request.run_id, self._request.python_flags)
@@ -253,7 +280,7 @@ def _train(session: Session, work: Work, desk: Desk) -> Executed:
 def _stop_reason(error: BaseException | None) -> str | None:
     if isinstance(error, KeyboardInterrupt):
         return "SIGINT"
-    return "SIGTERM" if isinstance(error, Terminated) else None
+    return signal.Signals(error.number).name if isinstance(error, Terminated) else None
 
 
 @contextlib.contextmanager
@@ -267,10 +294,11 @@ def _current(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
-    """SIGTERM and Ctrl-C, where the user has no handlers of their own: should_stop() becomes true if train_func calls
-    it; otherwise, and the second time, they unwind train_func."""
+    """Handle the signals for which the user has no handlers: should_stop() becomes true if train_func calls it;
+    otherwise, and the second time, they unwind train_func."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        note_stop(number)
         if desk.listens and desk.stop_asked is None:
             desk.stop_asked = signal.Signals(number).name
             context = session.context
@@ -278,9 +306,9 @@ def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
         else:
             (signal.default_int_handler if number == signal.SIGINT else terminate)(number, frame)
 
-    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    usual: dict[int, Any] = {**dict.fromkeys(STOP_SIGNALS, signal.SIG_DFL), signal.SIGINT: signal.default_int_handler}
     is_main = threading.current_thread() is threading.main_thread()
-    ours = {n: handler for n, handler in usual.items() if is_main and signal.getsignal(n) is handler}
+    ours = {n: handler for n, handler in usual.items() if is_main and handler_of(n) is handler}
     for number in ours:
         signal.signal(number, on_signal)
     try:
@@ -373,14 +401,13 @@ def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig)
     """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises WorkerGroupError from what
     train_func raises."""
     desk = OuterDesk(work.backend)
-    with _rank(request, request.first_attempt, outer=True) as (context, _):
+    with _only_one(), _rank(request, request.first_attempt, outer=True) as (context, _):
         session = Session(desk, context, None)
         shared = OuterWork(backend=work.backend, work=work.fresh(), session=session, desk=desk)
         executed = _train(session, shared, desk)
     if executed.error is not None:
-        rank, text = context.world_rank, executed.outcome.error
-        raise WorkerGroupError(
-            f"rank {rank}, started by torchrun: {text}", worker_failures={rank: executed.error}, culprit=rank
-        ) from executed.error
+        rank, outcome = context.world_rank, executed.outcome
+        text = f"rank {rank}, started by torchrun: {outcome.error}\n{indent(outcome.traceback, '  ')}".rstrip()
+        raise WorkerGroupError(text, worker_failures={rank: executed.error}, culprit=rank)
     run = session.context.get_storage().run
     return make_result(run, shared.kept, checkpoint_config, metrics=desk.metrics, return_value=executed.value)

@@ -10,13 +10,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
-__all__ = ["Loop"]
+__all__ = ["Loop", "handler_of"]
 
 Callback = Callable[[], None]
 _STUCK_AFTER = 3
@@ -82,12 +83,12 @@ class Loop:
 
     @contextlib.contextmanager
     def signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> Iterator[None]:
-        """:meth:`on_signals` within a block, and only in the main thread; signals that this process ignores stay
-        ignored."""
+        """:meth:`on_signals` within a block, and only in the main thread. Signals that this process ignores stay
+        ignored; those with a handler in C, which could not be restored, keep it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = self.on_signals((n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN), callback)
+        previous = self.on_signals((n for n in numbers if handler_of(n) not in (signal.SIG_IGN, None)), callback)
         try:
             yield
         finally:
@@ -177,3 +178,17 @@ class Loop:
         for fd in self._signal_pipe:
             os.close(fd)
         self._signal_pipe = ()
+
+
+def handler_of(number: int) -> Any:
+    """Return what ``signal.getsignal()`` does, but None also for a handler in C that Python has not heard of, such as
+    that of ``faulthandler.register()``."""
+    handler = signal.getsignal(number)
+    return None if handler is signal.SIG_DFL and number in _caught() else handler
+
+
+def _caught() -> set[int]:
+    """The signals for which this process has a handler, as the kernel knows it."""
+    status = Path("/proc/self/status").read_text()
+    mask = int((status.partition("SigCgt:")[2].split() or ["0"])[0], 16)
+    return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}

@@ -15,6 +15,7 @@ import pickle
 import runpy
 import sys
 import types
+import zipfile
 from importlib.machinery import SourceFileLoader
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # cloudpickle's record of the classes that it made; there is no public way to it.
 _DYNAMIC_CLASSES: Mapping[str, type] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 
-__all__ = ["begin", "load", "run_module", "run_script", "share"]
+__all__ = ["begin", "is_archive", "load", "run_archive", "run_module", "run_script", "share"]
 
 
 def begin() -> types.ModuleType:
@@ -46,6 +47,22 @@ def run_script(path: str) -> None:
     main = begin()
     main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     exec(code, main.__dict__)  # noqa: S102 - it is the user's script
+
+
+def run_archive() -> None:
+    """Run the ``__main__.py`` of the directory or zip file that is first on sys.path, as ``python path`` does."""
+    begin()
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+
+
+def is_archive(path: str) -> bool:
+    """Tell a directory or a zip file with a ``__main__.py`` from a script."""
+    if os.path.isdir(path):
+        return os.path.isfile(os.path.join(path, "__main__.py"))
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return "__main__.py" in archive.namelist()
 
 
 def run_module(name: str) -> None:

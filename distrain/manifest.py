@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
     from distrain.plan import WorldPlan
     from distrain.storage import RunStore
 
-__all__ = ["RunManifest"]
+__all__ = ["RunManifest", "without_secrets"]
+
+_DIED = "the process that called fit() died"
+"""In an attempt that nobody could see ending."""
+_HIDDEN = "***"
+_SECRET_WORDS = {
+    *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
+    "token",
+}
+_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class RunManifest:
@@ -30,7 +40,10 @@ class RunManifest:
         self._run_id = run_id
         self._configs = configs
         self._started = time.time()
-        self._attempts: list[dict[str, Any]] = list(self.before.get("attempts", []))
+        self._attempts: list[dict[str, Any]] = [
+            {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
+            for attempt in self.before.get("attempts", [])
+        ]
         self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
         """The number of the first attempt of this part of the run: none is used twice."""
 
@@ -48,7 +61,7 @@ class RunManifest:
             "attempts": [dict(attempt) for attempt in self._attempts],
             "distrain": __version__,
             "python": sys.version.split()[0],
-            "argv": sys.argv,
+            "argv": without_secrets(sys.argv),
             **self._configs,
         }
 
@@ -66,3 +79,24 @@ class RunManifest:
         elif failures:
             culprit = culprit_first(failures)[0]
             self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"
+
+
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
+
+    Others may read the run directory. ``--api-key X``, ``--api-key=X``, ``api_key=X`` and ``WANDB_API_KEY=X`` have such
+    names, as one of their words is in :data:`_SECRET_WORDS`.
+    """
+    shown = []
+    is_value = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        is_secret = not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+        if is_value and not word.startswith("--"):
+            shown.append(_HIDDEN)
+        elif equals and is_secret:
+            shown.append(f"{name}={_HIDDEN}")
+        else:
+            shown.append(_CREDENTIALS_IN_URL.sub(_HIDDEN, word))
+        is_value = is_secret and not equals and word.startswith("-")
+    return shown

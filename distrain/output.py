@@ -9,6 +9,7 @@ import contextlib
 import logging
 import re
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -78,13 +79,27 @@ _logger.propagate = False
 
 @contextlib.contextmanager
 def log_level(level: str) -> Iterator[None]:
-    """Show only what has at least this level, as ``logging`` calls it."""
-    before = _logger.level
-    _logger.setLevel(level)
+    """Show only what has at least this level, as ``logging`` calls it. Of several runs at once, the last to begin
+    decides among those that have not ended."""
+    global _usual_level
+    mine = object()
+    with _levels_lock:
+        if not _levels:
+            _usual_level = _logger.level
+        _levels[mine] = level
+        _logger.setLevel(level)
     try:
         yield
     finally:
-        _logger.setLevel(before)
+        with _levels_lock:
+            del _levels[mine]
+            _logger.setLevel(next(reversed(_levels.values()), _usual_level))
+
+
+_levels: dict[object, str] = {}
+"""Of the runs of this process that have not ended, in the order in which they began."""
+_usual_level: int | str = logging.INFO
+_levels_lock = threading.Lock()
 
 
 def _print(console: IO[str] | None, text: str) -> None:

@@ -17,7 +17,7 @@ import time
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import cloudpickle
@@ -331,6 +331,15 @@ class Place:
             folder.mkdir(parents=True, exist_ok=True)
         paths = [str(path) for path in targets]
         self._try(f"write {target} from", lambda fs, path: fs.get([f"{path}/{name}" for name in names], paths))
+
+    def read_with(self, action: Callable[[IO[bytes]], _T]) -> _T:
+        """Return what ``action`` makes of the open file, in which it may seek. Raises FileNotFoundError, OSError."""
+
+        def read(fs: AbstractFileSystem, path: str) -> _T:
+            with fs.open(path, "rb") as file:
+                return action(file)
+
+        return self._try("read", read)
 
     def chunks(self, size: int = 4 << 20) -> Iterable[bytes]:
         """The content, in turn."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import StorageError
@@ -23,6 +24,7 @@ __all__ = [
     "CommittedCheckpoint",
     "committed_at",
     "damage_of",
+    "last_metrics",
     "no_metadata",
     "read_metrics",
     "without_nonfinite",
@@ -62,13 +64,15 @@ def committed_at(path: Path | Place, manifest: Mapping[str, Any] | None = None) 
         if manifest is None:
             assert isinstance(path, Path)
             manifest = json.loads((path / MANIFEST_FILE).read_text())
-        metrics = with_nonfinite(manifest["metrics"], manifest.get("nonfinite", {}))
-        index = int(manifest.get("index", -1))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        metrics = with_nonfinite(dict(manifest["metrics"].items()), manifest.get("nonfinite", {}))
+        index, validation = int(manifest.get("index", -1)), manifest.get("validation")
+        if validation is not None:
+            str(validation["status"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on"
         ) from error
-    return CommittedCheckpoint(path, metrics, manifest.get("validation"), index)
+    return CommittedCheckpoint(path, metrics, validation, index)
 
 
 def no_metadata(checkpoint: Path | Place) -> str:
@@ -152,13 +156,55 @@ def read_metrics(path: Path | Place, *, rank: int | None = 0) -> Iterator[dict[s
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 break
-            try:
-                record = json.loads(line.decode())  # not as UTF-32, which zeros are taken for
-                record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
-                wanted = rank is None or record["rank"] == rank
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                why = f"{type(error).__name__}: {error}"
-                warnings.warn(f"passed over: line {number} of {path} cannot be understood ({why})", stacklevel=2)
-                continue
-            if wanted:
+            record = _record_in(line, f"line {number} of {path}")
+            if record is not None and (rank is None or record["rank"] == rank):
                 yield record
+
+
+def last_metrics(path: Path | Place) -> dict[str, Any] | None:
+    """Return the metrics of rank 0's last line in a metrics.jsonl, which is read from its end; None if there is none.
+
+    Raises OSError.
+    """
+
+    def find(file: IO[bytes]) -> dict[str, Any] | None:
+        lines = _lines_backwards(file)
+        next(lines, None)  # empty, or torn
+        records = (_record_in(line, f"one of the last lines of {path}") for line in lines)
+        return next((record["metrics"] for record in records if record is not None and record["rank"] == 0), None)
+
+    try:
+        if isinstance(path, Place):
+            return path.read_with(find)
+        with path.open("rb") as file:
+            return find(file)
+    except FileNotFoundError:
+        return None
+
+
+def _record_in(line: bytes, where: str) -> dict[str, Any] | None:
+    """Return what a line of a metrics.jsonl says; None, with a warning, if it cannot be understood."""
+    try:
+        record: dict[str, Any] = json.loads(line.decode())  # not as UTF-32, which zeros are taken for
+        record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
+        int(record["rank"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        warnings.warn(f"passed over: {where} cannot be understood ({why})", stacklevel=3)
+        return None
+    return record
+
+
+def _lines_backwards(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield what is between newlines, beginning with what follows the last one."""
+    end, size, rest = file.seek(0, os.SEEK_END), _TAIL_BYTES, b""
+    while end:
+        start = max(0, end - size)
+        file.seek(start)
+        rest, *lines = (file.read(end - start) + rest).split(b"\n")
+        yield from reversed(lines)
+        end, size = start, 2 * size
+    yield rest
+
+
+_TAIL_BYTES = 64 << 10

@@ -6,7 +6,7 @@ import json
 import math
 import pickle
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,16 @@ import cloudpickle
 from distrain.absent import explaining
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.config import CheckpointConfig
-from distrain.errors import StorageError, TrainingFailedError
+from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.place import Place, locate
-from distrain.records import CommittedCheckpoint, committed_at, read_metrics
+from distrain.records import CommittedCheckpoint, committed_at, last_metrics, read_metrics
 from distrain.rounds import best_first, score
+from distrain.runlock import is_in_use
 from distrain.runpaths import RunPaths, is_copy, read_manifest
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import pandas
     from fsspec import AbstractFileSystem
@@ -70,6 +71,7 @@ class Result:
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: AbstractFileSystem | None = None) -> Result:
         """The Result of an earlier run, finished, failed or still running; ``error`` and ``return_value`` included.
+        The ``error`` of a run whose process died without a word is a ControllerError that says so.
 
         path: a directory or a URL; with ``storage_filesystem`` (fsspec's or pyarrow's) a path in that.
 
@@ -84,9 +86,9 @@ class Result:
             return make_result(
                 run,
                 list(_readable(run)),
-                CheckpointConfig(**manifest.get("checkpoint_config", {})),
-                metrics=last_metrics(run),
-                error=_stored_error(run),
+                _checkpoint_config(run, manifest),
+                metrics=last_metrics(run / _METRICS),
+                error=_stored_error(run) or _death(run, manifest),
                 return_value=_unpickle(run, _RETURN_VALUE),
             )
         except OSError as error:
@@ -142,15 +144,7 @@ class Result:
 _MOST_LOOKS = 10
 _NAMES = RunPaths(Path())
 _METRICS, _RETURN_VALUE = _NAMES.metrics.name, _NAMES.return_value.name
-_ERROR_TEXT, _ERROR_PICKLE = _NAMES.error_text.name, _NAMES.error_pickle.name
-
-
-def last_metrics(run: Path | Place) -> dict[str, Any] | None:
-    """Rank 0's last report; None if it never reported. Raises OSError."""
-    metrics = None
-    for record in read_metrics(run / _METRICS):
-        metrics = record["metrics"]
-    return metrics
+_MANIFEST, _ERROR_TEXT, _ERROR_PICKLE = _NAMES.manifest.name, _NAMES.error_text.name, _NAMES.error_pickle.name
 
 
 def _readable(run: Path | Place) -> Iterator[CommittedCheckpoint]:
@@ -217,8 +211,32 @@ def make_result(
 def _stored_error(run: Path | Place) -> TrainingFailedError | None:
     error = _unpickle(run, _ERROR_PICKLE)
     if error is None and (text := _read(run, _ERROR_TEXT)) is not None:  # of a class that is not to be had here
-        return TrainingFailedError(json.loads(text)["message"])
+        try:
+            return TrainingFailedError(str(json.loads(text)["message"]))
+        except (ValueError, KeyError, TypeError) as damage:
+            return TrainingFailedError(f"the run failed, but {run / _ERROR_TEXT}, which says why, is damaged: {damage}")
     return error if isinstance(error, TrainingFailedError) else None
+
+
+def _checkpoint_config(run: Path | Place, manifest: Mapping[str, Any]) -> CheckpointConfig:
+    """Return the run's own, without the fields of other versions. Raises StorageError."""
+    known = {each.name for each in fields(CheckpointConfig)}
+    said = {name: value for name, value in manifest.get("checkpoint_config", {}).items() if name in known}
+    try:
+        return CheckpointConfig(**said)
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"{run / _MANIFEST} is damaged: {error}") from error
+
+
+def _death(run: Path | Place, manifest: Mapping[str, Any]) -> ControllerError | None:
+    """Return the error of a run that says that it is running although no process holds its lock; None for others."""
+    if manifest["status"] != "running" or is_in_use(run) or read_manifest(run).get("status") != "running":
+        return None
+    return ControllerError(
+        f"the run died without a word: {run / _MANIFEST} says that it is running, but no process holds its lock, as "
+        "after a kill -9 of the process that called fit(), or a crash of its machine; started again under its name, "
+        "it continues at its last checkpoint"
+    )
 
 
 def _unpickle(run: Path | Place, name: str) -> Any:

@@ -8,6 +8,7 @@ has lost it. Whether an owner lives is told by its object changing while somebod
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -20,15 +21,18 @@ from typing import TYPE_CHECKING, Any
 from distrain import process
 from distrain.errors import StorageError
 from distrain.output import warn
+from distrain.place import Place
 
 if TYPE_CHECKING:
-    from distrain.place import Place
+    from collections.abc import Mapping
 
-__all__ = ["BEAT_S", "RunLock"]
+__all__ = ["BEAT_S", "RunLock", "is_in_use"]
 
 BEAT_S = 5.0
 SILENCE_S = 20.0
 """An owner that shows no beat for so long is dead."""
+_LONG_AGO_S = 600.0
+"""Since the last beat: longer than clocks differ, and than a passing trouble of the storage takes."""
 _LOOK_AGAIN_S = 0.5
 _SAME_S = 1.0
 
@@ -125,6 +129,56 @@ class RunLock:
         self._place.write(self._text(0, released=True))
 
 
+def is_in_use(run: Path | Place) -> bool:
+    """Return False if no process holds the lock of this run. True if one does, or if that cannot be found out.
+
+    Raises OSError if storage elsewhere cannot be read, StorageError if its lock is damaged.
+    """
+    if isinstance(run, Place):
+        return _is_held_elsewhere(run / ".lock")
+    try:
+        fd = os.open(run / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _is_held_elsewhere(folder: Place) -> bool:
+    """An owner that cannot be seen counts as dead when its last beat is long ago, also by a clock that is wrong."""
+    numbers = _numbers(folder)
+    if not numbers:
+        return True
+    lock = folder / f"{numbers[-1]:06d}"
+    try:
+        said = _understood(lock, lock.read())
+    except FileNotFoundError:  # another process takes it just now
+        return True
+    is_silent = 0 < said["beat"] < time.time() - _LONG_AGO_S
+    return not (said["released"] or _owner_of(said).is_dead() or is_silent)
+
+
+def _understood(lock: Place, text: bytes) -> dict[str, Any]:
+    """Return what the lock with this text says. Raises StorageError if it is damaged."""
+    try:
+        said: dict[str, Any] = json.loads(text)
+        _owner_of(said), bool(said["released"]), float(said["beat"]), int(said["pid"]), float(said["started"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"the lock {lock} is damaged ({type(error).__name__}: {error}); if no process uses this run, delete it"
+        ) from error
+    return said
+
+
+def _owner_of(said: Mapping[str, Any]) -> _Owner:
+    return _Owner(**{name: said[name] for name in ("id", "host", "machine", "pid", "started")})
+
+
 def _numbers(folder: Place) -> list[int]:
     return sorted(int(name) for name in folder.names() if name.isdigit())
 
@@ -132,8 +186,8 @@ def _numbers(folder: Place) -> list[int]:
 def _wait_until_free(run: Place, lock: Place) -> None:
     """Returns when its owner has released it or is dead. Raises StorageError if it lives."""
     first = last = lock.read()
-    said = json.loads(first)
-    owner = _Owner(**{name: said[name] for name in ("id", "host", "machine", "pid", "started")})
+    said = _understood(lock, first)
+    owner = _owner_of(said)
     if said["released"] or owner.is_dead():
         return
     who = f"process {owner.pid} on {owner.host}"
@@ -143,11 +197,11 @@ def _wait_until_free(run: Place, lock: Place) -> None:
         time.sleep(_LOOK_AGAIN_S)
         with contextlib.suppress(FileNotFoundError):
             last = lock.read()
-        if json.loads(last)["released"]:
+        if _understood(lock, last)["released"]:
             return
         if last != first:
             raise StorageError(_in_use(run, who))
 
 
 def _in_use(run: Place, who: str) -> str:
-    return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name)"
+    return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name, --name)"

@@ -64,6 +64,7 @@ LEFTOVER = "leftover-"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _MANIFEST = "run.json"
+_STATUSES = ("running", "finished", "failed", "aborted")
 _LOGS, _STACKS = "logs", "stacks"
 _LONGEST_NAME = 200
 """Bytes; what is deleted or damaged gets a longer one, and file systems take 255."""
@@ -248,13 +249,34 @@ def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None, fi
 
 
 def read_manifest(root: Path | Place) -> dict[str, Any]:
-    """The run manifest; ``{}`` if there is none."""
+    """Return the run manifest, ``{}`` if there is none. Raises StorageError if it cannot be read or understood."""
+    path = root / _MANIFEST
     try:
-        text = (root / _MANIFEST).read() if isinstance(root, Place) else (root / _MANIFEST).read_bytes()
-        manifest: dict[str, Any] = json.loads(text)
+        text = path.read() if isinstance(path, Place) else path.read_bytes()
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        named = isinstance(root, Place) and isinstance(error, OSError)
-        raise StorageError(str(error) if named else f"cannot read {root / _MANIFEST}: {error}") from error
+    except OSError as error:
+        raise StorageError(str(error) if isinstance(path, Place) else f"cannot read {path}: {error}") from error
+    try:
+        manifest: dict[str, Any] = json.loads(text)
+        _check_manifest(manifest)
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{path} is damaged, or another program's ({error}). If it is damaged, move it "
+            "away: a run of this name then continues at its last checkpoint. If it is another program's, give the run "
+            "another name (RunConfig.name, --name)"
+        ) from error
     return manifest
+
+
+def _check_manifest(manifest: Any) -> None:
+    """Raise ValueError, KeyError or TypeError if these are not the fields that readers of a run manifest rely on."""
+    if not isinstance(manifest, dict):
+        raise TypeError(f"it holds a {type(manifest).__name__}")
+    if manifest.get("status") not in _STATUSES:
+        raise ValueError(f"its status is {manifest.get('status')!r:.40}")
+    for attempt in manifest.get("attempts", []):
+        int(attempt["attempt"])
+    for name, kind in (("run_id", str), ("attempts", list), ("checkpoint_config", dict)):
+        if name in manifest and not isinstance(manifest[name], kind):
+            raise TypeError(f"{name} is a {type(manifest[name]).__name__}")

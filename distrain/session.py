@@ -536,7 +536,7 @@ def get_all_reported_checkpoints(
 
 
 def should_stop() -> bool:
-    """Whether the run is to end: somebody pressed Ctrl-C, or the user's process got SIGTERM (a preemption).
+    """Return True once the run should stop: after Ctrl-C, SIGTERM (a preemption), SIGHUP or SIGQUIT of your process.
 
     Call it once per step or epoch on every rank, and leave the loop, with a checkpoint, when it is true. All ranks that
     call it hear it at the same call, so that no rank waits in a collective for another. They have

@@ -66,6 +66,20 @@ class _Lock:
             os.close(self.fd)
 
 
+def _lock_soon(fd: int) -> None:
+    """Lock the file. A reader that looks whether the run is in use holds the lock for some microseconds, so try for a
+    moment. Raises BlockingIOError if another run has the lock, OSError on a file system without locks."""
+    deadline = time.monotonic() + _LOCKING_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOCKING_S / 20)
+
+
+_LOCKING_S = 0.5
 _locks: set[_Lock] = set()
 
 
@@ -164,13 +178,13 @@ class RunStore:
     def _take_lock(self) -> _Lock:
         lock = _Lock(os.open(self.paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         try:
-            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_soon(lock.fd)
         except BlockingIOError:
             holder = os.read(lock.fd, 64).decode(errors="replace").strip()
             lock.release()
             raise StorageError(
                 f"another run (process {holder or 'unknown'}) is using {self.place}; "
-                "wait for it, or give this run another name (RunConfig.name)"
+                "wait for it, or give this run another name (RunConfig.name, --name)"
             ) from None
         except OSError:  # a file system without locks: then nobody can be told apart
             return lock
@@ -503,7 +517,11 @@ class RunStore:
         def work() -> None:
             assert isinstance(saved.path, Path)
             path = saved.path / MANIFEST_FILE
-            write_atomically(path, json.dumps({**json.loads(path.read_text()), **fields}, indent=1).encode())
+            try:
+                manifest = {**json.loads(path.read_text()), **fields}
+            except (ValueError, TypeError) as error:
+                raise OSError(errno.EIO, f"it is damaged ({error})", str(path)) from error
+            write_atomically(path, json.dumps(manifest, indent=1).encode())
 
         self._try(f"the result of the validation of {saved.path.name} could not be written", work)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import shlex
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from distrain import failures, job, local
 from distrain.absent import explaining, without
@@ -25,6 +26,7 @@ from distrain.coordinator import Coordinator
 from distrain.errors import (
     CheckpointError,
     ControllerError,
+    DistrainError,
     HangError,
     LaunchError,
     PreemptionError,
@@ -41,8 +43,9 @@ from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
 from distrain.plan import shares_of, workers_on
-from distrain.records import damage_of
-from distrain.result import Result, last_metrics, make_result, pickle_or_none
+from distrain.preemption import exit_code, refuse_after_stop
+from distrain.records import damage_of, last_metrics
+from distrain.result import Result, make_result, pickle_or_none
 from distrain.runpaths import read_manifest
 from distrain.states import RunState
 from distrain.stores import damage_elsewhere, open_run
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     from distrain.storage import RunStore
 
 __all__ = ["DataParallelTrainer", "run_work"]
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 _FULL_DISK_WAIT_S = 5.0
@@ -105,6 +110,8 @@ class DataParallelTrainer:
         self._validation: ValidationConfig | None = _instance(
             "validation_config", validation_config, ValidationConfig, None
         )
+        if self._validation is not None:
+            job.check_plain("ValidationConfig.fn", self._validation.fn)
         self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
 
     @classmethod
@@ -126,16 +133,29 @@ class DataParallelTrainer:
         """Train, and wait for the end.
 
         Raises TrainingFailedError, with the partial ``result``, if a rank or a host failed; JobError, ResourcesError or
-        StorageError before anything starts; KeyboardInterrupt after Ctrl-C, once every worker is gone.
+        StorageError before anything starts; KeyboardInterrupt after Ctrl-C, once every worker is gone; PreemptionError
+        after SIGTERM, SIGHUP or SIGQUIT, and from then on at every further call in this process. Their tracebacks end
+        here: what ranks raised is in ``WorkerGroupError.worker_failures``.
         """
-        return run_work(
-            self._work,
-            self._scaling,
-            self._run,
-            resume_from=self._resume_from,
-            metadata=self._metadata,
-            validation=self._validation,
-        )
+        __tracebackhide__ = True  # pytest leaves out a frame with this name
+        try:
+            return run_work(
+                self._work,
+                self._scaling,
+                self._run,
+                resume_from=self._resume_from,
+                metadata=self._metadata,
+                validation=self._validation,
+            )
+        except (DistrainError, KeyboardInterrupt) as error:
+            raise _without_our_frames(error) from None
+
+
+def _without_our_frames(error: _Error) -> _Error:
+    """The same error, as it leaves fit()."""
+    if isinstance(error, PreemptionError):
+        _ExitWithItsCode.install()
+    return error.with_traceback(None)
 
 
 def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
@@ -193,8 +213,10 @@ def run_work(
     validation: ValidationConfig | None = None,
     transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
+    on_command_line: bool = False,
 ) -> Result:
     """What fit() and the command line have in common; see :meth:`DataParallelTrainer.fit`."""
+    refuse_after_stop()
     local.check_launcher(scaling.max_workers, work.backend)
     asked = _Asked(
         work=work,
@@ -206,6 +228,7 @@ def run_work(
         validation=validation,
         transports=transports or _transports(scaling, run.failure_config.host_lease_s),
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
+        on_command_line=on_command_line,
     )
     if scaling.use_gpu:
         for name, order in asked.orders().items():
@@ -216,11 +239,31 @@ def run_work(
             warn(asked.job.warning)
         if scaling.num_workers == 0 and local.outer_rank():
             return local.follow(asked.request(uuid.uuid4().hex), work, run.checkpoint_config)
+        _check_log_dir(run.log_dir)
         store = open_run(run.storage_path, run.name, run.storage_filesystem)
         try:
             return _Run(store, asked).train()
         finally:
             store.close()
+
+
+def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
+    """Raise StorageError if nothing can be written there, before anything starts."""
+    if log_dir is None:
+        return
+    folder = _absolute(log_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"distrain")
+    except OSError as error:
+        raise StorageError(
+            f"cannot write logs in {folder}: {error}; name another directory with RunConfig(log_dir=...) or --log-dir"
+        ) from error
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser().absolute()
 
 
 def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
@@ -259,6 +302,8 @@ class _Asked:
     validation: ValidationConfig | None
     transports: Sequence[Transport]
     sys_path: list[str]
+    on_command_line: bool
+    """The user gave options of the command line, not configs."""
 
     def _validator(self) -> Validator | None:
         """Raises JobError if the function cannot be pickled."""
@@ -328,7 +373,7 @@ class _Run:
         self._manifest = RunManifest(store, run_id=self._run_id, configs=configs)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
-        self._log_dir = None if asked.run.log_dir is None else Path(asked.run.log_dir).expanduser().absolute()
+        self._log_dir = None if asked.run.log_dir is None else _absolute(asked.run.log_dir)
         context = RunContext(
             run_id=self._run_id,
             run_config=asked.run,
@@ -427,7 +472,7 @@ class _Run:
             manifest=self._manifest,
             callbacks=callbacks,
             console_ranks=self._config.logging_config.ranks,
-            stale_run_id=before["run_id"] if before.get("status") == "running" else None,
+            stale_run_id=before.get("run_id") if before.get("status") == "running" else None,
         )
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -456,12 +501,10 @@ class _Run:
             failed = error
             self._write_at_end(lambda: self._keep_error(failed), "why the run failed could not be written")
         self._callbacks.after_run(result, error)
-        if isinstance(error, WorkerGroupError):
-            raise error from error.original
         raise error
 
     def _earlier_metrics(self) -> dict[str, Any] | None:
-        return last_metrics(self._store.paths.root) if self._continued else None
+        return last_metrics(self._store.paths.metrics) if self._continued else None
 
     def _keep_error(self, error: TrainingFailedError) -> None:
         text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
@@ -481,10 +524,9 @@ class _Run:
 
     def _error(self, end: RunEnd, result: Result) -> BaseException:
         if end.stop_reason is not None:
-            lines = self._stopped(end, result)
+            lines = self._stopped(end, end.stop_reason, result)
             if end.stop_reason != "SIGINT":
-                _exit_with_143()
-                return PreemptionError("\n".join(lines))
+                return PreemptionError("\n".join(lines), exit_code=exit_code(end.stop_reason))
             warn("\n    ".join(lines))
             return KeyboardInterrupt()
         if end.hung is not None and not end.failures:
@@ -534,11 +576,14 @@ class _Run:
 
     def _again(self, result: Result) -> str:
         latest = f"at {Path(result.checkpoint.path).name}" if result.checkpoint else "from the beginning"
-        return f"started again as RunConfig(name={self._store.place.name!r}), it goes on {latest}"
+        name = self._store.place.name
+        named = f"with --name {shlex.quote(name)}" if self._asked.on_command_line else f"as RunConfig(name={name!r})"
+        return f"started again {named}, it goes on {latest}"
 
-    def _stopped(self, end: RunEnd, result: Result) -> list[str]:
-        lines = [f"the run was stopped by {end.stop_reason}; {self._again(result)}"]
-        own = [f for f in end.failures if not f.consequence and f.exit_code != 128 + signal.SIGTERM]
+    def _stopped(self, end: RunEnd, reason: str, result: Result) -> list[str]:
+        lines = [f"the run was stopped by {reason}; {self._again(result)}"]
+        asked = {exit_code("SIGTERM"), exit_code(reason)}
+        own = [f for f in end.failures if not f.consequence and f.exit_code not in asked]
         if own:
             screen = failures.failure_screen(own, stopped=(), last_lines=end.last_lines)
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
@@ -563,18 +608,23 @@ def _beside(end: RunEnd) -> list[str]:
     return [f"besides, {end.problem}"] if end.problem and not any(failure.lost for failure in end.failures) else []
 
 
-def _exit_with_143() -> None:
-    """What a process that was ended by SIGTERM says to who started it, also if nobody catches our exception."""
-    show = sys.excepthook
+class _ExitWithItsCode:
+    """An excepthook by which a process that a PreemptionError ends exits as one that was ended by the signal."""
 
-    def show_and_exit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.excepthook = show
-        show(kind, error, trace)
+    def __init__(self) -> None:
+        self._show = sys.excepthook
+
+    @classmethod
+    def install(cls) -> None:
+        """Use it from now on, in the main thread."""
+        if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, cls):
+            sys.excepthook = cls()
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = self._show
+        self._show(kind, error, trace)
         if isinstance(error, PreemptionError):
-            sys.exit(128 + signal.SIGTERM)
-
-    if threading.current_thread() is threading.main_thread():
-        sys.excepthook = show_and_exit
+            sys.exit(error.exit_code)
 
 
 def _return_value(blob: bytes) -> Any:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from distrain import process
+from distrain import preemption, process
 from distrain.gpus import find_gpus
 from tests.tables import SEED, left_out
 
@@ -104,6 +104,13 @@ def test_run_id(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for member in left:
         member.kill()
     assert not left, f"processes are left after the test:\n{text}"
+
+
+@pytest.fixture(autouse=True)
+def _forget_stop() -> Iterator[None]:
+    """A test that sends SIGTERM to this process must not stop the fits of later tests."""
+    yield
+    preemption.forget_stop()
 
 
 @pytest.fixture

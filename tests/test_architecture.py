@@ -32,7 +32,7 @@ FLOORS = [
     "checkpoint", "runpaths", "files", "records", "uploads", "storage", "runlock", "keeper", "result", "reported",
     "metrics", "context", "report_checks", "session", "collective", "execution", "validations", "ledger", "watch",
     "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",
-    "stores", "manifest", "validator", "coordinator",
+    "stores", "manifest", "validator", "preemption", "coordinator",
     "desk", "outer", "local", "trainer", "preflight", "preflight_table",
     "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
     "torch.sampler", "torch.reproducibility", "torch.data",

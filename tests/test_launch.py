@@ -7,12 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain import Result
+from distrain.command import run_command
+from distrain.driver import names_in
 from distrain.survey import usable_cpus
 
 if TYPE_CHECKING:
@@ -225,6 +228,35 @@ def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_pa
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.parametrize("kind", ["app", "app.pyz", "without_suffix"])
+def test_a_directory_and_a_zip_file_run_as_with_python(launch: Launch, tmp_path: Path, kind: str) -> None:
+    project = tmp_path / "app"
+    project.mkdir()
+    (project / "sibling.py").write_text("word = 'sibling'")
+    (project / "__main__.py").write_text(
+        "import os, sys, sibling\n"
+        "if __name__ == '__main__':\n"
+        "    paths = map(os.path.abspath, (sys.path[0], __file__))\n"
+        "    print(sys.argv, *paths, sibling.word, vars(sys.modules['__main__']) is globals())\n"
+    )
+    if kind != "app":
+        zipapp.create_archive(project, tmp_path / kind)
+    plain = subprocess.run([sys.executable, kind, "--lr", "1"], cwd=tmp_path, capture_output=True, text=True)
+    run = launch("--num-workers", "2", kind, "--lr", "1")
+    assert "sibling True" in plain.stdout
+    assert lines(run) == [f"[rank {rank}] {plain.stdout.strip()}" for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["app", "app.pyz"])
+def test_one_that_calls_fit_itself_runs_once(launch: Launch, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text(
+        "from distrain import DataParallelTrainer\nprint('once')\nif False:\n    DataParallelTrainer(print).fit()\n"
+    )
+    zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz")
+    assert lines(launch("--hosts", "localhost:2", kind)) == ["once"]
+
+
 # -- functions -------------------------------------------------------------------------------------------------------
 
 FUNCTION = """
@@ -421,6 +453,83 @@ def test_a_fit_that_cannot_be_seen_in_the_script_does_not_start_a_run_in_each_wo
     assert run.returncode == 1
     assert "LaunchError: fit() was called under python -m distrain.launch, in each of its 2 processes" in run.stderr
     assert launch("--env", "MINE=x", "script.py").returncode == 0
+
+
+# -- a wrong command line --------------------------------------------------------------------------------------------
+
+SOURCE = "import os as system\nif True:\n    def train(config): ...\nother = train\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--num-worker", "2", "train.py"],
+            "there is no option --num-worker; did you mean --num-workers? (see --help)",
+        ),
+        (["--nmae=x", "train.py"], "there is no option --nmae; did you mean --name? (see --help)"),
+        (["--xyz", "3", "train.py"], "there is no option --xyz; options of a script come after its name (see --help)"),
+        (["train.py:train", "--st", "lr=1"], "there is no option --st; did you mean --set? (see --help)"),
+        (
+            ["train.py:train", "--set", "lr=1", "more"],
+            "train.py:train is a function, which takes no arguments; use --c",
+        ),
+        (["train.py:train", "more"], "train.py:train is a function, which takes no arguments; use --config and --set"),
+        (["train.py:trian"], "train.py:trian: train.py has no function 'trian'; did you mean train?"),
+        (["train.py:os"], "train.py:os: train.py has no function 'os'"),
+        (["pack.age:train"], "pack.age:train: pack.age has no function 'train'"),
+        (["pack:train"], "pack:train: pack has no function 'train'"),
+        (["-m", "pack:fit"], "-m pack:fit: is a function; leave out -m"),
+        (["pack"], "the directory 'pack' has no __main__.py; name a script in it"),
+        (["none.py:train"], "there is no file 'none.py' in "),
+        (["--start-method", "fork", "train.py"], "argument --start-method: invalid choice: 'fork'"),
+        ([], "nothing to run: name a script, `-m MODULE`, or file.py:function"),
+    ],
+)
+def test_a_wrong_command_line_gives_one_line_before_anything_starts(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "train.py").write_text(SOURCE)
+    (tmp_path / "pack").mkdir()
+    for name in ("__init__", "age"):
+        (tmp_path / "pack" / f"{name}.py").write_text("def fit(): ...")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        run_command(["--storage-path", "runs", *arguments], [""])
+    error = capsys.readouterr().err
+    assert error.startswith(f"python -m distrain.launch: error: {said}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_options_may_follow_a_function(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def train(config): print(config)")
+    run = launch("--set", "a=1", "train.py:train", "--set", "b=2", "--name", "mine", "--num-workers=2")
+    assert lines(run) == [f"[rank {rank}] {{'a': 1, 'b': 2}}" for rank in range(2)]
+    assert (tmp_path / "runs" / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (SOURCE, {"system", "train", "other"}),
+        ("def f():\n    global g\n    g = 1\nfor h, (i, *j) in x: ...\nclass K: ...", set("fghijK")),
+        ("import a.b, c.d as e\nfrom f import g, h as i\nasync def j(): ...\n(k := 1)", set("aegijk")),
+        ("from other import *", None),
+        ("globals()['f'] = 1", None),
+        ("vars()['f'] = 1", None),
+        ("f = vars(g)", {"f"}),
+        ("def __getattr__(name): ...", None),
+        ("def (", None),
+    ],
+)
+def test_the_names_of_a_file_are_found_by_reading_it(tmp_path: Path, source: str, names: set[str] | None) -> None:
+    (tmp_path / "file.py").write_text(source)
+    assert names_in(str(tmp_path / "file.py")) == names
 
 
 # -- help ------------------------------------------------------------------------------------------------------------

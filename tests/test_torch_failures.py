@@ -181,7 +181,7 @@ def test_ranks_that_fail_alike_are_shown_once(storage: Path) -> None:
     with pytest.raises(distrain.WorkerGroupError) as caught:
         fit(train, storage, workers=4)
     assert str(caught.value).count("Traceback (most recent call last)") == 1
-    assert isinstance(caught.value.__cause__, ValueError)
+    assert isinstance(caught.value.original, ValueError)
     assert caught.value.culprit in range(4)
 
 

@@ -40,7 +40,7 @@ def outcome(function, name=None):
     try:
         return ["returned", fit(function, name).return_value]
     except Exception as error:
-        return [type(error).__name__, str(error), type(error.__cause__).__name__]
+        return [type(error).__name__, str(error), type(getattr(error, "original", None)).__name__]
 
 def write():
     (FOLDER / f"rank_{RANK}.json").write_text(json.dumps(said))

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
+from distrain.absent import without
 from distrain.backend import BackendConfig
 from distrain.session import session_of
 
@@ -43,6 +44,7 @@ _NO_KERAS_2 = (
 )
 
 
+@without()
 @dataclass(frozen=True, kw_only=True)
 class TensorflowConfig(BackendConfig):
     """How to set up TensorFlow's workers, for MultiWorkerMirroredStrategy or any other that reads TF_CONFIG.

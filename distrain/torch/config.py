@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from distrain.absent import without
 from distrain.backend import BackendConfig
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _check_backend(backend: str) -> None:
             )
 
 
+@without()
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
     """How to set up ``torch.distributed``.
@@ -100,7 +102,7 @@ class TorchConfig(BackendConfig):
         if self.backend is not None:
             _check_backend(self.backend)
         if self.init_method == "tcp":
-            warnings.warn('TorchConfig(init_method="tcp") is "env" here', UserWarning, stacklevel=3)
+            warnings.warn('TorchConfig(init_method="tcp") is "env" here', UserWarning, stacklevel=4)
             object.__setattr__(self, "init_method", "env")
         if self.init_method not in _INIT_METHODS:
             raise ValueError(f"TorchConfig.init_method must be one of {_INIT_METHODS}, got {self.init_method!r}")

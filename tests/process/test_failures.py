@@ -159,7 +159,7 @@ def test_a_killed_rank_is_explained_over_every_way(any_fit: Fit, tmp_path: Path,
     assert error.exit_code == 128 + number
 
 
-def test_the_original_exception_is_the_cause(any_fit: Fit) -> None:
+def test_the_original_exception_is_kept(any_fit: Fit) -> None:
     def train() -> None:
         if distrain.get_context().get_world_rank() == 1:
             raise FileNotFoundError(2, "No such file", "/data/train.bin")
@@ -167,7 +167,7 @@ def test_the_original_exception_is_the_cause(any_fit: Fit) -> None:
 
     error = failure(any_fit, train)
     original = error.worker_failures[1]
-    assert error.__cause__ is original
+    assert error.original is original
     assert isinstance(original, FileNotFoundError)
     assert original.filename == "/data/train.bin"
 
@@ -286,7 +286,18 @@ def test_the_run_directory_gives_odd_errors_back_too(fit: Fit, tmp_path: Path, e
     assert isinstance(again.error, WorkerGroupError)
     assert str(again.error) == str(error)
     assert type(again.error.worker_failures[1]) is type(error.worker_failures[1])
-    assert type(again.error.__cause__) is type(error.__cause__)
+    assert type(again.error.original) is type(error.original)
+
+
+def test_a_debugger_in_a_worker_says_where_it_works(fit: Fit) -> None:
+    def train() -> int:
+        breakpoint()
+        return 1
+
+    error = failure(fit, train)
+    assert "BdbQuit" in str(error)
+    assert "distrain: a debugger, such as breakpoint(), needs a terminal, which workers do not have: " in str(error)
+    assert "ScalingConfig(num_workers=0)" in str(error)
 
 
 def test_where_sys_exit_was_called_is_told(any_fit: Fit) -> None:

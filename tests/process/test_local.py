@@ -23,6 +23,7 @@ from distrain import (
     Checkpoint,
     CheckpointConfig,
     DataParallelTrainer,
+    DistrainError,
     FailureConfig,
     LaunchError,
     ResourcesError,
@@ -266,7 +267,7 @@ def test_in_a_thread(local: Local) -> None:
         try:
             local(epochs, {"epochs": 2, "fail_at": 1, "error": ValueError("no")})
         except WorkerGroupError as raised:
-            outcomes.append(type(raised.__cause__))
+            outcomes.append(type(raised.original))
 
     thread = threading.Thread(target=in_thread)
     thread.start()
@@ -330,6 +331,29 @@ def test_what_means_nothing_is_said_once(storage: Path) -> None:
     DataParallelTrainer(lambda: 1, scaling_config=scaling, run_config=RunConfig(storage_path=storage)).fit()
 
 
+def test_two_threads_cannot_train_here_at_once(local: Local) -> None:
+    """They would restore environment and path of this process in the wrong order."""
+
+    def train() -> None:
+        began.set()
+        assert may_end.wait(60)
+
+    began, may_end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=local, args=[train])
+    before = dict(os.environ)
+    thread.start()
+    assert began.wait(60)
+    try:
+        with pytest.raises(LaunchError, match="while another thread trains in this process"):
+            local(lambda: None)
+        assert local(lambda: "in a worker", workers=1).return_value == "in a worker"
+    finally:
+        may_end.set()
+        thread.join()
+    assert dict(os.environ) == before
+    assert local(lambda: "afterwards").return_value == "afterwards"
+
+
 # -- where it must not run -------------------------------------------------------------------------------------------
 
 
@@ -369,7 +393,7 @@ def test_the_exception_is_the_very_one_that_was_raised(local: Local) -> None:
     error = CannotBePickled(1, threading.Lock())
     with pytest.raises(WorkerGroupError, match="CannotBePickled: 1") as raised:
         local(train)
-    assert raised.value.__cause__ is error
+    assert raised.value.original is error
     assert raised.value.worker_failures[0] is error
     assert (raised.value.culprit, raised.value.exit_code) == (0, 1)
     innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]  # where pdb.post_mortem() stops
@@ -378,6 +402,22 @@ def test_the_exception_is_the_very_one_that_was_raised(local: Local) -> None:
     assert raised.value.result.metrics == {"loss": 1}
     stored = Result.from_path(raised.value.result.path).error
     assert "CannotBePickled: 1" in str(stored)
+
+
+@pytest.mark.parametrize(
+    ("workers", "error"),
+    [(0, ValueError("no")), (1, ValueError("no")), (0, KeyboardInterrupt()), (0, SystemExit(3)), (1, threading.Lock())],
+)
+def test_the_traceback_ends_where_fit_was_called(local: Local, workers: int, error: Any) -> None:
+    """The failure screen has the rest. The lock cannot be pickled, which ends fit() before anything starts."""
+    with pytest.raises((DistrainError, KeyboardInterrupt)) as raised:
+        local(epochs, {"epochs": 1, "fail_at": 0, "error": error}, workers=workers)
+    shown = "".join(traceback.format_exception(raised.type, raised.value, raised.value.__traceback__))
+    frames = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert frames[-2:] == ["fit", "fit"]  # that of this module, and ours
+    assert shown.count("Traceback") == 1 + ("ValueError: no" in shown)  # itself, and that in the screen
+    assert "another exception" not in shown
+    assert "direct cause" not in shown
 
 
 def test_the_failure_screen_is_that_of_a_worker(local: Local) -> None:
@@ -404,7 +444,7 @@ def test_sys_exit_with_a_code_is_a_failure(local: Local, code: Any, exit_code: i
     with pytest.raises(WorkerGroupError, match=r"sys\.exit") as raised:
         local(lambda: sys.exit(code))
     assert raised.value.exit_code == exit_code
-    assert isinstance(raised.value.__cause__, SystemExit)
+    assert isinstance(raised.value.original, SystemExit)
 
 
 @pytest.mark.parametrize("code", [0, None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -89,6 +90,17 @@ def test_every_rank_has_a_log_of_its_own(any_fit: Fit, tmp_path: Path) -> None:
             log = Path(logs, "attempt_0", f"rank_{rank}.log").read_text()
             expected = [f"rank {rank} prints", f"a child of {rank}", f"descriptor 2 of {rank}"]
             assert sorted(log.splitlines()) == sorted(expected)
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc/nowhere"])
+def test_a_log_directory_that_cannot_be_written_is_named_before_anything_starts(
+    fit: Fit, storage: Path, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "file").touch()
+    named = re.escape(f"cannot write logs in {tmp_path / where}: ")
+    with pytest.raises(distrain.StorageError, match=f"{named}.*RunConfig\\(log_dir=...\\) or --log-dir"):
+        fit(lambda: None, log_dir=tmp_path / where)
+    assert not storage.exists()
 
 
 def test_bytes_that_are_no_text_do_no_harm(fit: Fit, capsys: Captured) -> None:

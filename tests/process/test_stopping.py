@@ -78,9 +78,9 @@ def fit():
 
 if __name__ == "__main__":
     try:
-        result = fit()
+        result = sweep(fit) if "SWEEP" in os.environ else fit()
     except distrain.PreemptionError as error:
-        checkpoint = error.result.checkpoint
+        checkpoint = error.result and error.result.checkpoint
         print("PREEMPTED", error, checkpoint and Path(checkpoint.path).name, flush=True)
         raise
     except BaseException as error:
@@ -254,14 +254,121 @@ def test_the_result_of_the_error_has_the_checkpoint_that_was_reported_after_the_
     assert error["type"] == "PreemptionError"
 
 
-def test_the_command_line_exits_with_143(start: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number: signal.Signals) -> None:
     arguments = ("-m", "distrain.launch", "--num-workers", "2", "--name", "run", "--storage-path")
     running = start(IN_STEP, *arguments, "runs", "users_script:train", cd=True)
     running.wait_for("trains-0", "trains-1")
+    running.ask(number)
+    code, output, _ = running.end()
+    assert code == 128 + number, output
+    assert "started again with --name run, it goes on at checkpoint_0" in output
+    assert set(running.stopped_at()) == {0, 1}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_closed_terminal_and_a_request_to_quit_stop_a_run_in_good_order(
+    start: Start, number: signal.Signals, workers: int
+) -> None:
+    running = start(IN_STEP, workers=workers)
+    running.wait_for("trains-0")
+    running.ask(number)
+    code, output, _ = running.end()
+    assert f"PREEMPTED the run was stopped by {number.name}" in output
+    assert code == 128 + number, output
+    assert json.loads((running.run / "run.json").read_text())["status"] == "aborted"
+    assert files_of(Result.from_path(running.run).checkpoint) == {"step.txt": str(running.stopped_at()[0])}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_terminal_that_is_closed_takes_no_checkpoint_with_it(tmp_path: Path, workers: int) -> None:
+    """The user's code prints into it afterwards, too."""
+    source = """
+import fcntl, termios
+
+def train():
+    here("trains")
+    while not distrain.should_stop():
+        time.sleep(0.001)
+        print("still training")
+    stop_at(7)
+"""
+    (tmp_path / "users_script.py").write_text(
+        SCRIPT.replace("@TRAIN@", source).replace(
+            "result = sweep(fit)", "fcntl.ioctl(0, termios.TIOCSCTTY, 0); result = sweep(fit)"
+        )
+    )
+    ours, theirs = os.openpty()
+    user = subprocess.Popen(
+        [sys.executable, str(tmp_path / "users_script.py")],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "PLACE": str(tmp_path), "WORKERS": str(workers), "GRACE_S": "30"},
+    )
+    os.close(theirs)
+    try:
+        wait_until(lambda: os.read(ours, 1 << 16) and (tmp_path / "trains-0").exists(), what="it trains")
+        os.close(ours)
+        assert user.wait(timeout=60) == 128 + signal.SIGHUP
+    finally:
+        user.kill()
+        user.wait()
+    result = Result.from_path(tmp_path / "runs" / "run")
+    assert isinstance(result.error, PreemptionError)
+    assert files_of(result.checkpoint) == {"step.txt": "7"}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_hangup_that_is_ignored_stops_nothing(start: Start, workers: int) -> None:
+    """As after ``nohup``."""
+    source = """
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+def train():
+    here("trains")
+    wait_for("go")
+    return "undisturbed"
+"""
+    running = start(source, workers=workers)
+    running.wait_for("trains-0")
+    running.ask(signal.SIGHUP)
+    (running.place / "go").touch()
+    code, output, _ = running.end()
+    assert code == 0, output
+    assert "FINISHED undisturbed" in output
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sweep_that_catches_errors_ends_with_the_process(start: Start, workers: int) -> None:
+    source = """
+def train():
+    if (place / "stopped-0").exists():
+        raise RuntimeError("the next trial has started")
+    here("trains")
+    while not distrain.should_stop():
+        time.sleep(0.001)
+    here("stopped")
+
+def sweep(trial):
+    for number in range(3):
+        try:
+            trial()
+        except Exception as error:
+            print("TRIAL", number, type(error).__name__, str(error).splitlines()[0], flush=True)
+    return trial()
+"""
+    running = start(source, workers=workers, SWEEP="yes")
+    running.wait_for("trains-0")
     running.ask(signal.SIGTERM)
     code, output, _ = running.end()
-    assert code == 143, output
-    assert set(running.stopped_at()) == {0, 1}
+    refused = "PreemptionError no further run is started, as SIGTERM has told this process to stop; "
+    assert "TRIAL 0 PreemptionError the run was stopped by SIGTERM" in output
+    assert output.count(refused) == 2
+    assert output.count("distrain: starting") + output.count("distrain: training") == 1
+    assert code == 143
 
 
 def test_a_failure_while_stopping_is_told(start: Start) -> None:

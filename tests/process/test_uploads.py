@@ -546,7 +546,7 @@ def test_names_that_cannot_be_are_refused(fit: Fit, name: Any) -> None:
 
     with pytest.raises(WorkerGroupError, match="checkpoint_dir_name must be a") as raised:
         fit(train, {"name": name}, workers=1)
-    assert isinstance(raised.value.__cause__, (TypeError, ValueError))
+    assert isinstance(raised.value.original, (TypeError, ValueError))
 
 
 # -- stored by the user ----------------------------------------------------------------------------------------------

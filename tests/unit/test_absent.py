@@ -14,9 +14,20 @@ from unittest import mock
 import pytest
 
 import distrain
-from distrain import CheckpointConfig, DataParallelTrainer, FailureConfig, Result, RunConfig, RunContext, ScalingConfig
+from distrain import (
+    CheckpointConfig,
+    DataParallelTrainer,
+    FailureConfig,
+    LoggingConfig,
+    Result,
+    RunConfig,
+    RunContext,
+    ScalingConfig,
+    ValidationConfig,
+    ValidationTaskConfig,
+)
 from distrain.absent import _DEFAULTS, IGNORED, MISSING
-from distrain.tensorflow import TensorflowTrainer
+from distrain.tensorflow import TensorflowConfig, TensorflowTrainer
 from distrain.torch import TorchConfig, TorchTrainer
 
 
@@ -62,9 +73,31 @@ def test_a_value_that_asks_for_nothing_is_accepted_silently(make: Any, own: dict
             make(**own, **{name: value})
 
 
-def test_other_names_are_refused_as_ever() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'nmae'"):
-        RunConfig(nmae="x")  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("make", "own", "typo", "name"),
+    [
+        (ScalingConfig, {}, "num_worker", "num_workers"),
+        (RunConfig, {}, "nmae", "name"),
+        (FailureConfig, {}, "max_failure", "max_failures"),
+        (CheckpointConfig, {}, "num_to_keepp", "num_to_keep"),
+        (LoggingConfig, {}, "loglevel", "log_level"),
+        (ValidationConfig, {"fn": train}, "taskconfig", "task_config"),
+        (ValidationTaskConfig, {}, "timeout", "timeout_s"),
+        (TorchConfig, {}, "timeout", "timeout_s"),
+        (TensorflowConfig, {}, "timeout_s", "start_timeout_s"),
+        (ScalingConfig, {}, "xyz", None),
+        (DataParallelTrainer, {"train_loop_per_worker": train}, "scalin_config", "scaling_config"),
+        (TorchTrainer, {"train_loop_per_worker": train}, "torch_conf", "torch_config"),
+        (TensorflowTrainer, {"train_loop_per_worker": train}, "run_confg", "run_config"),
+    ],
+)
+def test_other_names_are_refused_with_the_one_that_may_be_meant(
+    make: Any, own: dict[str, Any], typo: str, name: str | None
+) -> None:
+    with pytest.raises(TypeError) as raised:
+        make(**own, **{typo: 1})
+    meant = f"; did you mean {name}?" if name else ""
+    assert str(raised.value) == f"{make.__name__}() got an unexpected keyword argument {typo!r}{meant}"
 
 
 def test_a_class_keeps_its_signature_and_its_copies() -> None:

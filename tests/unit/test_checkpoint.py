@@ -13,7 +13,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint
+from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, files_of
 from distrain.errors import CheckpointError
 from distrain.place import Place, own_temporary_directory
 
@@ -161,6 +161,25 @@ def test_a_reported_directory_is_left_as_it_is(folder: Path) -> None:
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "7"])
+def test_damaged_metadata_is_named(folder: Path, text: str) -> None:
+    (folder / ".metadata.json").write_text(text)
+    checkpoint = Checkpoint(folder)
+    with pytest.raises(CheckpointError, match=r"\.metadata\.json of .* is damaged: .*set_metadata\(\)"):
+        checkpoint.get_metadata()
+    checkpoint.set_metadata({"a": 1})
+    assert checkpoint.get_metadata() == {"a": 1}
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"files": 7}'])
+def test_a_damaged_manifest_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    place = Place("/run/checkpoint_000000", MemoryFileSystem())
+    (place / ".manifest.json").write(text)
+    with pytest.raises(CheckpointError, match=r"/checkpoint_000000/\.manifest\.json is damaged"):
+        files_of(place)
 
 
 def test_there_is_no_metadata_at_first(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import site
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain import job
+from distrain import DataParallelTrainer, ValidationConfig, job
 from distrain.backend import BackendConfig
 from distrain.errors import JobError
 from distrain.job import FunctionWork, ScriptWork, TargetWork, make_job, third_party_modules
@@ -93,6 +94,64 @@ def test_a_function_that_requires_more_is_refused_with_the_names(function: Calla
 def test_what_cannot_be_called_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="must be a function"):
         job.check_signature(value)
+
+
+async def coroutine(config: dict[str, Any]) -> None: ...
+
+
+async def async_generator(config: dict[str, Any]) -> Any:
+    yield
+
+
+def generator(config: dict[str, Any]) -> Any:
+    yield
+
+
+class AsyncHolder:
+    async def method(self, config: dict[str, Any]) -> None: ...
+
+    async def __call__(self, config: dict[str, Any]) -> None: ...
+
+
+NOT_RUN: list[tuple[Callable[..., Any], str]] = [
+    (coroutine, "a call of coroutine makes a coroutine: .*asyncio.run"),
+    (async_generator, "a call of async_generator makes an asynchronous generator: .*asyncio.run"),
+    (generator, "a call of generator makes a generator: .*report"),
+    (lambda: (yield), "makes a generator"),
+    (functools.partial(functools.partial(coroutine), {}), "makes a coroutine"),
+    (AsyncHolder().method, "makes a coroutine"),
+    (AsyncHolder(), "makes a coroutine"),
+    (functools.partial(AsyncHolder()), "makes a coroutine"),
+]
+
+
+@pytest.mark.parametrize(("function", "said"), NOT_RUN)
+def test_a_function_that_a_call_does_not_run_is_refused(function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(TypeError, match=f"train_loop_per_worker must be a plain function, but .*{said}"):
+        DataParallelTrainer(function)
+    with pytest.raises(TypeError, match=r"ValidationConfig.fn must be a plain function"):
+        DataParallelTrainer(lambda: None, validation_config=ValidationConfig(fn=function))
+
+
+@pytest.mark.parametrize("function", [coroutine, async_generator, generator])
+def test_what_was_not_run_is_no_return_value(function: Callable[..., Any]) -> None:
+    """A decorator hides such a function, and may well run it."""
+
+    @functools.wraps(function)
+    def hidden(config: dict[str, Any]) -> Any:
+        return function(config)
+
+    with pytest.raises(TypeError, match=f"{function.__name__} has returned an? .*of which nothing has run"):
+        work(hidden).run()
+
+
+def test_a_wrapper_that_runs_it_is_accepted() -> None:
+    @functools.wraps(coroutine)
+    def runs(config: dict[str, Any]) -> None:
+        asyncio.run(coroutine(config))
+
+    DataParallelTrainer(runs)
+    assert work(runs).run() is None
 
 
 # -- there and back --------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -192,3 +194,33 @@ def test_run_ends_with_the_turn_in_which_it_is_stopped(loop: Loop, pipe: tuple[i
     os.write(pipe[1], b"data")
     loop.run()
     assert calls == ["one"]
+
+
+def test_a_signal_whose_handler_is_not_pythons_keeps_it() -> None:
+    """As of a program that has embedded the interpreter: it could not be restored. C code sets it before signal is
+    imported."""
+    source = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+heard = []
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
+libc.signal(15, handler)
+for name in ("signal", "_signal"):
+    sys.modules.pop(name, None)
+from distrain.loop import Loop
+import signal
+import faulthandler, tempfile
+with tempfile.TemporaryFile() as file:
+    assert signal.getsignal(15) is None
+    faulthandler.register(signal.SIGQUIT, file)  # of which signal knows nothing
+    loop = Loop()
+    with loop.signals((signal.SIGTERM, signal.SIGQUIT, signal.SIGINT), print):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGQUIT)
+    os.kill(os.getpid(), signal.SIGQUIT)
+    assert file.seek(0, 2) > 0
+assert signal.getsignal(15) is None
+assert heard == [15]
+"""
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")

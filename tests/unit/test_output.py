@@ -425,6 +425,18 @@ def test_a_level_lasts_as_long_as_its_run(capsys: Console) -> None:
     assert capsys.readouterr().err == "distrain: inner\ndistrain: after\n"
 
 
+def test_levels_of_runs_in_threads_may_end_in_any_order(capsys: Console) -> None:
+    first, second = log_level("ERROR"), log_level("WARNING")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    say("hidden")
+    warn("of the second")
+    second.__exit__(None, None, None)
+    say("after")
+    assert capsys.readouterr().err == "distrain: of the second\ndistrain: after\n"
+
+
 def test_report_lines_are_progress_and_the_ranks_output_is_not_ours(capsys: Console, output: RankOutput) -> None:
     with log_level("WARNING"):
         ReportLines().report(1, {"loss": 1}, now=0.0)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import math
+import os
 import pickle
 import re
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain.config import CheckpointConfig
-from distrain.errors import StorageError, WorkerGroupError
-from distrain.records import CommittedCheckpoint, committed_at
+from distrain.errors import ControllerError, StorageError, WorkerGroupError
+from distrain.place import Place
+from distrain.records import CommittedCheckpoint, committed_at, read_metrics
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.rounds import Commit
-from distrain.runpaths import RunPaths
+from distrain.runlock import RunLock, is_in_use
+from distrain.runpaths import RunPaths, choose_run
 from distrain.storage import RunStore
+from distrain.trainer import DataParallelTrainer
 from tests.unit.conftest import commit_now
 
 Write = Callable[..., Path]
@@ -228,13 +237,133 @@ def test_a_damaged_line_of_the_metrics_is_named_and_the_others_are_not_lost(writ
     (root / "metrics.jsonl").write_bytes(b"".join([lines[0], damage, b"\n", lines[1], b'{"torn']))
     named = f"passed over: line 2 of {root / 'metrics.jsonl'} cannot be understood"
     with pytest.warns(UserWarning, match=re.escape(named)) as warned:
-        assert Result.from_path(root).metrics == {"loss": 1}
+        assert [record["metrics"] for record in read_metrics(root / "metrics.jsonl")] == [{"loss": 2}, {"loss": 1}]
     assert len(warned) == 1
 
 
-def test_a_damaged_checkpoint_is_passed_over(write_run: Write) -> None:
+def test_the_last_metrics_are_found_without_what_is_before_them(write_run: Write) -> None:
+    root = write_run([{"loss": 2}])
+    lines = (root / "metrics.jsonl").read_bytes()
+    with (root / "metrics.jsonl").open("wb") as file:
+        file.write(b"damaged\n")
+        file.truncate(1 << 34)  # nobody reads all that in the time of a test
+        file.seek(0, 2)
+        file.write(b"\n" + lines)
+        for rank in (1, 2):
+            file.write(json.dumps({"rank": rank, "metrics": {"text": "x" * (rank << 17)}}).encode() + b"\n")
+        file.write(b'{"torn')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Result.from_path(root).metrics == {"loss": 2}
+
+
+@pytest.mark.parametrize("tail", [b"", b"{", b"x" * (200 << 10)])
+def test_a_damaged_end_of_the_metrics_is_passed_over(write_run: Write, tail: bytes) -> None:
+    root = write_run([{"loss": 2}])
+    with (root / "metrics.jsonl").open("ab") as file:
+        file.write(b"damaged\n" + tail)
+    with pytest.warns(UserWarning, match="passed over: one of the last lines of .*metrics.jsonl"):
+        assert Result.from_path(root).metrics == {"loss": 2}
+
+
+DAMAGED = [
+    b"",
+    b"{",
+    b"[]",
+    b"{}",
+    b'{"name": "my-package"}',
+    b'{"status": ["finished"]}',
+    b'{"status": "failed", "attempts": {}}',
+    b'{"status": "failed", "attempts": [{}]}',
+    b'{"status": "failed", "attempts": [7]}',
+    b'{"status": "failed", "checkpoint_config": []}',
+    b'{"status": "failed", "run_id": 7}',
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+@pytest.mark.parametrize(
+    "read", [Result.from_path, DataParallelTrainer.can_restore, lambda run: choose_run(run.parent, run.name)]
+)
+def test_a_run_manifest_that_cannot_be_understood_is_named(
+    tmp_path: Path, text: bytes, read: Callable[[Path], Any]
+) -> None:
+    (tmp_path / "run.json").write_bytes(text)
+    named = re.escape(f"{tmp_path / 'run.json'} is damaged, or another program's (")
+    with pytest.raises(StorageError, match=named + ".*move it away.*another name"):
+        read(tmp_path)
+
+
+def test_a_checkpoint_config_of_another_version_is_read_as_far_as_it_is_known(write_run: Write) -> None:
+    root = write_run([])
+    manifest = {"status": "finished", "checkpoint_config": {"num_to_keep": 2, "of_the_future": 1}}
+    (root / "run.json").write_text(json.dumps(manifest))
+    assert Result.from_path(root).metrics is None
+    (root / "run.json").write_text(json.dumps({"status": "finished", "checkpoint_config": {"num_to_keep": "x"}}))
+    with pytest.raises(StorageError, match=r"run.json is damaged: CheckpointConfig.num_to_keep"):
+        Result.from_path(root)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}"])
+def test_a_damaged_account_of_the_failure_is_named(write_run: Write, text: bytes) -> None:
+    root = write_run([])
+    (root / "error.json").write_bytes(text)
+    assert f"{root / 'error.json'}, which says why, is damaged" in str(Result.from_path(root).error)
+
+
+def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "run")
+    store.write_manifest({"status": "running"})
+    assert Result.from_path(tmp_path / "run").error is None
+    store.close()
+    error = Result.from_path(tmp_path / "run").error
+    assert isinstance(error, ControllerError)
+    assert str(error).startswith("the run died without a word: ")
+    RunStore(tmp_path / "run").close()  # looking has not taken the lock
+
+
+def test_looking_whether_a_run_has_died_does_not_keep_it_from_beginning(tmp_path: Path) -> None:
+    RunStore(tmp_path / "run").close()
+    looks = os.open(tmp_path / "run" / ".lock", os.O_RDONLY)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    is_done = threading.Timer(0.01, os.close, [looks])
+    is_done.start()
+    RunStore(tmp_path / "run").close()
+    is_done.join()
+
+
+def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Place("/run", MemoryFileSystem())
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    (run / "run.json").write(b'{"status": "running"}')
+    lock = RunLock.take(run)
+    assert is_in_use(run)
+    lock.release()
+    assert not is_in_use(run)
+    lock = RunLock.take(run)
+    for beat, in_use in ((time.time(), True), (time.time() - 3600, False), (0.0, True)):
+        far = {"id": "x", "host": "far", "machine": "other", "pid": 7, "started": 1.0, "released": False}
+        (run / ".lock" / "000002").write(json.dumps({**far, "beat": beat}).encode())
+        assert is_in_use(run) is in_use
+    (run / "metrics.jsonl").write(b'{"rank": 0, "metrics": {"loss": 2}}\n{"rank": 1, "metrics": {}}\n')
+    result = Result.from_path("/run", run.given)
+    assert (result.error, result.metrics) == (None, {"loss": 2})
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"released": false}'])
+def test_a_damaged_lock_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    run = Place("/run", MemoryFileSystem())
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    (run / ".lock" / "000001").write(text)
+    for look in (RunLock.take, is_in_use):
+        with pytest.raises(StorageError, match=r"the lock /run/.lock/000001 is damaged .*delete it"):
+            look(run)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"metrics": 7}', '{"metrics": {}, "validation": 7}'])
+def test_a_damaged_checkpoint_is_passed_over(write_run: Write, text: str) -> None:
     root = write_run([], [{"loss": 2}, {"loss": 1}])
-    (root / "checkpoint_000001" / ".manifest.json").write_text("{")
+    (root / "checkpoint_000001" / ".manifest.json").write_text(text)
     with pytest.warns(UserWarning, match="passed over: .*checkpoint_000001 is damaged"):
         assert scores(Result.from_path(root)) == [2]
 

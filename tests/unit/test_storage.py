@@ -228,6 +228,14 @@ def test_a_checkpoint_whose_validation_ends_while_somebody_reads_it_is_not_delet
     assert not Path(folder).exists()
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_manifest_that_is_damaged_when_its_validation_ends_is_named(store: RunStore, text: str) -> None:
+    saved = commit(store, 1)
+    (Path(saved.path) / ".manifest.json").write_text(text)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match=r"it is damaged \(.*\): '.*/checkpoint_000000/\.manifest\.json'"):
+        store.amend(saved, "VALIDATED", {"accuracy": 1.0})
+
+
 def test_a_checkpoint_that_is_deleted_as_somebody_begins_to_read_it_is_not_read(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -678,7 +686,7 @@ def test_the_home_directory_and_relative_paths_are_understood(tmp_path: Path, mo
 def test_an_unreadable_manifest_is_a_storage_error(tmp_path: Path) -> None:
     made(tmp_path, "run", None)
     (tmp_path / "run" / "run.json").write_text("{torn")
-    with pytest.raises(StorageError, match="cannot read"):
+    with pytest.raises(StorageError, match=r"run\.json is damaged, or another program's"):
         choose_run(tmp_path, "run")
 
 
