@@ -147,6 +147,10 @@ class Ledger:
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
         return self._rounds.awaits_only(uploads, time.monotonic())
 
+    def storing(self, failed: Collection[int]) -> frozenset[tuple[int, int]]:
+        """Return what other ranks are storing for checkpoints that need nothing more from the ``failed`` ones."""
+        return self._rounds.storing(failed, self._uploads, time.monotonic())
+
     def awaits(self, ranks: Collection[int], *, ends: bool) -> bool:
         """Whether a checkpoint waits for what the hosts of these ranks do with their files; ``ends``: the attempt does,
         so that it does not wait for the deletion of local ones."""

@@ -276,6 +276,23 @@ class Rounds:
             and all(self._stays_away(rank, ordinal, now) for rank in absent)
         )
 
+    def storing(
+        self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float
+    ) -> frozenset[tuple[int, int]]:
+        """Return the parts (rank, ordinal) that ranks store themselves, of checkpoints that need nothing more from the
+        ``failed`` ranks. Parts that uploaders bring are left out: they are stored also when the ranks are gone."""
+        found: set[tuple[int, int]] = set()
+        ordinal = self._committed_ordinal + 1
+        while parts := self._pending.get(ordinal):
+            waits = {rank for rank, part in parts.items() if part.delivered is None and not part.source.in_place}
+            storing = {rank for rank in waits if (rank, ordinal) not in uploads}
+            needed = any(rank not in parts and not self._stays_away(rank, ordinal, now) for rank in failed)
+            if needed or not storing.isdisjoint(failed) or any(part.failed is not None for part in parts.values()):
+                break
+            found |= {(rank, ordinal) for rank in storing}
+            ordinal += 1
+        return frozenset(found)
+
     def tick(self, now: float) -> list[Decision]:
         """Whatever can be decided now."""
         self._looked_at = now

@@ -527,6 +527,50 @@ def test_an_upload_that_is_awaited_is_not_held_up_by_local_files_that_are_not_de
     assert the_commit(rounds.close(0.0)).ranks == (0, 1)
 
 
+# -- what is still being stored when a rank fails ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_reported_without_one() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    assert rounds.storing({1}, (), 0.0) == frozenset(), "rank 1 has not made that report"
+    note(rounds, 1, 1)
+    assert rounds.storing({1}, (), 0.0) == {(0, 1)}
+    assert rounds.storing({0, 1}, (), 0.0) == frozenset(), "nobody is left to store it"
+    deliver(rounds, 0, 1, "model")
+    assert rounds.storing({1}, (), 0.0) == frozenset()
+
+
+def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_delivered() -> None:
+    rounds = rounds_of(3)
+    for rank in range(3):
+        bring(rounds, rank, 1, f"shard-{rank}")
+    assert rounds.storing({1}, (), 0.0) == frozenset(), "rank 1 has not stored its own part"
+    deliver(rounds, 1, 1, "shard-1")
+    assert rounds.storing({1}, (), 0.0) == {(0, 1), (2, 1)}
+    rounds.delivered(2, 1, [], [], 0.0, "disk full")
+    assert rounds.storing({1}, (), 0.0) == frozenset(), "it will be dropped"
+
+
+def test_nobody_waits_for_a_checkpoint_after_one_that_cannot_be() -> None:
+    rounds = rounds_of(3)
+    bring(rounds, 2, 1, "shard-2")
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}")
+        deliver(rounds, rank, 1, f"shard-{rank}")
+        bring(rounds, rank, 2, f"shard-{rank}")
+    deliver(rounds, 1, 2, "shard-1")
+    assert rounds.storing({1}, (), 0.0) == {(2, 1), (0, 2)}
+    assert rounds.storing({2}, (), 0.0) == frozenset()
+
+
+def test_what_uploaders_bring_needs_no_rank() -> None:
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/a", "a", waits=False)
+    note(rounds, 1, 1)
+    assert rounds.storing({1}, {(0, 1)}, 0.0) == frozenset()
+
+
 # -- ranks that show no sign -----------------------------------------------------------------------------------------
 
 
