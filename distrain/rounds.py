@@ -227,7 +227,9 @@ class Rounds:
         failed: str | None = None,
     ) -> list[Decision]:
         """The granted files of the rank are on disk, or why they are not: then this checkpoint will not be."""
-        part = self._pending[ordinal][rank]
+        part = self._pending.get(ordinal, {}).get(rank)
+        if part is None:  # it was refused, and an exception took the rank out of report() before it heard of that
+            return self.tick(now)
         part.delivered = tuple((str(p), int(s), int(c)) for p, s, c in files)
         part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
         part.delivered_at = now

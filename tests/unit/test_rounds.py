@@ -617,6 +617,20 @@ def test_a_written_off_rank_that_comes_later_is_refused_with_the_reason() -> Non
     assert "missing_rank_s" in refusal.why
 
 
+def test_a_refused_rank_may_say_that_an_exception_took_it_out_of_report() -> None:
+    """Before it heard of the refusal."""
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    rounds.tick(MISSING_RANK_S)
+    assert only(Refuse, bring(rounds, 1, 1, "model"))
+    assert rounds.delivered(1, 1, [], [], MISSING_RANK_S, "TimeoutError('alarm')") == []
+    bring(rounds, 0, 2, "model", now=MISSING_RANK_S)
+    bring(rounds, 1, 2, "model", now=MISSING_RANK_S)
+    deliver(rounds, 1, 2, skipped=["model"])
+    assert the_commit(deliver(rounds, 0, 2, "model")).ordinal == 2
+
+
 # -- metrics and contents --------------------------------------------------------------------------------------------
 
 
