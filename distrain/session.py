@@ -118,8 +118,9 @@ class Session:
         self._left: dict[int, Leftover] = {}
         """What is to be deleted when nobody can need it any more, of the checkpoint of that ordinal."""
         self.released = False
-        self._lock = threading.Lock()
-        self._holder = 0
+        self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
+        self._call = ""
+        """The call that holds the lock."""
         self._pid = os.getpid()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: Storing = _AS_USUAL) -> None:
@@ -267,20 +268,19 @@ class Session:
 
     @contextlib.contextmanager
     def _alone(self, caller: str) -> Iterator[None]:
-        """One call at a time. Raises RuntimeError where waiting for the other one would be for ever."""
+        """Let one call run at a time. Raises RuntimeError in a signal handler that interrupts another call."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"{caller} was called in a child process of the worker; call it in the worker itself")
-        if self._holder == threading.get_ident():
-            raise RuntimeError(
-                f"{caller} was called while report(), barrier() or broadcast_from_rank_zero() runs in the same thread: "
-                "from a signal handler?"
-            )
         with self._lock:
-            self._holder = threading.get_ident()
+            if self._call:
+                raise RuntimeError(
+                    f"{caller} was called while {self._call} runs in the same thread: from a signal handler?"
+                )
+            self._call = caller
             try:
                 yield
             finally:
-                self._holder = 0
+                self._call = ""
 
     def meet(self, operation: str, data: bytes, timeout_s: float | None = None) -> bytes:
         """Wait until every rank is in its n-th collective, which must be the same operation; returns rank 0's data.
@@ -404,9 +404,11 @@ class Session:
             self._listen(wait=True)
 
     def get_checkpoint(self) -> Checkpoint | None:
-        if os.getpid() == self._pid and self._holder != threading.get_ident():
+        if os.getpid() == self._pid:
             with self._lock:
-                self._listen()
+                if not self._call:  # else this is a signal handler, which gets what is known
+                    with self._alone("get_checkpoint()"):
+                        self._listen()
         return self.checkpoint
 
     def _listen(self, *, wait: bool = False, until: float | None = None) -> None:

@@ -322,24 +322,31 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(worker: Work
 
 
 class InterruptedLine:
-    """A line within whose send() a signal handler runs."""
+    """A line within whose send(), or first receive() if ``in_receive``, a signal handler runs."""
 
     at_end = False
     uploads = False
 
     def __init__(self) -> None:
         self.handler: Any = lambda: None
+        self.in_receive = False
         self.heard: list[BaseException] = []
         self.sent: list[wire.FromWorker] = []
 
     def send(self, message: wire.FromWorker) -> None:
         self.sent.append(message)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         try:
             self.handler()
         except Exception as error:
             self.heard.append(error)
 
     def receive(self) -> Sequence[wire.Frame]:
+        if self.in_receive:
+            self.in_receive = False
+            self._interrupt()
         return []
 
     wait = receive
@@ -362,7 +369,7 @@ def test_a_signal_handler_within_report_gets_an_error_instead_of_waiting_for_eve
     distrain.report({"loss": 1})
     [error] = line.heard
     assert type(error) is RuntimeError
-    assert str(error).startswith(f"{name} was called while report(), barrier() or broadcast_from_rank_zero() runs")
+    assert str(error).startswith(f"{name} was called while report() runs in the same thread")
     assert [type(message) for message in line.sent] == [wire.Reported]
 
 
@@ -373,6 +380,22 @@ def test_get_checkpoint_within_report_returns_what_is_known(worker: Worker, monk
     monkeypatch.setattr(Session, "current", Session(line, worker.session.context, known))
     distrain.report({})
     assert (seen, line.heard) == ([known], [])
+
+
+@pytest.mark.parametrize(
+    ("call", "error"), [(distrain.get_checkpoint, None), (lambda: distrain.report({}), RuntimeError)]
+)
+def test_a_signal_handler_within_get_checkpoint_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, call: Any, error: Any
+) -> None:
+    line = InterruptedLine()
+    line.handler, line.in_receive = call, True
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, Checkpoint("/known")))
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.path == "/known"
+    assert [type(heard) for heard in line.heard] == ([error] if error else [])
+    distrain.report({})  # nothing is held any more
 
 
 # -- outside ---------------------------------------------------------------------------------------------------------
