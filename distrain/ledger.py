@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -76,9 +77,10 @@ class Ledger:
         self._world_size = world_size
         self._announced: dict[tuple[int, int], wire.Reported] = {}
         """What a rank has said of its n-th checkpoint."""
-        self._open: set[tuple[int, int]] = set()
-        """Which of them are neither committed nor dropped."""
-        self._asks: list[wire.AskCheckpoints] = []
+        self._open: dict[tuple[int, int], int] = {}
+        """Which of them are neither committed nor dropped: the index of the report, by rank and ordinal."""
+        self._asks: list[tuple[wire.AskCheckpoints, float]] = []
+        """Unanswered questions, and until when each waits for other ranks (time.monotonic)."""
         self._uploads: set[tuple[int, int]] = set()
         """Ranks and ordinals of what uploaders are bringing, or deleting."""
         self._granted: dict[tuple[int, int], wire.Upload] = {}
@@ -112,8 +114,7 @@ class Ledger:
                 call = (message.rank, message.index, message.operation, message.body)
                 self._answer(self._collectives.joined(*call, now, message.timeout_s))
             case wire.AskCheckpoints():
-                self._asks.append(message)
-                self._answer_asks()
+                self._asks.append((message, now + self._config.missing_rank_s))
             case wire.Running():
                 self._rounds.running(message.rank, now)
             case wire.Outcome(ok=True):
@@ -121,11 +122,13 @@ class Ledger:
                 self._answer(self._collectives.finished(message.rank))
                 if self._rows:
                     self._call_back(self._rows.finished(message.rank))
+        self._answer_asks()
 
     def deadline(self) -> float | None:
         """When :meth:`tick` should be called if nothing else happens."""
         rows_due = self._rows.deadline() if self._rows else None
-        moments = (self._rounds.deadline(), self._collectives.deadline(), self._lines.deadline(), rows_due)
+        moments = [self._rounds.deadline(), self._collectives.deadline(), self._lines.deadline(), rows_due]
+        moments += [until for _, until in self._asks if until < math.inf]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self) -> None:
@@ -140,6 +143,7 @@ class Ledger:
                 warn(notice.text)
         if (due := self._lines.deadline()) is not None and now >= due:
             self._lines.flush(now)
+        self._answer_asks()
 
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Whether a checkpoint would be committed, were the attempt not over before uploaders have brought it; those of
@@ -187,7 +191,7 @@ class Ledger:
         files = [path for path, _ in message.files]
         if message.ordinal is not None:
             self._announced[message.rank, message.ordinal] = message
-            self._open.add((message.rank, message.ordinal))
+            self._open[message.rank, message.ordinal] = message.index
         if self._rows:
             self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal, now))
         source = rounds.Source(
@@ -208,13 +212,12 @@ class Ledger:
                 case rounds.Discard(rank, ordinal, at_once):
                     self._discard(rank, ordinal, at_once=at_once)
                 case rounds.Refuse(rank, ordinal, why):
-                    self._open.discard((rank, ordinal))
+                    self._open.pop((rank, ordinal), None)
                     self._refuse(rank, ordinal, why)
                 case rounds.Commit():
                     self._commit(decision)
                 case rounds.Drop(ordinal):
                     self._settled(ordinal, None)
-                    self._answer_asks()
                 case rounds.Say(text):
                     warn(text)
 
@@ -330,7 +333,7 @@ class Ledger:
         self._answer_asks()
 
     def _settled(self, ordinal: int, checkpoint: Checkpoint | None) -> None:
-        self._open -= {(rank, number) for rank, number in self._open if number == ordinal}
+        self._open = {part: index for part, index in self._open.items() if part[1] != ordinal}
         if self._rows:
             self._call_back(self._rows.settled(ordinal, checkpoint))
 
@@ -360,13 +363,18 @@ class Ledger:
     # -- which checkpoints there are ------------------------------------------------------------------------------
 
     def _answer_asks(self) -> None:
-        asks, self._asks = self._asks, []
-        for ask in asks:
-            waits = any(rank == ask.rank for rank, _ in self._open) or (
-                ask.validated and any(map(self._validations.awaits, self._store.committed))
-            )
-            if waits and not ask.at_once:
-                self._asks.append(ask)
+        """Answer the ranks whose own checkpoints are settled, and those of other ranks up to the report that the rank
+        has reached itself. Other ranks that do not get there are waited for no longer than a missing rank."""
+        if not self._asks:
+            return
+        asks, self._asks, now = self._asks, [], time.monotonic()
+        settled_up_to = min(self._rounds.fewest_reports(), *(index - 1 for index in self._open.values()), math.inf)
+        validating = any(map(self._validations.awaits, self._store.committed))
+        for ask, until in asks:
+            others = now < until < math.inf and self.reports.get(ask.rank, 0) > settled_up_to
+            own = any(rank == ask.rank for rank, _ in self._open)
+            if (others or own or (ask.validated and validating)) and not ask.at_once:
+                self._asks.append((ask, until if others else math.inf))
             else:
                 self._tell(wire.Checkpoints(attempt=ask.attempt, rank=ask.rank, index=ask.index, body=self._listing()))
 

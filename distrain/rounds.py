@@ -266,6 +266,11 @@ class Rounds:
         self._closed = True
         return self.tick(now)
 
+    def fewest_reports(self) -> float:
+        """Return how many reports the slowest rank has made, of those that may still bring checkpoints."""
+        records = self._ranks.values()
+        return min((r.last_index for r in records if not (r.finished or r.written_off)), default=math.inf)
+
     def awaits_only(self, uploads: Collection[tuple[int, int]], now: float) -> bool:
         """Whether nothing but these uploads (rank, ordinal) keeps the next checkpoint from being committed."""
         ordinal = self._committed_ordinal + 1

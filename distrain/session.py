@@ -517,8 +517,9 @@ def get_all_reported_checkpoints(
     """The checkpoints of the run that are kept, in the order in which they were committed, those of earlier attempts
     included. Any rank may ask.
 
-    consistency_mode: what to wait for: that all checkpoints of this rank are committed (or dropped), and with
-        VALIDATED, the default, that none waits for its validation.
+    consistency_mode: what to wait for: that all checkpoints are committed (or dropped) that this rank has brought, or
+        that others bring up to the same of their reports, and with VALIDATED, the default, that none waits for its
+        validation. Ranks that have reported less often are waited for ``CheckpointConfig.missing_rank_s`` at most.
     timeout_s: after so many seconds, what there is then is returned; None waits for ever.
 
     Raises RuntimeError outside of a worker.
