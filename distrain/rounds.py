@@ -152,6 +152,33 @@ class _Part:
 
 
 @dataclass(slots=True)
+class _Names:
+    """The names of one checkpoint: the first rank that brings each as a file, or as a directory."""
+
+    files: dict[str, int] = field(default_factory=dict)
+    folders: dict[str, int] = field(default_factory=dict)
+
+    def add(self, rank: int, files: Collection[str]) -> str | None:
+        """Take in the files of a rank. Return why they do not fit those of other ranks, or None if they do."""
+        folders = _folders_of(files)
+        for names, is_a, others, is_other in (
+            (files, "file", self.folders, "directory"),
+            (folders, "directory", self.files, "file"),
+        ):
+            if clashes := others.keys() & names:
+                name = min(clashes)
+                return (
+                    f"{name!r} is a {is_other} on rank {others[name]} and a {is_a} on rank {rank}; give them different "
+                    "names, or put the rank into them"
+                )
+        for name in files:
+            self.files.setdefault(name, rank)
+        for name in folders:
+            self.folders.setdefault(name, rank)
+        return None
+
+
+@dataclass(slots=True)
 class _RankRecord:
     last_index: int = 0
     last_ordinal: int = 0
@@ -172,6 +199,7 @@ class Rounds:
         self._pending: dict[int, dict[int, _Part]] = {}
         self._previous_files: dict[int, frozenset[str]] = {}
         self._in_step: dict[int, set[int]] = {}
+        self._names: dict[int, _Names] = {}
         self._committed_ordinal = 0
         self._looked_at = -math.inf
         self._closed = False
@@ -199,6 +227,7 @@ class Rounds:
         record = self._ranks[rank]
         record.last_index = index
         record.last_metrics = metrics
+        refusals: list[Decision] = []
         if ordinal is not None:
             if ordinal <= self._committed_ordinal:
                 return [Refuse(rank, ordinal, self._too_late(rank, ordinal))]
@@ -206,8 +235,12 @@ class Rounds:
             part = _Part(index=index, announced_at=now, files=frozenset(files), metrics=metrics, source=source)
             part.keeps = source.in_place or not source.deletes
             self._pending.setdefault(ordinal, {})[rank] = part
+            part.failed = self._names.setdefault(ordinal, _Names()).add(rank, part.files)
+            if part.failed is not None:
+                part.granted, part.delivered, part.delivered_at = frozenset(), (), now
+                refusals.append(Refuse(rank, ordinal, f"checkpoint {ordinal}: {part.failed}"))
         self._note_who_is_in_step()
-        return self.tick(now)
+        return [*refusals, *self.tick(now)]
 
     def _note_who_is_in_step(self) -> None:
         """Ranks that report as often as those that bring a checkpoint, but without one."""
@@ -420,6 +453,7 @@ class Rounds:
             return None
         del self._pending[ordinal]
         self._in_step.pop(ordinal, None)
+        del self._names[ordinal]
         self._committed_ordinal = ordinal
         self._previous_files = {rank: part.files for rank, part in parts.items()}
         for rank, part in parts.items():
@@ -492,6 +526,16 @@ class Rounds:
 def _is_left_by_others(part: _Part, parts: Mapping[int, _Part]) -> bool:
     left = (other for other in parts.values() if other is not part and other.told_to_leave and not other.stays)
     return not part.told_to_leave and any(other.source.overlaps(part.source) for other in left)
+
+
+def _folders_of(files: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for path in files:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found
 
 
 def _will_be_dropped(parts: Mapping[int, _Part]) -> bool:

@@ -693,6 +693,35 @@ def test_files_that_always_differ_are_not_compared(path: str, notices: int) -> N
     assert len(only(Say, deliver(rounds, 1, 1, skipped=[path], crc=2))) == notices
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ("model/a/b", "model", "'model' is a directory on rank 0 and a file on rank 2"),
+        ("model", "model/a/b", "'model' is a file on rank 0 and a directory on rank 2"),
+    ],
+)
+def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dropped(
+    first: str, second: str, why: str
+) -> None:
+    rounds = rounds_of(3)
+    bring(rounds, 0, 1, first)
+    bring(rounds, 1, 1, first, "model-1")
+    [refusal] = only(Refuse, bring(rounds, 2, 1, second))
+    assert (refusal.rank, refusal.why.startswith(f"checkpoint 1: {why}; give them different names")) == (2, True)
+    deliver(rounds, 0, 1, first)
+    said, dropped = deliver(rounds, 1, 1, "model-1", skipped=[first])
+    assert why in said.text  # type: ignore[union-attr]
+    assert dropped == Drop(1)
+    for rank in range(3):
+        assert only(Refuse, bring(rounds, rank, 2, "model")) == []
+
+
+def test_names_that_only_begin_alike_are_no_clash() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model/a", "models")
+    assert only(Refuse, bring(rounds, 1, 1, "model.txt", "model/b", "models")) == []
+
+
 # -- when to look again ----------------------------------------------------------------------------------------------
 
 
