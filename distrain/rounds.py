@@ -43,6 +43,9 @@ PATIENCE_S = 10.0
 SILENCE_S = 10.0
 """Seconds in train_func after which a rank that has not reported yet counts as silent, rather than as slow."""
 
+MOST_AHEAD = 2
+"""Checkpoints of one rank that may be stored while they wait for other ranks; the next one waits in report()."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommittedFile:
@@ -203,6 +206,8 @@ class Rounds:
         self._committed_ordinal = 0
         self._looked_at = -math.inf
         self._closed = False
+        self._waited_in_vain = False
+        """Whether a rank that was ahead has waited for ``missing_rank_s`` since the last commit."""
         self._out_of_patience = False
         """Whether a rank has waited in vain for others that may bring its directory."""
         self._said: set[str] = set()
@@ -336,13 +341,17 @@ class Rounds:
     def tick(self, now: float) -> list[Decision]:
         """Whatever can be decided now."""
         self._looked_at = now
+        decisions = self._advance(now)
+        while (commit := self._next_commit(now)) is not None:
+            decisions += [*commit, *self._advance(now)]
+        return decisions
+
+    def _advance(self, now: float) -> list[Decision]:
         decisions: list[Decision] = []
         for ordinal in sorted(self._pending):
             for rank in sorted(self._pending[ordinal]):
                 decisions += self._grant(ordinal, rank, now)
                 decisions += self._discard(ordinal, rank, now)
-        while (commit := self._next_commit(now)) is not None:
-            decisions += commit
         return decisions
 
     def deadline(self) -> float | None:
@@ -351,7 +360,7 @@ class Rounds:
         for parts in self._pending.values():
             for rank, part in parts.items():
                 if part.granted is None:
-                    moments.append(part.announced_at + self._patience_s(rank))
+                    moments += [part.announced_at + self._patience_s(rank), part.announced_at + self._missing_rank_s]
                 if part.source.waits and part.delivered is not None and not part.keeps:
                     moments.append(part.delivered_at + FIRST_PATIENCE_S)
             announced_at = max(part.announced_at for part in parts.values())
@@ -368,6 +377,8 @@ class Rounds:
             return []
         if part.source.in_place:
             return self._grant_in_place(ordinal, rank, now)
+        if self._is_ahead(ordinal, part, now):
+            return []
         lower = [other for other in self._ranks if other < rank]
         brought = frozenset[str]().union(*(parts[other].files for other in lower if other in parts))
         undecided = [other for other in lower if other not in parts and not self._stays_away(other, ordinal, now)]
@@ -383,6 +394,20 @@ class Rounds:
             return []
         parts[rank].granted = frozenset()
         return [GrantFiles(rank, ordinal, ())]
+
+    def _is_ahead(self, ordinal: int, part: _Part, now: float) -> bool:
+        """Return whether a rank waits with this checkpoint until earlier ones are joined, so that it does not fill the
+        disk. It does not wait for ranks that may never bring one: those in train_func that have not done so yet. It
+        waits for ``missing_rank_s`` at most."""
+        if ordinal <= self._committed_ordinal + MOST_AHEAD or self._waited_in_vain or self._closed:
+            return False
+        earliest = self._committed_ordinal + 1
+        if not (brought := self._pending.get(earliest)):
+            return False
+        self._waited_in_vain = now >= part.announced_at + self._missing_rank_s
+        late = [self._ranks[r] for r in self._ranks if r not in brought and not self._stays_away(r, earliest, now)]
+        may_never_come = late and not any(record.last_ordinal or record.running_since is None for record in late)
+        return not (self._waited_in_vain or may_never_come)
 
     def _patience_s(self, rank: int) -> float:
         """Waiting saves copying the same file twice; it never decides which one is kept."""
@@ -455,6 +480,7 @@ class Rounds:
         self._in_step.pop(ordinal, None)
         del self._names[ordinal]
         self._committed_ordinal = ordinal
+        self._waited_in_vain = False
         self._previous_files = {rank: part.files for rank, part in parts.items()}
         for rank, part in parts.items():
             if part.failed is not None:

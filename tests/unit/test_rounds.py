@@ -527,6 +527,66 @@ def test_an_upload_that_is_awaited_is_not_held_up_by_local_files_that_are_not_de
     assert the_commit(rounds.close(0.0)).ranks == (0, 1)
 
 
+# -- ranks that are ahead of others ------------------------------------------------------------------------------------
+
+
+def run_ahead(rounds: Rounds, ordinals: Iterable[int], now: float = 0.0) -> list[int]:
+    """Rank 0 brings checkpoints and stores what it may; returns the ordinals of those."""
+    granted = []
+    for ordinal in ordinals:
+        if GrantFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now):
+            granted.append(ordinal)
+            deliver(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now)
+    return granted
+
+
+def test_a_rank_that_is_ahead_waits_for_the_checkpoints_before() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "shard-1")
+    assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
+    committed, granted = deliver(rounds, 1, 1, "shard-1")
+    assert isinstance(committed, Commit)
+    assert granted == GrantFiles(0, 3, ("shard-0-3",))
+
+
+def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_not_its_next() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "shard-1")
+    deliver(rounds, 1, 1, "shard-1")
+    assert run_ahead(rounds, [1, 2, 3, 4]) == [1, 2, 3]
+    bring(rounds, 1, 2, "shard-1")
+    assert GrantFiles(0, 4, ("shard-0-4",)) in deliver(rounds, 1, 2, "shard-1")
+
+
+def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
+    rounds = Rounds(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
+    rounds.running(0, 0.0)
+    assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
+    rounds.running(1, 1.0)
+    assert rounds.tick(1.0) == [GrantFiles(0, 3, ("shard-0-3",))]
+
+
+@pytest.mark.parametrize("reports", [0, 1])
+def test_a_rank_does_not_wait_for_others_that_never_bring_checkpoints(reports: int) -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    if reports:
+        note(rounds, 1, 100)
+    assert run_ahead(rounds, range(1, 6)) == [1, 2, 3, 4, 5]
+
+
+def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
+    """Rank 1 has brought one checkpoint, and brings no more."""
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "shard-1")
+    deliver(rounds, 1, 1, "shard-1")
+    assert run_ahead(rounds, [1, 2, 3, 4], now=5.0) == [1, 2, 3]
+    assert rounds.deadline() == 5.0 + MISSING_RANK_S
+    decisions = rounds.tick(5.0 + MISSING_RANK_S)
+    assert only(GrantFiles, decisions) == [GrantFiles(0, 4, ("shard-0-4",))]
+    assert "rank(s) 1 brought earlier ones" in only(Say, decisions)[0].text
+    assert run_ahead(rounds, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
+
+
 # -- what is still being stored when a rank fails ----------------------------------------------------------------------
 
 
