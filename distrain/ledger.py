@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ledger"]
 
+_ACKNOWLEDGED_AT_ONCE = wire.MOST_UNACKNOWLEDGED // 4
 _INCOMPARABLE = (DICT_FILE, ".keras")
 """Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
 
@@ -90,6 +91,9 @@ class Ledger:
         self._rows = rows.Rows(world_size) if self._callbacks else None
         self.reports: dict[int, int] = {}
         """How many each rank has made in this attempt."""
+        self._acknowledged: dict[int, int] = {}
+        self._unacknowledged: dict[int, int] = {}
+        """The last report of each rank that waits to hear that its reports are kept, or soon will."""
 
     def handle(self, message: wire.FromWorker) -> None:
         """What a rank of this attempt said; messages that are not about reports are passed over."""
@@ -169,9 +173,13 @@ class Ledger:
             self._call_back(self._rows.end())
 
     def flush(self) -> None:
-        """Hand what is buffered to the kernel."""
+        """Hand what is buffered to the kernel, and tell the ranks whose reports that were."""
         with self._storage_failures("metrics"):
             self._store.flush()
+            reports, self._unacknowledged = self._unacknowledged, {}
+            self._acknowledged |= reports
+            for rank, index in reports.items():
+                self._tell(wire.Acknowledged(attempt=self._attempt, rank=rank, index=index))
 
     def close(self) -> None:
         self._lines.flush(time.monotonic())
@@ -182,6 +190,8 @@ class Ledger:
     def _on_reported(self, message: wire.Reported, now: float) -> None:
         metrics: dict[str, Any] = json.loads(message.body)
         self.reports[message.rank] = message.index
+        if message.index >= self._acknowledged.get(message.rank, 0) + _ACKNOWLEDGED_AT_ONCE:
+            self._unacknowledged[message.rank] = message.index
         line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
         with self._storage_failures("metrics"):
             self._store.append_metrics(line, metrics)

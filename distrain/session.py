@@ -73,6 +73,8 @@ class Line(Protocol):
     at_end: bool
     uploads: bool
     """Whether checkpoints can be stored while the worker goes on."""
+    acknowledges: bool
+    """Whether the coordinator says what it has received. Otherwise it has all that was sent."""
 
     def send(self, message: wire.FromWorker) -> None: ...
 
@@ -91,6 +93,7 @@ class Session:
         self.checkpoint = checkpoint
         self._channel = channel
         self._reports = 0
+        self._acknowledged = 0
         self._checkpoints = 0
         self._resumed = int(checkpoint is not None)  # Ray AIR counted it
         self._collectives = 0
@@ -132,6 +135,7 @@ class Session:
             storing = replace(storing, mode=SYNC, delete=storing.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
             self._listen()
+            self._await_acknowledgement()
             self._raise_what_was_not_stored()
             ordinal, folder, files, leftover = None, None, [], None
             if checkpoint is not None:
@@ -174,6 +178,11 @@ class Session:
                 self._in_place.add(ordinal)
             else:
                 self._deliver(ordinal, folder, files, delete=storing.deletes)
+
+    def _await_acknowledgement(self) -> None:
+        """Wait while as many reports are on their way as may be lost."""
+        while self._channel.acknowledges and self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
+            self._listen(wait=True)
 
     def _to_store(self, checkpoint: Checkpoint, storing: Storing) -> tuple[Checkpoint, Storing, Leftover | None]:
         """A directory, what is to be done with it, and what is to be deleted when all ranks are done."""
@@ -419,6 +428,8 @@ class Session:
             match frame.message():
                 case wire.Grant() as grant:
                     self._grants[grant.ordinal] = grant
+                case wire.Acknowledged(index=index):
+                    self._acknowledged = index
                 case wire.Stored(ordinal=ordinal, failed=failed):
                     if ordinal in self._in_place:
                         self._in_place.remove(ordinal)
@@ -464,9 +475,10 @@ def report(
     """Report metrics, and optionally a checkpoint, from any rank, any number of times.
 
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy and torch scalars become
-    numbers. Without a checkpoint the call waits for nobody. With one it returns when the checkpoint's files may be
-    deleted or overwritten; the checkpoint is committed once every rank has brought its part. A rank that is more than
-    two checkpoints ahead of ranks that bring them, too, waits for those, ``CheckpointConfig.missing_rank_s`` at most.
+    numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if 100 reports of this
+    rank are on their way. With one it returns when the checkpoint's files may be deleted or overwritten; the checkpoint
+    is committed once every rank has brought its part. A rank that is more than two checkpoints ahead of ranks that
+    bring them, too, waits for those, ``CheckpointConfig.missing_rank_s`` at most.
 
     checkpoint_dir_name: what its directory in the run directory is to be called, instead of ``checkpoint_000000``; that
         of the lowest rank that names one counts. If there is one of that name, the new one gets a number.

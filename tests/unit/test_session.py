@@ -152,6 +152,38 @@ def test_reports_are_counted_and_carry_rank_and_attempt(worker: Worker) -> None:
     assert {(message.rank, message.attempt, message.ordinal) for message in said} == {(1, 2, None)}
 
 
+class AcknowledgingLine:
+    """A line that acknowledges whatever was sent, but only to who waits for it."""
+
+    at_end = False
+    uploads = True
+    acknowledges = True
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.waits = 0
+
+    def send(self, message: wire.FromWorker) -> None:
+        self.sent += 1
+
+    def receive(self) -> Sequence[wire.Frame]:
+        return []
+
+    def wait(self, timeout_s: float | None = None) -> Sequence[wire.Frame]:
+        self.waits += 1
+        return wire.Decoder().feed(wire.encode(wire.Acknowledged(attempt=2, rank=1, index=self.sent)))
+
+
+def test_few_reports_are_on_their_way_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = AcknowledgingLine()
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, None))
+    waits = []
+    for _ in range(2 * wire.MOST_UNACKNOWLEDGED + 1):
+        distrain.report({})
+        waits.append(line.waits)
+    assert waits == [0] * wire.MOST_UNACKNOWLEDGED + [1] * wire.MOST_UNACKNOWLEDGED + [2]
+
+
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +358,7 @@ class InterruptedLine:
 
     at_end = False
     uploads = False
+    acknowledges = False
 
     def __init__(self) -> None:
         self.handler: Any = lambda: None
