@@ -145,27 +145,27 @@ class Session:
                 else:
                     folder = Path(stack.enter_context(checkpoint.as_directory()))
                     files = list_files(folder)
-                ordinal = self._checkpoints = self._checkpoints + 1
+                ordinal = self._checkpoints + 1
             waits = storing.mode is SYNC or not self._channel.uploads
-            self._reports += 1
-            self._channel.send(
-                wire.Reported(
-                    attempt=self.context.attempt,
-                    rank=self.context.world_rank,
-                    index=self._reports,
-                    time=time.time(),
-                    ordinal=ordinal,
-                    files=files,
-                    body=body,
-                    folder=str(folder or ""),
-                    real=leftover.real if leftover else "" if folder is None else os.path.realpath(folder),
-                    mode=storing.mode.value,
-                    waits=waits,
-                    name=storing.name,
-                    delete=storing.deletes or leftover is not None,
-                    validation=task,
-                )
+            said = wire.Reported(
+                attempt=self.context.attempt,
+                rank=self.context.world_rank,
+                index=self._reports + 1,
+                time=time.time(),
+                ordinal=ordinal,
+                files=files,
+                body=body,
+                folder=str(folder or ""),
+                real=leftover.real if leftover else "" if folder is None else os.path.realpath(folder),
+                mode=storing.mode.value,
+                waits=waits,
+                name=storing.name,
+                delete=storing.deletes or leftover is not None,
+                validation=task,
             )
+            # Counted just before it is sent: a number that is missing, as an alarm came in between, is waited for.
+            self._reports, self._checkpoints = said.index, ordinal or self._checkpoints
+            self._channel.send(said)
             if folder is None or ordinal is None:
                 return
             if leftover is not None:

@@ -11,6 +11,7 @@ import pickle
 import re
 import tempfile
 import threading
+import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +206,21 @@ def test_ordinals_count_checkpoints_only(worker: Worker, folder: Path, tmp_path:
         distrain.report({}, Checkpoint(folder))
         ordinals += [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported) and m.ordinal]
     assert ordinals == [(2, 1), (4, 2)]
+
+
+def test_a_checkpoint_that_an_alarm_kept_from_being_announced_does_not_count(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alarm() -> float:
+        raise TimeoutError("by an alarm")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", alarm)
+        with pytest.raises(TimeoutError):
+            distrain.report({}, Checkpoint(folder))
+    worker.grants(1, tmp_path / "staging")
+    distrain.report({}, Checkpoint(folder))
+    assert [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported)] == [(1, 1)]
 
 
 def test_a_refusal_is_raised_with_its_reason(worker: Worker, folder: Path, tmp_path: Path) -> None:
