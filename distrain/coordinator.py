@@ -256,7 +256,7 @@ class Coordinator:
     def _tell_storing(self, *failing: int) -> None:
         """Tell the machine what is being stored, before it hears that the ``failing`` ranks have failed."""
         failed = {*self.machine.failed_ranks, *failing}
-        self._happened(events.Storing(self._ledger.storing(failed)))
+        self._happened(self._ledger.storing(failed))
 
     def _keep_stacks(self, message: wire.Stacks) -> None:
         try:

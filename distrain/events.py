@@ -113,9 +113,11 @@ class StorageFailed:
 @dataclass(frozen=True, slots=True)
 class Storing:
     """Ranks, each with the ordinal of its checkpoint, that are inside report() and store checkpoints which need nothing
-    more from the ranks that have failed, the one included whose failure is announced next."""
+    more from the ranks that have failed, the one included whose failure is announced next. ``expected``: ranks that may
+    bring one with a report that the failed ranks have made already."""
 
-    parts: frozenset[tuple[int, int]]
+    parts: frozenset[tuple[int, int]] = frozenset()
+    expected: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain import collectives, rounds, rows, wire
+from distrain import collectives, events, rounds, rows, wire
 from distrain.checkpoint import DICT_FILE
 from distrain.output import ReportLines, warn
 
@@ -155,9 +155,10 @@ class Ledger:
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
         return self._rounds.awaits_only(uploads, time.monotonic())
 
-    def storing(self, failed: Collection[int]) -> frozenset[tuple[int, int]]:
-        """Return what other ranks are storing for checkpoints that need nothing more from the ``failed`` ones."""
-        return self._rounds.storing(failed, self._uploads, time.monotonic())
+    def storing(self, failed: Collection[int]) -> events.Storing:
+        """Return what other ranks store, or may bring, for checkpoints that need nothing more from ``failed`` ones."""
+        parts = self._rounds.storing(failed, self._uploads, time.monotonic())
+        return events.Storing(parts, self._rounds.expected(failed, self._uploads))
 
     def awaits(self, ranks: Collection[int], *, ends: bool) -> bool:
         """Whether a checkpoint waits for what the hosts of these ranks do with their files; ``ends``: the attempt does,

@@ -50,7 +50,7 @@ from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 from distrain.stopping import Order, StopVotes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 __all__ = ["RunMachine"]
 
@@ -66,8 +66,14 @@ TERM_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for ranks that were asked to stop, and did not."""
 STORING_TIMEOUT_S = 30.0
 """Seconds that a failure leaves the other ranks to finish storing a checkpoint, before they are stopped."""
+EXPECTED_TIMEOUT_S = 5.0
+"""Seconds of those in which nobody stores anything, but a rank may come with a report that is due."""
 _STORY_LENGTH = 200
 _EARLIER_KEPT = 5
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {rank_list(ranks)}"
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
@@ -107,7 +113,8 @@ class RunMachine:
         self._gone: set[str] = set()
         self._order = 0
         self._retry_forbidden = False
-        self._storing: frozenset[tuple[int, int]] = frozenset()
+        self._storing = Storing()
+        self._checkpoint_limit = math.inf
         self.waits_for_checkpoint = False
         """Whether the attempt has failed, and other ranks are given the time to store a checkpoint."""
         self._deadline: float | None = None
@@ -207,8 +214,8 @@ class RunMachine:
                 self.storage_failed = True
                 self.problem = self.problem or why
                 return self._stop_or_give_up(self.problem, now)
-            case Storing(parts):
-                return self._on_storing(parts, now)
+            case Storing():
+                return self._on_storing(event, now)
             case CheckpointSaved(path):
                 self.checkpoint = path
                 return []
@@ -326,7 +333,7 @@ class RunMachine:
         self._gone = set()
         self._ranks = {rank.rank: _Rank(plan=rank) for rank in self.plan.ranks}
         self.hung, self._votes = None, StopVotes()
-        self._storing = frozenset()
+        self._storing = Storing()
         self._deadline = now + CONNECT_TIMEOUT_S
         self._reserved = dict.fromkeys(self._ports_needed(self.plan))
         return [AttemptStarts(self.attempt, self.plan), *self._reservations(self.plan)]
@@ -474,24 +481,38 @@ class RunMachine:
 
     def _attempt_failed(self, now: float) -> list[Action]:
         """End the attempt after its first failure. That is done at once, unless other ranks are just storing a
-        checkpoint that can be committed without the ranks that have failed."""
-        if not self._storing:
+        checkpoint that can be committed without the ranks that have failed, or are due to bring it."""
+        if self._storing == Storing():
             return self._stop_failed(now)
         self._move(RunState.STOPPING)
-        self.waits_for_checkpoint, self._deadline = True, now + STORING_TIMEOUT_S
-        failed, storing = self.failed_ranks, sorted({rank for rank, _ in self._storing})
+        self.waits_for_checkpoint, self._checkpoint_limit = True, now + STORING_TIMEOUT_S
+        self._deadline = self._checkpoint_deadline(now)
+        failed, storing = self.failed_ranks, {rank for rank, _ in self._storing.parts}
+        awaited = storing or self._storing.expected
+        verb = ("are" if len(awaited) > 1 else "is") + (" storing" if storing else " due to report")
         return [
             Say(
-                f"rank{'s' * (len(failed) > 1)} {rank_list(failed)} failed; waiting up to {STORING_TIMEOUT_S:g} s for "
-                f"the checkpoint that rank{'s' * (len(storing) > 1)} {rank_list(storing)} "
-                f"{'are' if len(storing) > 1 else 'is'} storing"
+                f"{_ranks(failed)} failed; waiting up to {self._deadline - now:g} s for the checkpoint that "
+                f"{_ranks(awaited)} {verb}"
             )
         ]
 
-    def _on_storing(self, parts: frozenset[tuple[int, int]], now: float) -> list[Action]:
+    def _on_storing(self, storing: Storing, now: float) -> list[Action]:
         """While the attempt waits for checkpoints, it does not begin to wait for later ones."""
-        self._storing = self._storing & parts if self.waits_for_checkpoint else parts
-        return [] if self._storing else self._wait_no_more(now)
+        before, self._storing = self._storing, storing
+        if not self.waits_for_checkpoint:
+            return []
+        parts = {part for part in storing.parts if part in before.parts or part[0] in before.expected}
+        self._storing = Storing(frozenset(parts), before.expected & storing.expected)
+        if self._storing == Storing():
+            return self._stop_failed(now)
+        if self._storing != before:
+            self._deadline = self._checkpoint_deadline(now)
+        return []
+
+    def _checkpoint_deadline(self, now: float) -> float:
+        limit = self._checkpoint_limit
+        return limit if self._storing.parts else min(limit, now + EXPECTED_TIMEOUT_S)
 
     def _wait_no_more(self, now: float) -> list[Action]:
         return self._stop_failed(now) if self.waits_for_checkpoint else []

@@ -338,6 +338,25 @@ class Rounds:
             ordinal += 1
         return frozenset(found)
 
+    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[int]:
+        """Return the ranks that may bring a checkpoint with a report that all ``failed`` ranks have made: those one or
+        two reports behind that have brought one before, and rank 0 with its first report."""
+        made = min((self._reports_made(rank, uploads) for rank in failed), default=0)
+        return frozenset(
+            rank
+            for rank, record in self._ranks.items()
+            if rank not in failed
+            and not record.finished
+            and made - record.last_index in (1, 2)
+            and (record.last_ordinal or (rank == 0 and not record.last_index and record.running_since is not None))
+        )
+
+    def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:
+        """Return how many reports need nothing more from the rank."""
+        parts = ((ordinal, parts[rank]) for ordinal, parts in self._pending.items() if rank in parts)
+        unfinished = [p.index for o, p in parts if p.delivered is None and (rank, o) not in uploads]
+        return min([self._ranks[rank].last_index, *(index - 1 for index in unfinished)])
+
     def tick(self, now: float) -> list[Decision]:
         """Whatever can be decided now."""
         self._looked_at = now

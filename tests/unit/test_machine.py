@@ -17,6 +17,7 @@ from distrain.job import Job
 from distrain.machine import (
     CONNECT_TIMEOUT_S,
     EXIT_TIMEOUT_S,
+    EXPECTED_TIMEOUT_S,
     LEASE_MARGIN_S,
     RETURN_S,
     STOP_TIMEOUT_S,
@@ -531,6 +532,37 @@ def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept
     assert stops(play.happens(event)) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert play.state is RunState.FAILED
+
+
+def play_that_expects(*expected: int) -> Play:
+    """Rank 3 of 4 on two hosts has raised after a report that others are due to make."""
+    play = Play(hosts=2, workers=4).run()
+    play.happens(Storing(expected=frozenset(expected)))
+    rank = "ranks 0, 2 are" if len(expected) > 1 else "rank 0 is"
+    assert said(play.raises(3)) == f"rank 3 failed; waiting up to 5 s for the checkpoint that {rank} due to report"
+    return play
+
+
+def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_and_stores_it() -> None:
+    play = play_that_expects(0, 2)
+    assert play.happens(Storing(expected=frozenset({0}))) == []
+    assert play.happens(Storing(frozenset({(0, 7)}))) == []
+    assert play.machine.deadline() == play.now + STORING_TIMEOUT_S
+    assert stops(play.happens(Storing(frozenset({(0, 8)})))) == {"one": 0.0, "two": 0.0}
+
+
+def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_long() -> None:
+    play = play_that_expects(0)
+    play.now += EXPECTED_TIMEOUT_S
+    assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
+
+
+def test_reports_of_others_do_not_prolong_the_wait_for_a_rank_that_is_due() -> None:
+    play = play_that_expects(0)
+    until = play.machine.deadline()
+    play.now += 1.0
+    assert play.happens(Storing(frozenset({(2, 1)}), frozenset({0}))) == []
+    assert play.machine.deadline() == until
 
 
 def test_a_second_failure_does_not_end_the_wait_for_a_checkpoint() -> None:

@@ -624,6 +624,44 @@ def test_nobody_waits_for_a_checkpoint_after_one_that_cannot_be() -> None:
     assert rounds.storing({2}, (), 0.0) == frozenset()
 
 
+def test_a_rank_that_brings_checkpoints_is_due_with_the_next_after_another_one_has_failed() -> None:
+    rounds = rounds_of(3)
+    for rank in (0, 1):
+        note(rounds, rank, 1)
+        note(rounds, rank, 2)
+    bring(rounds, 0, 1, "model", index=3)
+    note(rounds, 1, 3)
+    deliver(rounds, 0, 1, "model")
+    assert rounds.expected({1}, ()) == frozenset(), "rank 0 has made as many reports"
+    note(rounds, 1, 4)
+    assert rounds.expected({1}, ()) == {0}
+    assert rounds.expected({1, 2}, ()) == frozenset(), "rank 2 has not made that report"
+    note(rounds, 1, 6)
+    assert rounds.expected({1}, ()) == frozenset(), "they are not in step"
+
+
+@pytest.mark.parametrize(("rank", "other", "due"), [(0, 1, True), (1, 0, False)])
+def test_of_the_ranks_that_have_never_reported_only_rank_0_is_due(rank: int, other: int, *, due: bool) -> None:
+    rounds = rounds_of(2)
+    note(rounds, other, 1)
+    assert rounds.expected({other}, ()) == (frozenset({rank}) if due else frozenset())
+    rounds.finished(rank, 0.0)
+    assert rounds.expected({other}, ()) == frozenset()
+
+
+def test_a_rank_that_was_storing_when_it_failed_has_not_made_that_report() -> None:
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}")
+    for rank in (0, 1):
+        deliver(rounds, rank, 1, f"shard-{rank}")
+    bring(rounds, 1, 2, "shard-1")
+    assert rounds.expected({1}, ()) == frozenset()
+    assert rounds.expected({1}, {(1, 2)}) == {0}, "an uploader stores it"
+    deliver(rounds, 1, 2, "shard-1")
+    assert rounds.expected({1}, ()) == {0}
+
+
 def test_what_uploaders_bring_needs_no_rank() -> None:
     rounds = rounds_of(2)
     hand_over(rounds, 0, 1, "/a", "a", waits=False)
