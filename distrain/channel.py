@@ -47,6 +47,7 @@ class Channel:
 
     uploads = True
     """Whether who reads this can store a checkpoint while its sender goes on."""
+    acknowledges = True
 
     def __init__(self, read_fd: int, write_fd: int, *, greeting: bool = False) -> None:
         self.read_fd = read_fd

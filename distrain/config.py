@@ -274,7 +274,8 @@ class CheckpointConfig:
     checkpoint_score_attribute: metric to rank by; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. Missing and NaN
         scores rank worst, whatever the order.
     checkpoint_score_order: ``"max"`` or ``"min"``.
-    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never called report().
+    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never called report(), and a
+        rank that is ahead no longer waits in report() for the others.
     """
 
     num_to_keep: int | None = None

@@ -234,6 +234,8 @@ class Coordinator:
             case wire.Reported() | wire.Delivered() | wire.Discarded() | wire.Joined() | wire.AskCheckpoints():
                 self._watch.progress()
                 self._ledger.handle(message)
+                if self.machine.waits_for_checkpoint:
+                    self._tell_storing()
             case wire.Running():
                 self._watch.progress()
                 self._ledger.handle(message)
@@ -241,6 +243,8 @@ class Coordinator:
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
+                if self._is_training or self.machine.waits_for_checkpoint:
+                    self._tell_storing(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._ledger.reports.get(message.rank, 0)
                 self._happened(events.HostSaid(host, message, reports, reason))
@@ -260,13 +264,21 @@ class Coordinator:
         self._checks.lost(host)
         ranks = [rank.rank for rank in self.machine.plan.on(host)] if self.machine.plan else []
         ends = self.machine.state is RunState.RELEASING
+        self._tell_storing(*ranks)
         self._happened(events.HostLost(host, why, owes=self._ledger.awaits(ranks, ends=ends)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:
             self._outputs.of(outcome.rank).note(outcome.traceback)
         self._ledger.handle(outcome)
+        if not outcome.ok or self.machine.waits_for_checkpoint:
+            self._tell_storing(*([] if outcome.ok else [outcome.rank]))
         self._happened(events.HostSaid(host, outcome, self._ledger.reports.get(outcome.rank, 0)))
+
+    def _tell_storing(self, *failing: int) -> None:
+        """Tell the machine what is being stored, before it hears that the ``failing`` ranks have failed."""
+        failed = {*self.machine.failed_ranks, *failing}
+        self._happened(self._ledger.storing(failed))
 
     def _waits_for_uploads(self) -> bool:
         """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes

@@ -21,6 +21,7 @@ class Desk:
 
     at_end = False
     uploads = False
+    acknowledges = False
 
     def __init__(self) -> None:
         self.listens = False

@@ -32,6 +32,7 @@ __all__ = [
     "Say",
     "StopAsked",
     "StorageFailed",
+    "Storing",
     "Tell",
     "Tick",
     "Validator",
@@ -112,6 +113,16 @@ class StorageFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Storing:
+    """Ranks, each with the ordinal of its checkpoint, that are inside report() and store checkpoints which need nothing
+    more from the ranks that have failed, the one included whose failure is announced next. ``expected``: ranks that may
+    bring one with a report that the failed ranks have made already."""
+
+    parts: frozenset[tuple[int, int]] = frozenset()
+    expected: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved:
     """A checkpoint was committed; restarts resume from it."""
 
@@ -133,7 +144,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = HostSaid | HostLost | StopAsked | StorageFailed | CheckpointSaved | Hung | Tick
+Event = HostSaid | HostLost | StopAsked | StorageFailed | Storing | CheckpointSaved | Hung | Tick
 
 
 # -- what comes out --------------------------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ Runs in: coordinator.
 from __future__ import annotations
 
 import json
+import math
 import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain import collectives, rounds, rows, wire
+from distrain import collectives, events, rounds, rows, wire
 from distrain.checkpoint import DICT_FILE
 from distrain.files import cure, is_full_disk
 from distrain.output import ReportLines, warn
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ledger"]
 
+_ACKNOWLEDGED_AT_ONCE = wire.MOST_UNACKNOWLEDGED // 4
 _INCOMPARABLE = (DICT_FILE, ".keras")
 """Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
 
@@ -75,9 +77,10 @@ class Ledger:
         self._world_size = world_size
         self._announced: dict[tuple[int, int], wire.Reported] = {}
         """What a rank has said of its n-th checkpoint."""
-        self._open: set[tuple[int, int]] = set()
-        """Which of them are neither committed nor dropped."""
-        self._asks: list[wire.AskCheckpoints] = []
+        self._open: dict[tuple[int, int], int] = {}
+        """Which of them are neither committed nor dropped: the index of the report, by rank and ordinal."""
+        self._asks: list[tuple[wire.AskCheckpoints, float]] = []
+        """Unanswered questions, and until when each waits for other ranks (time.monotonic)."""
         self._uploads: set[tuple[int, int]] = set()
         """Ranks and ordinals of what uploaders are bringing, or deleting."""
         self._granted: dict[tuple[int, int], wire.Upload] = {}
@@ -87,6 +90,9 @@ class Ledger:
         self._rows = rows.Rows(world_size) if self._callbacks else None
         self.reports: dict[int, int] = {}
         """How many each rank has made in this attempt."""
+        self._acknowledged: dict[int, int] = {}
+        self._unacknowledged: dict[int, int] = {}
+        """The last report of each rank that waits to hear that its reports are kept, or soon will."""
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -123,8 +129,7 @@ class Ledger:
                 call = (message.rank, message.index, message.operation, message.body)
                 self._answer(self._collectives.joined(*call, now, message.timeout_s))
             case wire.AskCheckpoints():
-                self._asks.append(message)
-                self._answer_asks()
+                self._asks.append((message, now + self._config.missing_rank_s))
             case wire.Running():
                 self._rounds.running(message.rank, now)
             case wire.Outcome(ok=True):
@@ -132,11 +137,13 @@ class Ledger:
                 self._answer(self._collectives.finished(message.rank))
                 if self._rows:
                     self._call_back(self._rows.finished(message.rank))
+        self._answer_asks()
 
     def deadline(self) -> float | None:
         """When :meth:`tick` should be called if nothing else happens."""
         rows_due = self._rows.deadline() if self._rows else None
-        moments = (self._rounds.deadline(), self._collectives.deadline(), self._lines.deadline(), rows_due)
+        moments = [self._rounds.deadline(), self._collectives.deadline(), self._lines.deadline(), rows_due]
+        moments += [until for _, until in self._asks if until < math.inf]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self) -> None:
@@ -151,12 +158,18 @@ class Ledger:
                 warn(notice.text)
         if (due := self._lines.deadline()) is not None and now >= due:
             self._lines.flush(now)
+        self._answer_asks()
 
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Whether a checkpoint would be committed, were the attempt not over before uploaders have brought it; those of
         the hosts of ``lost`` ranks never will."""
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
         return self._rounds.awaits_only(uploads, time.monotonic())
+
+    def storing(self, failed: Collection[int]) -> events.Storing:
+        """Return what other ranks store, or may bring, for checkpoints that need nothing more from ``failed`` ones."""
+        parts = self._rounds.storing(failed, self._uploads, time.monotonic())
+        return events.Storing(parts, self._rounds.expected(failed, self._uploads))
 
     def awaits(self, ranks: Collection[int], *, ends: bool) -> bool:
         """Whether a checkpoint waits for what the hosts of these ranks do with their files; ``ends``: the attempt does,
@@ -177,8 +190,15 @@ class Ledger:
             self._call_back(self._rows.end())
 
     def flush(self) -> None:
-        """Have the reports written that have come."""
-        self._store.flush()
+        """Have the reports written that have come, and tell the ranks whose reports those were."""
+        reports, self._unacknowledged = self._unacknowledged, {}
+        self._store.flush(partial(self._acknowledge, self._attempt, reports))
+
+    def _acknowledge(self, attempt: int, reports: Mapping[int, int], _: object) -> None:
+        if attempt == self._attempt:
+            self._acknowledged |= reports
+            for rank, index in reports.items():
+                self._tell(wire.Acknowledged(attempt=attempt, rank=rank, index=index))
 
     def close(self) -> None:
         self._lines.flush(time.monotonic())
@@ -189,6 +209,8 @@ class Ledger:
     def _on_reported(self, message: wire.Reported, now: float) -> None:
         metrics: dict[str, Any] = json.loads(message.body)
         self.reports[message.rank] = message.index
+        if message.index >= self._acknowledged.get(message.rank, 0) + _ACKNOWLEDGED_AT_ONCE:
+            self._unacknowledged[message.rank] = message.index
         line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
         self._store.append_metrics(line, metrics)
         if message.rank == 0:
@@ -198,7 +220,7 @@ class Ledger:
         files = [path for path, _ in message.files]
         if message.ordinal is not None:
             self._announced[message.rank, message.ordinal] = message
-            self._open.add((message.rank, message.ordinal))
+            self._open[message.rank, message.ordinal] = message.index
         if self._rows:
             self._call_back(self._rows.reported(message.rank, message.index, metrics, message.ordinal, now))
         source = rounds.Source(
@@ -218,13 +240,12 @@ class Ledger:
                 case rounds.Discard(rank, ordinal, at_once):
                     self._discard(rank, ordinal, at_once=at_once)
                 case rounds.Refuse(rank, ordinal, why):
-                    self._open.discard((rank, ordinal))
+                    self._open.pop((rank, ordinal), None)
                     self._refuse(rank, ordinal, why)
                 case rounds.Commit():
                     self._commit(decision)
                 case rounds.Drop(ordinal):
                     self._settled(ordinal, None)
-                    self._answer_asks()
                 case rounds.Say(text):
                     warn(text)
 
@@ -346,7 +367,7 @@ class Ledger:
         self._answer_asks()
 
     def _settled(self, ordinal: int, checkpoint: Checkpoint | None) -> None:
-        self._open -= {(rank, number) for rank, number in self._open if number == ordinal}
+        self._open = {part: index for part, index in self._open.items() if part[1] != ordinal}
         if self._rows:
             self._call_back(self._rows.settled(ordinal, checkpoint))
 
@@ -373,13 +394,18 @@ class Ledger:
     # -- which checkpoints there are ------------------------------------------------------------------------------
 
     def _answer_asks(self) -> None:
-        asks, self._asks = self._asks, []
-        for ask in asks:
-            waits = any(rank == ask.rank for rank, _ in self._open) or (
-                ask.validated and any(map(self._validations.awaits, self._store.committed))
-            )
-            if waits and not ask.at_once:
-                self._asks.append(ask)
+        """Answer the ranks whose own checkpoints are settled, and those of other ranks up to the report that the rank
+        has reached itself. Other ranks that do not get there are waited for no longer than a missing rank."""
+        if not self._asks:
+            return
+        asks, self._asks, now = self._asks, [], time.monotonic()
+        settled_up_to = min(self._rounds.fewest_reports(), *(index - 1 for index in self._open.values()), math.inf)
+        validating = any(map(self._validations.awaits, self._store.committed))
+        for ask, until in asks:
+            others = now < until < math.inf and self.reports.get(ask.rank, 0) > settled_up_to
+            own = any(rank == ask.rank for rank, _ in self._open)
+            if (others or own or (ask.validated and validating)) and not ask.at_once:
+                self._asks.append((ask, until if others else math.inf))
             else:
                 self._tell(wire.Checkpoints(attempt=ask.attempt, rank=ask.rank, index=ask.index, body=self._listing()))
 

@@ -27,6 +27,7 @@ from distrain.events import (
     Say,
     StopAsked,
     StorageFailed,
+    Storing,
     Tell,
     Tick,
 )
@@ -49,7 +50,7 @@ from distrain.states import RANK_MOVES, RUN_MOVES, RankState, RunState
 from distrain.stopping import Order, StopVotes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 __all__ = ["RunMachine"]
 
@@ -63,8 +64,16 @@ LEASE_MARGIN_S = 2.0
 """Until it is known that a host has been silent for as long as its lease."""
 TERM_GRACE_S = 2.0
 """Between SIGTERM and SIGKILL for ranks that were asked to stop, and did not."""
+STORING_TIMEOUT_S = 30.0
+"""Seconds that a failure leaves the other ranks to finish storing a checkpoint, before they are stopped."""
+EXPECTED_TIMEOUT_S = 5.0
+"""Seconds of those in which nobody stores anything, but a rank may come with a report that is due."""
 _STORY_LENGTH = 200
 _EARLIER_KEPT = 5
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {rank_list(ranks)}"
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
@@ -105,6 +114,10 @@ class RunMachine:
         self._gone: set[str] = set()
         self._order = 0
         self._retry_forbidden = False
+        self._storing = Storing()
+        self._checkpoint_limit = math.inf
+        self.waits_for_checkpoint = False
+        """Whether the attempt has failed, and other ranks are given the time to store a checkpoint."""
         self._deadline: float | None = None
         self.hung: Hung | None = None
         """What the latest attempt was stopped for, if it hung."""
@@ -156,6 +169,11 @@ class RunMachine:
         return self.stop_reason is not None or self._retry_forbidden
 
     @property
+    def failed_ranks(self) -> list[int]:
+        """Ranks of the latest attempt that failed by themselves or were lost."""
+        return [number for number, rank in self._ranks.items() if rank.failed_order is not None]
+
+    @property
     def lost_ranks(self) -> list[int]:
         """Ranks of the latest attempt whose hosts are lost."""
         return [number for number, rank in self._ranks.items() if self._roster.is_gone(rank.plan.host)]
@@ -199,6 +217,8 @@ class RunMachine:
                 self.storage_failed = True
                 self.problem = self.problem or why
                 return self._stop_or_give_up(self.problem, now)
+            case Storing():
+                return self._on_storing(event, now)
             case CheckpointSaved(path):
                 self.checkpoint = path
                 return []
@@ -317,6 +337,7 @@ class RunMachine:
         self._gone = set()
         self._ranks = {rank.rank: _Rank(plan=rank) for rank in self.plan.ranks}
         self.hung, self._votes = None, StopVotes()
+        self._storing = Storing()
         self._deadline = now + CONNECT_TIMEOUT_S
         self._reserved = dict.fromkeys(self._ports_needed(self.plan))
         return [AttemptStarts(self.attempt, self.plan), *self._reservations(self.plan)]
@@ -457,19 +478,58 @@ class RunMachine:
     # -- the way down ---------------------------------------------------------------------------------------------
 
     def _rank_failed(self, rank: _Rank, now: float) -> list[Action]:
-        """The first failure ends the attempt at once: no barrier, no settling time beyond that of taking stacks, which
-        is used up to its end if the failure is the consequence of another that we have not heard of yet."""
         if rank.failed_order is None:
             self._order += 1
             rank.failed_order = self._order
-        if self.state is RunState.STOPPING:
+        return [] if self.state is RunState.STOPPING else self._attempt_failed(now)
+
+    def _attempt_failed(self, now: float) -> list[Action]:
+        """End the attempt after its first failure. That is done at once, unless other ranks are just storing a
+        checkpoint that can be committed without the ranks that have failed, or are due to bring it."""
+        if self._storing == Storing():
+            return self._stop_failed(now)
+        self._move(RunState.STOPPING)
+        self.waits_for_checkpoint, self._checkpoint_limit = True, now + STORING_TIMEOUT_S
+        self._deadline = self._checkpoint_deadline(now)
+        failed, storing = self.failed_ranks, {rank for rank, _ in self._storing.parts}
+        awaited = storing or self._storing.expected
+        verb = ("are" if len(awaited) > 1 else "is") + (" storing" if storing else " due to report")
+        return [
+            Say(
+                f"{_ranks(failed)} failed; waiting up to {self._deadline - now:g} s for the checkpoint that "
+                f"{_ranks(awaited)} {verb}"
+            )
+        ]
+
+    def _on_storing(self, storing: Storing, now: float) -> list[Action]:
+        """While the attempt waits for checkpoints, it does not begin to wait for later ones."""
+        before, self._storing = self._storing, storing
+        if not self.waits_for_checkpoint:
             return []
+        parts = {part for part in storing.parts if part in before.parts or part[0] in before.expected}
+        self._storing = Storing(frozenset(parts), before.expected & storing.expected)
+        if self._storing == Storing():
+            return self._stop_failed(now)
+        if self._storing != before:
+            self._deadline = self._checkpoint_deadline(now)
+        return []
+
+    def _checkpoint_deadline(self, now: float) -> float:
+        limit = self._checkpoint_limit
+        return limit if self._storing.parts else min(limit, now + EXPECTED_TIMEOUT_S)
+
+    def _wait_no_more(self, now: float) -> list[Action]:
+        return self._stop_failed(now) if self.waits_for_checkpoint else []
+
+    def _stop_failed(self, now: float) -> list[Action]:
+        """Stop the ranks after a failure. There is no settling time beyond that of taking stacks, which the agents use
+        up if the failure is the consequence of another one that has not arrived yet."""
         return self._stop(0.0, now, culprit_known=any(not failure.consequence for failure in self.failures))
 
     def _on_stop_asked(self, why: str, now: float) -> list[Action]:
         if self.state is RunState.STOPPING and self.stop_reason is None and self.failures:
             self._retry_forbidden = True  # it has failed already, and that is what the user should hear
-            return []
+            return self._wait_no_more(now)
         again = self.stop_reason is not None
         self.stop_reason = self.stop_reason or why
         if not self.attempt_is_on:
@@ -502,6 +562,8 @@ class RunMachine:
 
     def _stop(self, grace_s: float, now: float, *, culprit_known: bool = True) -> list[Action]:
         assert self.plan is not None
+        if self.waits_for_checkpoint:
+            self.waits_for_checkpoint, self._deadline = False, None
         latest = self._deadline if self.state is RunState.STOPPING and self._deadline is not None else math.inf
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
@@ -533,7 +595,7 @@ class RunMachine:
 
     def _all_gone(self, now: float) -> list[Action]:
         """Nothing of the attempt is left anywhere: finish, give up, or try again."""
-        self._deadline = None
+        self._deadline, self.waits_for_checkpoint = None, False
         finished = self.is_done and not self.storage_failed
         why = None if finished else self._why_it_ended()
         ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures), why)]
@@ -609,7 +671,7 @@ class RunMachine:
 
     def _stop_or_give_up(self, problem: str, now: float) -> list[Action]:
         if self.state is RunState.STOPPING:
-            return []
+            return self._wait_no_more(now)
         if self.attempt_is_on:
             return self._stop(0.0, now)
         if self.state in (RunState.CONNECTING, RunState.WAITING):
@@ -635,7 +697,7 @@ class RunMachine:
             return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
         if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
             return [Say(f"{host}: its ranks had done their work, and the others go on without it: {why}")]
-        return self._stop(0.0, now)
+        return self._attempt_failed(now)
 
     def _lose_ranks(self, lost: HostLost) -> None:
         """A rank that had done its work is lost, too, if that is not safe, and the attempt has not failed yet."""
@@ -674,6 +736,8 @@ class RunMachine:
                 late = rank_list(n for n, rank in self._ranks.items() if rank.state is not RankState.EXITED)
                 text = f"rank(s) {late or 'none'} had finished, but did not leave within {EXIT_TIMEOUT_S:g} s; killed"
                 return [Say(text), *self._stop(0.0, now)]
+            case _ if self.waits_for_checkpoint:
+                return self._stop_failed(now)
             case _:
                 text = f"{', '.join(self._occupied())}: processes could not be ended in time"
                 return [Say(text), *self._all_gone(now)] if self.is_done else self._give_up(text, now)

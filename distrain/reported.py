@@ -15,7 +15,8 @@ __all__ = ["CheckpointConsistencyMode", "ReportedCheckpoint", "ReportedCheckpoin
 class CheckpointConsistencyMode(enum.Enum):
     """What ``get_all_reported_checkpoints()`` waits for.
 
-    COMMITTED: all that this rank has reported is committed. VALIDATED: and no checkpoint waits for its validation.
+    COMMITTED: the checkpoints of all reports that this rank has made are committed, also those that other ranks brought
+    in the same of their reports. VALIDATED: and no checkpoint waits for its validation.
     """
 
     COMMITTED = "COMMITTED"

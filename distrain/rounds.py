@@ -43,6 +43,9 @@ PATIENCE_S = 10.0
 SILENCE_S = 10.0
 """Seconds in train_func after which a rank that has not reported yet counts as silent, rather than as slow."""
 
+MOST_AHEAD = 2
+"""Checkpoints of one rank that may be stored while they wait for other ranks; the next one waits in report()."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommittedFile:
@@ -152,6 +155,33 @@ class _Part:
 
 
 @dataclass(slots=True)
+class _Names:
+    """The names of one checkpoint: the first rank that brings each as a file, or as a directory."""
+
+    files: dict[str, int] = field(default_factory=dict)
+    folders: dict[str, int] = field(default_factory=dict)
+
+    def add(self, rank: int, files: Collection[str]) -> str | None:
+        """Take in the files of a rank. Return why they do not fit those of other ranks, or None if they do."""
+        folders = _folders_of(files)
+        for names, is_a, others, is_other in (
+            (files, "file", self.folders, "directory"),
+            (folders, "directory", self.files, "file"),
+        ):
+            if clashes := others.keys() & names:
+                name = min(clashes)
+                return (
+                    f"{name!r} is a {is_other} on rank {others[name]} and a {is_a} on rank {rank}; give them different "
+                    "names, or put the rank into them"
+                )
+        for name in files:
+            self.files.setdefault(name, rank)
+        for name in folders:
+            self.folders.setdefault(name, rank)
+        return None
+
+
+@dataclass(slots=True)
 class _RankRecord:
     last_index: int = 0
     last_ordinal: int = 0
@@ -172,9 +202,12 @@ class Rounds:
         self._pending: dict[int, dict[int, _Part]] = {}
         self._previous_files: dict[int, frozenset[str]] = {}
         self._in_step: dict[int, set[int]] = {}
+        self._names: dict[int, _Names] = {}
         self._committed_ordinal = 0
         self._looked_at = -math.inf
         self._closed = False
+        self._waited_in_vain = False
+        """Whether a rank that was ahead has waited for ``missing_rank_s`` since the last commit."""
         self._out_of_patience = False
         """Whether a rank has waited in vain for others that may bring its directory."""
         self._said: set[str] = set()
@@ -199,6 +232,7 @@ class Rounds:
         record = self._ranks[rank]
         record.last_index = index
         record.last_metrics = metrics
+        refusals: list[Decision] = []
         if ordinal is not None:
             if ordinal <= self._committed_ordinal:
                 return [Refuse(rank, ordinal, self._too_late(rank, ordinal))]
@@ -206,8 +240,12 @@ class Rounds:
             part = _Part(index=index, announced_at=now, files=frozenset(files), metrics=metrics, source=source)
             part.keeps = source.in_place or not source.deletes
             self._pending.setdefault(ordinal, {})[rank] = part
+            part.failed = self._names.setdefault(ordinal, _Names()).add(rank, part.files)
+            if part.failed is not None:
+                part.granted, part.delivered, part.delivered_at = frozenset(), (), now
+                refusals.append(Refuse(rank, ordinal, f"checkpoint {ordinal}: {part.failed}"))
         self._note_who_is_in_step()
-        return self.tick(now)
+        return [*refusals, *self.tick(now)]
 
     def _note_who_is_in_step(self) -> None:
         """Ranks that report as often as those that bring a checkpoint, but without one."""
@@ -227,7 +265,9 @@ class Rounds:
         failed: str | None = None,
     ) -> list[Decision]:
         """The granted files of the rank are on disk, or why they are not: then this checkpoint will not be."""
-        part = self._pending[ordinal][rank]
+        part = self._pending.get(ordinal, {}).get(rank)
+        if part is None:  # it was refused, and an exception took the rank out of report() before it heard of that
+            return self.tick(now)
         part.delivered = tuple((str(p), int(s), int(c)) for p, s, c in files)
         part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
         part.delivered_at = now
@@ -264,6 +304,11 @@ class Rounds:
         self._closed = True
         return self.tick(now)
 
+    def fewest_reports(self) -> float:
+        """Return how many reports the slowest rank has made, of those that may still bring checkpoints."""
+        records = self._ranks.values()
+        return min((r.last_index for r in records if not (r.finished or r.written_off)), default=math.inf)
+
     def awaits_only(self, uploads: Collection[tuple[int, int]], now: float) -> bool:
         """Whether nothing but these uploads (rank, ordinal) keeps the next checkpoint from being committed."""
         ordinal = self._committed_ordinal + 1
@@ -276,16 +321,56 @@ class Rounds:
             and all(self._stays_away(rank, ordinal, now) for rank in absent)
         )
 
+    def storing(
+        self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float
+    ) -> frozenset[tuple[int, int]]:
+        """Return the parts (rank, ordinal) that ranks store themselves, of checkpoints that need nothing more from the
+        ``failed`` ranks. Parts that uploaders bring are left out: they are stored also when the ranks are gone."""
+        found: set[tuple[int, int]] = set()
+        ordinal = self._committed_ordinal + 1
+        while parts := self._pending.get(ordinal):
+            waits = {rank for rank, part in parts.items() if part.delivered is None and not part.source.in_place}
+            storing = {rank for rank in waits if (rank, ordinal) not in uploads}
+            needed = any(rank not in parts and not self._stays_away(rank, ordinal, now) for rank in failed)
+            if needed or not storing.isdisjoint(failed) or any(part.failed is not None for part in parts.values()):
+                break
+            found |= {(rank, ordinal) for rank in storing}
+            ordinal += 1
+        return frozenset(found)
+
+    def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[int]:
+        """Return the ranks that may bring a checkpoint with a report that all ``failed`` ranks have made: those one or
+        two reports behind that have brought one before, and rank 0 with its first report."""
+        made = min((self._reports_made(rank, uploads) for rank in failed), default=0)
+        return frozenset(
+            rank
+            for rank, record in self._ranks.items()
+            if rank not in failed
+            and not record.finished
+            and made - record.last_index in (1, 2)
+            and (record.last_ordinal or (rank == 0 and not record.last_index and record.running_since is not None))
+        )
+
+    def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:
+        """Return how many reports need nothing more from the rank."""
+        parts = ((ordinal, parts[rank]) for ordinal, parts in self._pending.items() if rank in parts)
+        unfinished = [p.index for o, p in parts if p.delivered is None and (rank, o) not in uploads]
+        return min([self._ranks[rank].last_index, *(index - 1 for index in unfinished)])
+
     def tick(self, now: float) -> list[Decision]:
         """Whatever can be decided now."""
         self._looked_at = now
+        decisions = self._advance(now)
+        while (commit := self._next_commit(now)) is not None:
+            decisions += [*commit, *self._advance(now)]
+        return decisions
+
+    def _advance(self, now: float) -> list[Decision]:
         decisions: list[Decision] = []
         for ordinal in sorted(self._pending):
             for rank in sorted(self._pending[ordinal]):
                 decisions += self._grant(ordinal, rank, now)
                 decisions += self._discard(ordinal, rank, now)
-        while (commit := self._next_commit(now)) is not None:
-            decisions += commit
         return decisions
 
     def deadline(self) -> float | None:
@@ -294,7 +379,7 @@ class Rounds:
         for parts in self._pending.values():
             for rank, part in parts.items():
                 if part.granted is None:
-                    moments.append(part.announced_at + self._patience_s(rank))
+                    moments += [part.announced_at + self._patience_s(rank), part.announced_at + self._missing_rank_s]
                 if part.source.waits and part.delivered is not None and not part.keeps:
                     moments.append(part.delivered_at + FIRST_PATIENCE_S)
             announced_at = max(part.announced_at for part in parts.values())
@@ -311,6 +396,8 @@ class Rounds:
             return []
         if part.source.in_place:
             return self._grant_in_place(ordinal, rank, now)
+        if self._is_ahead(ordinal, part, now):
+            return []
         lower = [other for other in self._ranks if other < rank]
         brought = frozenset[str]().union(*(parts[other].files for other in lower if other in parts))
         undecided = [other for other in lower if other not in parts and not self._stays_away(other, ordinal, now)]
@@ -326,6 +413,20 @@ class Rounds:
             return []
         parts[rank].granted = frozenset()
         return [GrantFiles(rank, ordinal, ())]
+
+    def _is_ahead(self, ordinal: int, part: _Part, now: float) -> bool:
+        """Return whether a rank waits with this checkpoint until earlier ones are joined, so that it does not fill the
+        disk. It does not wait for ranks that may never bring one: those in train_func that have not done so yet. It
+        waits for ``missing_rank_s`` at most."""
+        if ordinal <= self._committed_ordinal + MOST_AHEAD or self._waited_in_vain or self._closed:
+            return False
+        earliest = self._committed_ordinal + 1
+        if not (brought := self._pending.get(earliest)):
+            return False
+        self._waited_in_vain = now >= part.announced_at + self._missing_rank_s
+        late = [self._ranks[r] for r in self._ranks if r not in brought and not self._stays_away(r, earliest, now)]
+        may_never_come = late and not any(record.last_ordinal or record.running_since is None for record in late)
+        return not (self._waited_in_vain or may_never_come)
 
     def _patience_s(self, rank: int) -> float:
         """Waiting saves copying the same file twice; it never decides which one is kept."""
@@ -396,7 +497,9 @@ class Rounds:
             return None
         del self._pending[ordinal]
         self._in_step.pop(ordinal, None)
+        del self._names[ordinal]
         self._committed_ordinal = ordinal
+        self._waited_in_vain = False
         self._previous_files = {rank: part.files for rank, part in parts.items()}
         for rank, part in parts.items():
             if part.failed is not None:
@@ -468,6 +571,16 @@ class Rounds:
 def _is_left_by_others(part: _Part, parts: Mapping[int, _Part]) -> bool:
     left = (other for other in parts.values() if other is not part and other.told_to_leave and not other.stays)
     return not part.told_to_leave and any(other.source.overlaps(part.source) for other in left)
+
+
+def _folders_of(files: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for path in files:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found
 
 
 def _will_be_dropped(parts: Mapping[int, _Part]) -> bool:

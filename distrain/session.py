@@ -76,6 +76,8 @@ class Line(Protocol):
     at_end: bool
     uploads: bool
     """Whether checkpoints can be stored while the worker goes on."""
+    acknowledges: bool
+    """Whether the coordinator says what it has received. Otherwise it has all that was sent."""
 
     def send(self, message: wire.FromWorker) -> None: ...
 
@@ -94,6 +96,7 @@ class Session:
         self.checkpoint = checkpoint
         self._channel = channel
         self._reports = 0
+        self._acknowledged = 0
         self._checkpoints = 0
         self._resumed = int(checkpoint is not None)  # Ray AIR counted it
         self._collectives = 0
@@ -121,8 +124,9 @@ class Session:
         self._left: dict[int, Leftover] = {}
         """What is to be deleted when nobody can need it any more, of the checkpoint of that ordinal."""
         self.released = False
-        self._lock = threading.Lock()
-        self._holder = 0
+        self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
+        self._call = ""
+        """The call that holds the lock."""
         self._pid = os.getpid()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: Storing = _AS_USUAL) -> None:
@@ -134,6 +138,7 @@ class Session:
             storing = replace(storing, mode=SYNC, delete=storing.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
             self._listen()
+            self._await_acknowledgement()
             self._raise_what_was_not_stored()
             ordinal, folder, files, leftover = None, None, [], None
             if checkpoint is not None:
@@ -143,27 +148,27 @@ class Session:
                 else:
                     folder = Path(stack.enter_context(checkpoint.as_directory()))
                     files = list_files(folder)
-                ordinal = self._checkpoints = self._checkpoints + 1
+                ordinal = self._checkpoints + 1
             waits = storing.mode is SYNC or not self._channel.uploads
-            self._reports += 1
-            self._channel.send(
-                wire.Reported(
-                    attempt=self.context.attempt,
-                    rank=self.context.world_rank,
-                    index=self._reports,
-                    time=time.time(),
-                    ordinal=ordinal,
-                    files=files,
-                    body=body,
-                    folder=str(folder or ""),
-                    real=leftover.real if leftover else "" if folder is None else os.path.realpath(folder),
-                    mode=storing.mode.value,
-                    waits=waits,
-                    name=storing.name,
-                    delete=storing.deletes or leftover is not None,
-                    validation=task,
-                )
+            said = wire.Reported(
+                attempt=self.context.attempt,
+                rank=self.context.world_rank,
+                index=self._reports + 1,
+                time=time.time(),
+                ordinal=ordinal,
+                files=files,
+                body=body,
+                folder=str(folder or ""),
+                real=leftover.real if leftover else "" if folder is None else os.path.realpath(folder),
+                mode=storing.mode.value,
+                waits=waits,
+                name=storing.name,
+                delete=storing.deletes or leftover is not None,
+                validation=task,
             )
+            # Counted just before it is sent: a number that is missing, as an alarm came in between, is waited for.
+            self._reports, self._checkpoints = said.index, ordinal or self._checkpoints
+            self._channel.send(said)
             if folder is None or ordinal is None:
                 return
             if leftover is not None:
@@ -176,6 +181,11 @@ class Session:
                 self._in_place.add(ordinal)
             else:
                 self._deliver(ordinal, folder, files, delete=storing.deletes)
+
+    def _await_acknowledgement(self) -> None:
+        """Wait while as many reports are on their way as may be lost."""
+        while self._channel.acknowledges and self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
+            self._listen(wait=True)
 
     def _to_store(self, checkpoint: Checkpoint, storing: Storing) -> tuple[Checkpoint, Storing, Leftover | None]:
         """A directory, what is to be done with it, and what is to be deleted when all ranks are done."""
@@ -270,20 +280,19 @@ class Session:
 
     @contextlib.contextmanager
     def _alone(self, caller: str) -> Iterator[None]:
-        """One call at a time. Raises RuntimeError where waiting for the other one would be for ever."""
+        """Let one call run at a time. Raises RuntimeError in a signal handler that interrupts another call."""
         if os.getpid() != self._pid:
             raise RuntimeError(f"{caller} was called in a child process of the worker; call it in the worker itself")
-        if self._holder == threading.get_ident():
-            raise RuntimeError(
-                f"{caller} was called while report(), barrier() or broadcast_from_rank_zero() runs in the same thread: "
-                "from a signal handler?"
-            )
         with self._lock:
-            self._holder = threading.get_ident()
+            if self._call:
+                raise RuntimeError(
+                    f"{caller} was called while {self._call} runs in the same thread: from a signal handler?"
+                )
+            self._call = caller
             try:
                 yield
             finally:
-                self._holder = 0
+                self._call = ""
 
     def meet(self, operation: str, data: bytes, timeout_s: float | None = None) -> bytes:
         """Wait until every rank is in its n-th collective, which must be the same operation; returns rank 0's data.
@@ -409,9 +418,11 @@ class Session:
             self._listen(wait=True)
 
     def get_checkpoint(self) -> Checkpoint | None:
-        if os.getpid() == self._pid and self._holder != threading.get_ident():
+        if os.getpid() == self._pid:
             with self._lock:
-                self._listen()
+                if not self._call:  # else this is a signal handler, which gets what is known
+                    with self._alone("get_checkpoint()"):
+                        self._listen()
         return self.checkpoint
 
     def _listen(self, *, wait: bool = False, until: float | None = None) -> None:
@@ -422,6 +433,8 @@ class Session:
             match frame.message():
                 case wire.Grant() as grant:
                     self._grants[grant.ordinal] = grant
+                case wire.Acknowledged(index=index):
+                    self._acknowledged = index
                 case wire.Stored(ordinal=ordinal, failed=failed):
                     if ordinal in self._in_place:
                         self._in_place.remove(ordinal)
@@ -467,8 +480,10 @@ def report(
     """Report metrics, and optionally a checkpoint, from any rank, any number of times.
 
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy and torch scalars become
-    numbers. Without a checkpoint the call waits for nobody. With one it returns when the checkpoint's files may be
-    deleted or overwritten; the checkpoint is committed once every rank has brought its part.
+    numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if 100 reports of this
+    rank are on their way. With one it returns when the checkpoint's files may be deleted or overwritten; the checkpoint
+    is committed once every rank has brought its part. A rank that is more than two checkpoints ahead of ranks that
+    bring them, too, waits for those, ``CheckpointConfig.missing_rank_s`` at most.
 
     checkpoint_dir_name: what its directory in the run directory is to be called, instead of ``checkpoint_000000``; that
         of the lowest rank that names one counts. If there is one of that name, the new one gets a number.
@@ -520,8 +535,9 @@ def get_all_reported_checkpoints(
     """The checkpoints of the run that are kept, in the order in which they were committed, those of earlier attempts
     included. Any rank may ask.
 
-    consistency_mode: what to wait for: that all checkpoints of this rank are committed (or dropped), and with
-        VALIDATED, the default, that none waits for its validation.
+    consistency_mode: what to wait for: that all checkpoints are committed (or dropped) that this rank has brought, or
+        that others bring up to the same of their reports, and with VALIDATED, the default, that none waits for its
+        validation. Ranks that have reported less often are waited for ``CheckpointConfig.missing_rank_s`` at most.
     timeout_s: after so many seconds, what there is then is returned; None waits for ever.
 
     Raises RuntimeError outside of a worker.

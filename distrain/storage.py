@@ -348,12 +348,12 @@ class RunStore:
         record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
         self._lines.append(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
 
-    def flush(self) -> None:
-        """Have the reports written that were added."""
+    def flush(self, then: Callable[[object], None] = ignore) -> None:
+        """Have the reports written that were added, if there are any, and then call ``then``."""
         if self._lines:
             data = "".join(self._lines).encode()
             self._lines = []
-            self._do("metrics", lambda: self._append(data), ignore)
+            self._do("metrics", lambda: self._append(data), then)
 
     def _append(self, data: bytes) -> None:
         """Write lines, after those that a full disk did not take."""

@@ -21,7 +21,9 @@ __all__ = [
     "DISTRAIN_VERSION",
     "MAGIC",
     "MESSAGES",
+    "MOST_UNACKNOWLEDGED",
     "WIRE_VERSION",
+    "Acknowledged",
     "Amend",
     "AskCheckpoints",
     "AskStop",
@@ -87,6 +89,9 @@ __all__ = [
 MAGIC = b"\0distrain\0"
 WIRE_VERSION = 1
 DISTRAIN_VERSION = __version__
+MOST_UNACKNOWLEDGED = 100
+"""Reports of one rank that may be on their way; with the next one report() waits for :class:`Acknowledged`. This many
+are lost at most if the agent or the coordinator is killed."""
 _SIZES = struct.Struct("!IQ")
 _LARGEST_HEADER = 64 << 20
 
@@ -513,6 +518,13 @@ class Grant(ToWorker):
     directory: str
     files: list[str]
     refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged(ToWorker):
+    """The kernel of the coordinator's machine has the rank's reports up to this index. Not sent for every report."""
+
+    index: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

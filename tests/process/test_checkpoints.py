@@ -28,7 +28,7 @@ from distrain import (
     WorkerGroupError,
 )
 from tests.conftest import wait_until
-from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, reported
+from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, log_of, reported
 
 
 def save(name: str, text: str, metrics: dict[str, Any] | None = None) -> None:
@@ -129,6 +129,28 @@ def test_some_ranks_bring_files(any_fit: Fit) -> None:
     assert files_of(result.checkpoint) == {"shard-1.txt": "rank 1, epoch 1", "shard-3.txt": "rank 3, epoch 1"}
 
 
+def test_a_rank_that_is_ahead_waits_in_report(any_fit: Fit, tmp_path: Path) -> None:
+    """Rank 1 makes its next report when rank 0 has begun its third one beyond that."""
+
+    def train(config: dict[str, str]) -> None:
+        rank, place = distrain.get_context().get_world_rank(), Path(config["place"])
+        for number in range(6):
+            begun, done = place / f"begun-{number + 2}", place / f"done-{number + 2}"
+            while rank == 1 and 1 <= number < 4 and not begun.exists():
+                time.sleep(0.001)
+            assert rank == 0 or not done.exists()
+            if rank == 0:
+                Path(place, f"begun-{number}").touch()
+            save(f"shard-{rank}.txt", f"{number}", {"number": number})
+            if rank == 0:
+                Path(place, f"done-{number}").touch()
+
+    result = any_fit(train, {"place": str(tmp_path)})
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {"shard-0.txt": f"{number}", "shard-1.txt": f"{number}"} for number in range(6)
+    ]
+
+
 def test_all_ranks_bring_files_of_their_own(any_fit: Fit) -> None:
     def train() -> None:
         rank = distrain.get_context().get_world_rank()
@@ -156,6 +178,33 @@ def test_of_the_same_file_the_lowest_ranks_is_kept(any_fit: Fit, capsys: pytest.
     assert files_of(result.checkpoint) == {"model.txt": "rank 0, epoch 2"}
     notices = [line for line in capsys.readouterr().err.splitlines() if "different contents" in line]
     assert len(notices) == 1
+
+
+def test_a_name_that_is_a_file_on_one_rank_and_a_directory_on_another_costs_one_checkpoint(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        for name in ("model/weights.txt" if rank == 0 else "model", "model.txt"):
+            folder = Path(tempfile.mkdtemp())
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("x")
+            if rank == 1:
+                distrain.collective.barrier()
+            try:
+                distrain.report({}, Checkpoint(folder))
+            except CheckpointError as error:
+                assert (rank, name) == (1, "model")
+                print(error)
+            if rank == 0:
+                distrain.collective.barrier()
+
+    result = fit(train)
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [{"model.txt": "x"}]
+    why = "'model' is a directory on rank 0 and a file on rank 1; give them different names, or put the rank into them"
+    assert why in log_of(result.path, 1)
+    assert f"checkpoint 1 is dropped, as rank 1 could not store its part: {why}" in capsys.readouterr().err
 
 
 def test_the_same_contents_from_all_ranks_are_nothing_to_talk_about(

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 import distrain
@@ -344,6 +345,59 @@ def test_every_attempt_goes_on_at_the_last_checkpoint_and_all_are_joined(any_fit
         logs = [log_of(result.path, number, attempt) for attempt in range(3)]
         assert logs == [f"attempt {attempt} begins at step {attempt}\n" for attempt in range(3)]
     assert Result.from_path(result.path).metrics == result.metrics
+
+
+def save_and_raise(config: dict[str, Any]) -> int:
+    """Ray's documented example of a recovery: rank 0 saves every epoch, and epoch 1 raises after its report. Rank 1 has
+    raised, and its process is gone, while rank 0 is still saving the checkpoint of that epoch, or storing it."""
+    storing, failed = Path(config["place"], "storing"), Path(config["place"], "failed")
+    fsync = os.fsync
+
+    def wait_for_the_failure() -> None:
+        while not failed.exists() or psutil.pid_exists(int(failed.read_text() or "1")):
+            time.sleep(0.01)
+
+    def slow_fsync(fd: int) -> None:
+        storing.write_text("")
+        wait_for_the_failure()
+        fsync(fd)
+
+    checkpoint = distrain.get_checkpoint()
+    first = 0 if checkpoint is None else checkpoint.to_dict()["epoch"] + 1
+    for epoch in range(first, 3):
+        distrain.collective.barrier()
+        if epoch == 1 and rank() == 0 and config["saving"]:
+            wait_for_the_failure()
+        elif epoch == 1 and rank() == 0:
+            os.fsync = slow_fsync
+        while epoch == 1 and rank() == 1 and not storing.exists() and not config["saving"]:
+            time.sleep(0.01)
+        distrain.report({"epoch": epoch}, Checkpoint.from_dict({"epoch": epoch}) if rank() == 0 else None)
+        if epoch == 1 and rank() == 1:
+            failed.write_text(str(os.getpid()))
+            raise RuntimeError("on purpose")
+    return first
+
+
+@pytest.mark.parametrize(
+    ("saving", "said"),
+    [(False, "30 s for the checkpoint that rank 0 is storing"), (True, "5 s for the checkpoint that rank 0 is due to")],
+)
+def test_a_checkpoint_that_is_being_stored_when_another_rank_fails_is_kept(
+    any_fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, saving: bool, said: str
+) -> None:
+    config = {"place": str(tmp_path), "saving": saving}
+    result = any_fit(save_and_raise, config, failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == 2
+    assert f"rank 1 failed; waiting up to {said}" in capsys.readouterr().err
+
+
+def test_it_is_also_the_one_that_a_failed_run_ends_with(fit: Fit, tmp_path: Path) -> None:
+    error = failure(fit, save_and_raise, {"place": str(tmp_path), "saving": False})
+    assert error.culprit == 1
+    assert error.result is not None
+    assert error.result.checkpoint is not None
+    assert error.result.checkpoint.to_dict()["epoch"] == 1
 
 
 def test_the_budget_is_that_of_the_run_whatever_progress_there_is(fit: Fit, tmp_path: Path) -> None:

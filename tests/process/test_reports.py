@@ -7,15 +7,20 @@ import math
 import os
 import signal
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 
 import distrain
-from distrain import Result, WorkerGroupError
+from distrain import Result, TrainingFailedError, WorkerGroupError, wire
+from tests.conftest import wait_until
 from tests.process.conftest import Fit, records, reported
 
 if TYPE_CHECKING:
@@ -95,6 +100,63 @@ GOOD: list[tuple[Any, Any]] = [
     (math.inf, math.inf),
     ([1.0, -math.inf, np.float32("inf")], [1.0, -math.inf, math.inf]),
 ]
+
+
+def report_under_a_dying_agent(config: dict[str, str]) -> None:
+    """Report for as long as report() returns, while the agent is stopped and then killed."""
+    agent = psutil.Process().parent().parent()  # type: ignore[union-attr]
+    assert agent is not None
+    made = os.open(config["made"], os.O_WRONLY | os.O_CREAT)
+    for step in range(1_000_000):
+        distrain.report({"step": step})
+        os.pwrite(made, str(step + 1).encode(), 0)
+        if step == 1000:
+            agent.suspend()
+            threading.Timer(0.3, agent.kill).start()
+
+
+def test_few_reports_are_lost_with_the_agent(fit: Fit, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    with pytest.raises(TrainingFailedError) as raised:
+        fit(report_under_a_dying_agent, {"made": str(made)}, workers=1)
+    assert raised.value.result is not None
+    kept = len(reported(raised.value.result.path))
+    assert kept > 0
+    assert int(made.read_text()) - kept <= wire.MOST_UNACKNOWLEDGED
+
+
+def test_few_reports_are_lost_with_the_coordinator(tmp_path: Path, storage: Path) -> None:
+    """It is stopped before it is killed, which leaves the worker the time to make more."""
+    made, script = tmp_path / "made", tmp_path / "script.py"
+    script.write_text(
+        f"""
+import os
+import distrain
+
+def train():
+    made = os.open({str(made)!r}, os.O_WRONLY | os.O_CREAT)
+    for step in range(1_000_000):
+        distrain.report({{"step": step}})
+        os.pwrite(made, str(step + 1).encode(), 0)
+
+run = distrain.RunConfig(storage_path={str(storage)!r}, name="run")
+distrain.DataParallelTrainer(train, scaling_config=distrain.ScalingConfig(num_workers=1), run_config=run).fit()
+"""
+    )
+    user = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: made.exists() and int(made.read_text() or 0) > 1000, what="the first reports")
+        user.send_signal(signal.SIGSTOP)
+        before = None
+        while (now := made.read_text()) != before:
+            before = now
+            time.sleep(0.2)
+    finally:
+        user.kill()
+        user.wait()
+    kept = len(reported(storage / "run"))
+    assert kept > 0
+    assert int(made.read_text()) - kept <= wire.MOST_UNACKNOWLEDGED
 
 
 def test_metrics_come_back_as_plain_values(any_fit: Fit) -> None:

@@ -203,6 +203,45 @@ def test_any_rank_may_ask_alone_and_hears_of_those_that_are_kept(fit: Callable[.
     assert result.return_value == [1, 2]
 
 
+def ask_of_the_rank_without_files(config: dict[str, Any]) -> list[int]:
+    """Rank 1 has made both reports, and asks, before rank 0 makes its own."""
+    asks, answer = Path(config["place"], "asks"), Path(config["place"], "answer")
+    if distrain.get_context().get_world_rank() == 1:
+        for _ in range(2):
+            distrain.report({})
+        asks.touch()
+        answer.write_text(json.dumps([one.metrics["step"] for one in distrain.get_all_reported_checkpoints()]))
+        return []
+    while not asks.exists():
+        time.sleep(0.001)
+    for step in range(2):
+        report(step, False)
+    known = [one.metrics["step"] for one in distrain.get_all_reported_checkpoints()]
+    distrain.report({})
+    return known
+
+
+def test_a_rank_that_brings_no_files_hears_of_the_checkpoints_of_its_reports(
+    fit: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = fit(ask_of_the_rank_without_files, {"place": str(tmp_path)}, None)
+    assert result.return_value == json.loads((tmp_path / "answer").read_text()) == [0, 1]
+
+
+def ask_while_the_others_report_less(config: dict[str, Any]) -> int:
+    """Rank 0 does not report before rank 1 has its answer."""
+    if distrain.get_context().get_world_rank() == 1:
+        distrain.report({})
+        distrain.get_all_reported_checkpoints()
+    distrain.collective.barrier()
+    return len(distrain.get_all_reported_checkpoints())
+
+
+def test_ranks_that_report_less_often_are_not_waited_for_without_end(fit: Callable[..., Result]) -> None:
+    config = CheckpointConfig(missing_rank_s=0.2)
+    assert fit(ask_while_the_others_report_less, {}, None, checkpoint_config=config).return_value == 0
+
+
 def test_the_score_may_come_from_the_validation_and_pending_ones_are_kept(
     fit: Callable[..., Result], tmp_path: Path
 ) -> None:

@@ -17,9 +17,11 @@ from distrain.job import Job
 from distrain.machine import (
     CONNECT_TIMEOUT_S,
     EXIT_TIMEOUT_S,
+    EXPECTED_TIMEOUT_S,
     LEASE_MARGIN_S,
     RETURN_S,
     STOP_TIMEOUT_S,
+    STORING_TIMEOUT_S,
     Action,
     AttemptEnded,
     AttemptStarts,
@@ -33,6 +35,7 @@ from distrain.machine import (
     Say,
     StopAsked,
     StorageFailed,
+    Storing,
     Tell,
     Tick,
 )
@@ -482,6 +485,105 @@ def test_minus_one_never_gives_up() -> None:
         play.spawn()
         play.enter()
     assert (play.state, play.machine.attempt) == (RunState.RUNNING, 50)
+
+
+# -- a checkpoint that is being stored when a rank fails ---------------------------------------------------------------
+
+
+def play_that_waits(*storing: tuple[int, int], **options: Any) -> Play:
+    """Rank 3 of 4 on two hosts has raised while others were storing."""
+    play = Play(hosts=2, workers=4, **options).run()
+    play.happens(Storing(frozenset(storing or {(0, 1)})))
+    assert stops(play.raises(3)) == {}
+    return play
+
+
+def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
+    play = play_that_waits((0, 1), (2, 1))
+    assert play.happens(Storing(frozenset({(2, 1)}))) == []
+    assert stops(play.happens(Storing(frozenset()))) == {"one": 0.0, "two": 0.0}
+    play.gone()
+    assert play.state is RunState.FAILED
+    assert [failure.rank for failure in play.machine.failures] == [3]
+
+
+def test_the_wait_for_a_checkpoint_is_announced() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.happens(Storing(frozenset({(0, 1), (1, 1), (2, 1)})))
+    assert said(play.raises(3)) == ("rank 3 failed; waiting up to 30 s for the checkpoint that ranks 0-2 are storing")
+
+
+def test_later_checkpoints_do_not_prolong_the_wait() -> None:
+    play = play_that_waits((0, 1))
+    assert stops(play.happens(Storing(frozenset({(0, 2)})))) == {"one": 0.0, "two": 0.0}
+
+
+def test_the_wait_for_a_checkpoint_is_bounded() -> None:
+    play = play_that_waits()
+    assert play.machine.deadline() == play.now + STORING_TIMEOUT_S
+    play.now += STORING_TIMEOUT_S
+    assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
+    assert play.machine.deadline() == play.now + LEASE_S + LEASE_MARGIN_S
+
+
+@pytest.mark.parametrize("event", [StopAsked("SIGINT"), StorageFailed("disk full")])
+def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept(event: Any) -> None:
+    play = play_that_waits(failure_config=FailureConfig(max_failures=1))
+    assert stops(play.happens(event)) == {"one": 0.0, "two": 0.0}
+    play.gone()
+    assert play.state is RunState.FAILED
+
+
+def play_that_expects(*expected: int) -> Play:
+    """Rank 3 of 4 on two hosts has raised after a report that others are due to make."""
+    play = Play(hosts=2, workers=4).run()
+    play.happens(Storing(expected=frozenset(expected)))
+    rank = "ranks 0, 2 are" if len(expected) > 1 else "rank 0 is"
+    assert said(play.raises(3)) == f"rank 3 failed; waiting up to 5 s for the checkpoint that {rank} due to report"
+    return play
+
+
+def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_and_stores_it() -> None:
+    play = play_that_expects(0, 2)
+    assert play.happens(Storing(expected=frozenset({0}))) == []
+    assert play.happens(Storing(frozenset({(0, 7)}))) == []
+    assert play.machine.deadline() == play.now + STORING_TIMEOUT_S
+    assert stops(play.happens(Storing(frozenset({(0, 8)})))) == {"one": 0.0, "two": 0.0}
+
+
+def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_long() -> None:
+    play = play_that_expects(0)
+    play.now += EXPECTED_TIMEOUT_S
+    assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
+
+
+def test_reports_of_others_do_not_prolong_the_wait_for_a_rank_that_is_due() -> None:
+    play = play_that_expects(0)
+    until = play.machine.deadline()
+    play.now += 1.0
+    assert play.happens(Storing(frozenset({(2, 1)}), frozenset({0}))) == []
+    assert play.machine.deadline() == until
+
+
+def test_a_second_failure_does_not_end_the_wait_for_a_checkpoint() -> None:
+    play = play_that_waits()
+    play.happens(Storing(frozenset({(0, 1)})))
+    assert play.raises(2, CONSEQUENCE) == []
+    assert play.machine.waits_for_checkpoint
+
+
+def test_an_attempt_whose_ranks_all_end_while_it_waits_is_over() -> None:
+    play = play_that_waits(failure_config=FailureConfig(max_failures=1, backoff_s=5.0))
+    play.gone()
+    assert play.state is RunState.WAITING
+    assert play.happens(Storing(frozenset())) == []
+
+
+def test_a_lost_host_is_a_failure_that_leaves_time_to_store_a_checkpoint() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.happens(Storing(frozenset({(0, 1)})))
+    assert stops(play.happens(HostLost("two", "gone"))) == {}
+    assert stops(play.happens(Storing(frozenset()))) == {"one": 0.0}
 
 
 # -- asked to stop ---------------------------------------------------------------------------------------------------

@@ -527,6 +527,148 @@ def test_an_upload_that_is_awaited_is_not_held_up_by_local_files_that_are_not_de
     assert the_commit(rounds.close(0.0)).ranks == (0, 1)
 
 
+# -- ranks that are ahead of others ------------------------------------------------------------------------------------
+
+
+def run_ahead(rounds: Rounds, ordinals: Iterable[int], now: float = 0.0) -> list[int]:
+    """Rank 0 brings checkpoints and stores what it may; returns the ordinals of those."""
+    granted = []
+    for ordinal in ordinals:
+        if GrantFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now):
+            granted.append(ordinal)
+            deliver(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now)
+    return granted
+
+
+def test_a_rank_that_is_ahead_waits_for_the_checkpoints_before() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "shard-1")
+    assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
+    committed, granted = deliver(rounds, 1, 1, "shard-1")
+    assert isinstance(committed, Commit)
+    assert granted == GrantFiles(0, 3, ("shard-0-3",))
+
+
+def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_not_its_next() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "shard-1")
+    deliver(rounds, 1, 1, "shard-1")
+    assert run_ahead(rounds, [1, 2, 3, 4]) == [1, 2, 3]
+    bring(rounds, 1, 2, "shard-1")
+    assert GrantFiles(0, 4, ("shard-0-4",)) in deliver(rounds, 1, 2, "shard-1")
+
+
+def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
+    rounds = Rounds(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
+    rounds.running(0, 0.0)
+    assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
+    rounds.running(1, 1.0)
+    assert rounds.tick(1.0) == [GrantFiles(0, 3, ("shard-0-3",))]
+
+
+@pytest.mark.parametrize("reports", [0, 1])
+def test_a_rank_does_not_wait_for_others_that_never_bring_checkpoints(reports: int) -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    if reports:
+        note(rounds, 1, 100)
+    assert run_ahead(rounds, range(1, 6)) == [1, 2, 3, 4, 5]
+
+
+def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
+    """Rank 1 has brought one checkpoint, and brings no more."""
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "shard-1")
+    deliver(rounds, 1, 1, "shard-1")
+    assert run_ahead(rounds, [1, 2, 3, 4], now=5.0) == [1, 2, 3]
+    assert rounds.deadline() == 5.0 + MISSING_RANK_S
+    decisions = rounds.tick(5.0 + MISSING_RANK_S)
+    assert only(GrantFiles, decisions) == [GrantFiles(0, 4, ("shard-0-4",))]
+    assert "rank(s) 1 brought earlier ones" in only(Say, decisions)[0].text
+    assert run_ahead(rounds, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
+
+
+# -- what is still being stored when a rank fails ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_reported_without_one() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    assert rounds.storing({1}, (), 0.0) == frozenset(), "rank 1 has not made that report"
+    note(rounds, 1, 1)
+    assert rounds.storing({1}, (), 0.0) == {(0, 1)}
+    assert rounds.storing({0, 1}, (), 0.0) == frozenset(), "nobody is left to store it"
+    deliver(rounds, 0, 1, "model")
+    assert rounds.storing({1}, (), 0.0) == frozenset()
+
+
+def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_delivered() -> None:
+    rounds = rounds_of(3)
+    for rank in range(3):
+        bring(rounds, rank, 1, f"shard-{rank}")
+    assert rounds.storing({1}, (), 0.0) == frozenset(), "rank 1 has not stored its own part"
+    deliver(rounds, 1, 1, "shard-1")
+    assert rounds.storing({1}, (), 0.0) == {(0, 1), (2, 1)}
+    rounds.delivered(2, 1, [], [], 0.0, "disk full")
+    assert rounds.storing({1}, (), 0.0) == frozenset(), "it will be dropped"
+
+
+def test_nobody_waits_for_a_checkpoint_after_one_that_cannot_be() -> None:
+    rounds = rounds_of(3)
+    bring(rounds, 2, 1, "shard-2")
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}")
+        deliver(rounds, rank, 1, f"shard-{rank}")
+        bring(rounds, rank, 2, f"shard-{rank}")
+    deliver(rounds, 1, 2, "shard-1")
+    assert rounds.storing({1}, (), 0.0) == {(2, 1), (0, 2)}
+    assert rounds.storing({2}, (), 0.0) == frozenset()
+
+
+def test_a_rank_that_brings_checkpoints_is_due_with_the_next_after_another_one_has_failed() -> None:
+    rounds = rounds_of(3)
+    for rank in (0, 1):
+        note(rounds, rank, 1)
+        note(rounds, rank, 2)
+    bring(rounds, 0, 1, "model", index=3)
+    note(rounds, 1, 3)
+    deliver(rounds, 0, 1, "model")
+    assert rounds.expected({1}, ()) == frozenset(), "rank 0 has made as many reports"
+    note(rounds, 1, 4)
+    assert rounds.expected({1}, ()) == {0}
+    assert rounds.expected({1, 2}, ()) == frozenset(), "rank 2 has not made that report"
+    note(rounds, 1, 6)
+    assert rounds.expected({1}, ()) == frozenset(), "they are not in step"
+
+
+@pytest.mark.parametrize(("rank", "other", "due"), [(0, 1, True), (1, 0, False)])
+def test_of_the_ranks_that_have_never_reported_only_rank_0_is_due(rank: int, other: int, *, due: bool) -> None:
+    rounds = rounds_of(2)
+    note(rounds, other, 1)
+    assert rounds.expected({other}, ()) == (frozenset({rank}) if due else frozenset())
+    rounds.finished(rank, 0.0)
+    assert rounds.expected({other}, ()) == frozenset()
+
+
+def test_a_rank_that_was_storing_when_it_failed_has_not_made_that_report() -> None:
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}")
+    for rank in (0, 1):
+        deliver(rounds, rank, 1, f"shard-{rank}")
+    bring(rounds, 1, 2, "shard-1")
+    assert rounds.expected({1}, ()) == frozenset()
+    assert rounds.expected({1}, {(1, 2)}) == {0}, "an uploader stores it"
+    deliver(rounds, 1, 2, "shard-1")
+    assert rounds.expected({1}, ()) == {0}
+
+
+def test_what_uploaders_bring_needs_no_rank() -> None:
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/a", "a", waits=False)
+    note(rounds, 1, 1)
+    assert rounds.storing({1}, {(0, 1)}, 0.0) == frozenset()
+
+
 # -- ranks that show no sign -----------------------------------------------------------------------------------------
 
 
@@ -571,6 +713,20 @@ def test_a_written_off_rank_that_comes_later_is_refused_with_the_reason() -> Non
     assert (refusal.rank, refusal.ordinal) == (1, 1)
     assert "without rank 1" in refusal.why
     assert "missing_rank_s" in refusal.why
+
+
+def test_a_refused_rank_may_say_that_an_exception_took_it_out_of_report() -> None:
+    """Before it heard of the refusal."""
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    rounds.tick(MISSING_RANK_S)
+    assert only(Refuse, bring(rounds, 1, 1, "model"))
+    assert rounds.delivered(1, 1, [], [], MISSING_RANK_S, "TimeoutError('alarm')") == []
+    bring(rounds, 0, 2, "model", now=MISSING_RANK_S)
+    bring(rounds, 1, 2, "model", now=MISSING_RANK_S)
+    deliver(rounds, 1, 2, skipped=["model"])
+    assert the_commit(deliver(rounds, 0, 2, "model")).ordinal == 2
 
 
 # -- metrics and contents --------------------------------------------------------------------------------------------
@@ -633,6 +789,35 @@ def test_files_that_always_differ_are_not_compared(path: str, notices: int) -> N
         bring(rounds, rank, 1, path)
     deliver(rounds, 0, 1, path, crc=1)
     assert len(only(Say, deliver(rounds, 1, 1, skipped=[path], crc=2))) == notices
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ("model/a/b", "model", "'model' is a directory on rank 0 and a file on rank 2"),
+        ("model", "model/a/b", "'model' is a file on rank 0 and a directory on rank 2"),
+    ],
+)
+def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dropped(
+    first: str, second: str, why: str
+) -> None:
+    rounds = rounds_of(3)
+    bring(rounds, 0, 1, first)
+    bring(rounds, 1, 1, first, "model-1")
+    [refusal] = only(Refuse, bring(rounds, 2, 1, second))
+    assert (refusal.rank, refusal.why.startswith(f"checkpoint 1: {why}; give them different names")) == (2, True)
+    deliver(rounds, 0, 1, first)
+    said, dropped = deliver(rounds, 1, 1, "model-1", skipped=[first])
+    assert why in said.text  # type: ignore[union-attr]
+    assert dropped == Drop(1)
+    for rank in range(3):
+        assert only(Refuse, bring(rounds, rank, 2, "model")) == []
+
+
+def test_names_that_only_begin_alike_are_no_clash() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model/a", "models")
+    assert only(Refuse, bring(rounds, 1, 1, "model.txt", "model/b", "models")) == []
 
 
 # -- when to look again ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pickle
 import re
 import tempfile
 import threading
+import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,38 @@ def test_reports_are_counted_and_carry_rank_and_attempt(worker: Worker) -> None:
     assert {(message.rank, message.attempt, message.ordinal) for message in said} == {(1, 2, None)}
 
 
+class AcknowledgingLine:
+    """A line that acknowledges whatever was sent, but only to who waits for it."""
+
+    at_end = False
+    uploads = True
+    acknowledges = True
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.waits = 0
+
+    def send(self, message: wire.FromWorker) -> None:
+        self.sent += 1
+
+    def receive(self) -> Sequence[wire.Frame]:
+        return []
+
+    def wait(self, timeout_s: float | None = None) -> Sequence[wire.Frame]:
+        self.waits += 1
+        return wire.Decoder().feed(wire.encode(wire.Acknowledged(attempt=2, rank=1, index=self.sent)))
+
+
+def test_few_reports_are_on_their_way_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = AcknowledgingLine()
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, None))
+    waits = []
+    for _ in range(2 * wire.MOST_UNACKNOWLEDGED + 1):
+        distrain.report({})
+        waits.append(line.waits)
+    assert waits == [0] * wire.MOST_UNACKNOWLEDGED + [1] * wire.MOST_UNACKNOWLEDGED + [2]
+
+
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +214,21 @@ def test_ordinals_count_checkpoints_only(worker: Worker, folder: Path, tmp_path:
         distrain.report({}, Checkpoint(folder))
         ordinals += [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported) and m.ordinal]
     assert ordinals == [(2, 1), (4, 2)]
+
+
+def test_a_checkpoint_that_an_alarm_kept_from_being_announced_does_not_count(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alarm() -> float:
+        raise TimeoutError("by an alarm")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", alarm)
+        with pytest.raises(TimeoutError):
+            distrain.report({}, Checkpoint(folder))
+    worker.grants(1, tmp_path / "staging")
+    distrain.report({}, Checkpoint(folder))
+    assert [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported)] == [(1, 1)]
 
 
 def test_a_refusal_is_raised_with_its_reason(worker: Worker, folder: Path, tmp_path: Path) -> None:
@@ -351,24 +399,32 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(worker: Work
 
 
 class InterruptedLine:
-    """A line within whose send() a signal handler runs."""
+    """A line within whose send(), or first receive() if ``in_receive``, a signal handler runs."""
 
     at_end = False
     uploads = False
+    acknowledges = False
 
     def __init__(self) -> None:
         self.handler: Any = lambda: None
+        self.in_receive = False
         self.heard: list[BaseException] = []
         self.sent: list[wire.FromWorker] = []
 
     def send(self, message: wire.FromWorker) -> None:
         self.sent.append(message)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         try:
             self.handler()
         except Exception as error:
             self.heard.append(error)
 
     def receive(self) -> Sequence[wire.Frame]:
+        if self.in_receive:
+            self.in_receive = False
+            self._interrupt()
         return []
 
     wait = receive
@@ -391,7 +447,7 @@ def test_a_signal_handler_within_report_gets_an_error_instead_of_waiting_for_eve
     distrain.report({"loss": 1})
     [error] = line.heard
     assert type(error) is RuntimeError
-    assert str(error).startswith(f"{name} was called while report(), barrier() or broadcast_from_rank_zero() runs")
+    assert str(error).startswith(f"{name} was called while report() runs in the same thread")
     assert [type(message) for message in line.sent] == [wire.Reported]
 
 
@@ -402,6 +458,22 @@ def test_get_checkpoint_within_report_returns_what_is_known(worker: Worker, monk
     monkeypatch.setattr(Session, "current", Session(line, worker.session.context, known))
     distrain.report({})
     assert (seen, line.heard) == ([known], [])
+
+
+@pytest.mark.parametrize(
+    ("call", "error"), [(distrain.get_checkpoint, None), (lambda: distrain.report({}), RuntimeError)]
+)
+def test_a_signal_handler_within_get_checkpoint_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, call: Any, error: Any
+) -> None:
+    line = InterruptedLine()
+    line.handler, line.in_receive = call, True
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, Checkpoint("/known")))
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.path == "/known"
+    assert [type(heard) for heard in line.heard] == ([error] if error else [])
+    distrain.report({})  # nothing is held any more
 
 
 # -- outside ---------------------------------------------------------------------------------------------------------
