@@ -254,6 +254,7 @@ def fails(fit: Fit, strike: Callable[[], None] | None = None) -> TrainingFailedE
     return raised.value
 
 
+@pytest.mark.sample(3)
 def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: ExitStack) -> None:
     disk = fault.disk(tmp_path, undo)
     fit = Fit(storage=disk.run.parent)
@@ -548,6 +549,7 @@ fit(num_to_keep=1 if method == "delete" else None)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "must_have", "sampled"),
     [("join", "rename write fsync", 6), ("delete", "rename unlink rmdir", 3)],

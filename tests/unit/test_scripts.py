@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import WITHOUT_GIT, find_seed
+from tests.tables import WITHOUT_GIT, find_seed, left_out
 
-REPOSITORY = Path(__file__).parents[2]
-SCRIPT = REPOSITORY / "scripts" / "test"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "test"
 TOOLS = {
     "setup_venv": "scripts/setup_venv",
     "ruff": ".venv/bin/ruff",
@@ -161,34 +160,20 @@ def test_the_seed_of_the_tables_comes_from_the_commit(tmp_path, monkeypatch):
     assert find_seed(tmp_path) == 7
 
 
-def chosen_tests(file: Path, *arguments: str, seed: int = 1) -> list[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", REPOSITORY / "pyproject.toml", "-q"]
-    done = subprocess.run(
-        [*command, "--collect-only", "--rootdir", file.parent, file, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "DISTRAIN_TABLE_SEED": str(seed)},
-    )
-    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+class Item:
+    """What left_out() asks a test of pytest's for."""
+
+    def __init__(self, nodeid, *marks):
+        self.nodeid = nodeid
+        self.get_closest_marker = {mark.name: mark.mark for mark in marks}.get
 
 
-def test_slow_tests_and_all_parameter_sets_run_only_with_all(tmp_path):
-    file = tmp_path / "test_it.py"
-    file.write_text("""\
-import pytest
-
-@pytest.mark.slow
-def test_slow():
-    pass
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("n", range(9))
-def test_family(n):
-    pass
-""")
-    every = ["test_slow", *(f"test_family[{n}]" for n in range(9))]
-    assert chosen_tests(file, "--all") == every
-    samples = [chosen_tests(file, seed=seed) for seed in (1, 2)]
-    assert [len(sample) for sample in samples] == [1, 1]
-    assert samples[0] != samples[1]
+def test_slow_tests_and_what_is_not_in_a_sample_are_left_out():
+    plain, slow = Item("test_it"), Item("test_slow", pytest.mark.slow)
+    sets = [Item(f"test_sets[{n}]", pytest.mark.sample(2)) for n in range(9)]
+    family = [Item(f"test_{n}", pytest.mark.sample(3, of="family")) for n in range(9)]
+    found = left_out([plain, slow, *sets, *family])
+    assert plain not in found
+    assert slow in found
+    assert (len(found & set(sets)), len(found & set(family))) == (7, 6)
+    assert left_out(family[:3]) == set(), "when a few are named, these run"
