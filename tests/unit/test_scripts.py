@@ -136,12 +136,13 @@ def test_a_test_that_fails_again_makes_it_fail(tmp_path):
     assert "= 1 failed in" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("source", [KILLS_PYTEST_ONCE, CANNOT_BE_IMPORTED])
-@pytest.mark.parametrize("part", ["waiting", "computing"])
-def test_a_run_that_did_not_reach_its_end_is_not_flaky(tmp_path, part, source):
+@pytest.mark.parametrize(
+    ("part", "source", "status"), [("waiting", KILLS_PYTEST_ONCE, 1), ("computing", CANNOT_BE_IMPORTED, 2)]
+)
+def test_a_run_that_did_not_reach_its_end_is_not_flaky(tmp_path, part, source, status):
     done = scripts_test_of(tmp_path, **{part: source})
 
-    assert done.returncode == (1 if source == KILLS_PYTEST_ONCE else 2)
+    assert done.returncode == status
     assert "again" not in done.stdout
     assert "FLAKY" not in done.stdout
 
