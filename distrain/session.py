@@ -480,7 +480,7 @@ def report(
     """Report metrics, and optionally a checkpoint, from any rank, any number of times.
 
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy and torch scalars become
-    numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if 100 reports of this
+    numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if 1,000 reports of this
     rank are on their way. With one it returns when the checkpoint's files may be deleted or overwritten; the checkpoint
     is committed once every rank has brought its part. A rank that is more than two checkpoints ahead of ranks that
     bring them, too, waits for those, ``CheckpointConfig.missing_rank_s`` at most.

@@ -87,9 +87,9 @@ __all__ = [
 ]
 
 MAGIC = b"\0distrain\0"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 DISTRAIN_VERSION = __version__
-MOST_UNACKNOWLEDGED = 100
+MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way; with the next one report() waits for :class:`Acknowledged`. This many
 are lost at most if the agent or the coordinator is killed."""
 _SIZES = struct.Struct("!IQ")

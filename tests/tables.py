@@ -43,14 +43,14 @@ def choose(every: Sequence[Choice], test: pytest.Item) -> Choice:
 
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests that run only with ``--all``: slow ones, and parameter sets that are not in a test's sample."""
+    """Return the tests that run only with ``--all``: slow ones, and those that are not in their family's sample."""
     left_out = {item for item in items if item.get_closest_marker("slow")}
-    families: dict[str, list[pytest.Item]] = {}
+    families: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sample"):
-            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, family in families.items():
-        (size,) = family[0].get_closest_marker("sample").args
+        if marker := item.get_closest_marker("sample"):
+            name = marker.kwargs.get("of") or item.nodeid.partition("[")[0]
+            families.setdefault((name, *marker.args), []).append(item)
+    for (name, size), family in families.items():
         chosen = random.Random(f"{SEED} {name}").sample(family, min(size, len(family)))
         left_out |= set(family) - set(chosen)
     return left_out

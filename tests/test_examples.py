@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
 
 pytestmark = pytest.mark.timeout(240)
+sampled = pytest.mark.sample(6, of="examples")
 
 
 def quickstart(storage: Path, epochs: int) -> subprocess.Popen[str]:
@@ -114,12 +115,14 @@ def test_every_example_is_run_here() -> None:
         assert f'"{path.stem}"' in here or path == QUICKSTART, f"nothing runs examples/{path.name}"
 
 
+@sampled
 def test_first_steps(tmp_path: Path) -> None:
     output = output_of("first_steps", tmp_path)
     assert number("accuracy of one process", output) > 0.9
     assert number("accuracy of 4 workers", output) > 0.9
 
 
+@sampled
 def test_checkpoints(tmp_path: Path) -> None:
     output = output_of("checkpoints", tmp_path)
     assert number("after epoch 19: loss", output) > number("a second run went on after it to epoch 39: loss", output)
@@ -129,6 +132,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert [round(float(weight)) for weight in weights[0].split(",")] == [1, -2, 3, -4]
 
 
+@sampled
 def test_sharded_checkpoints(tmp_path: Path) -> None:
     output = output_of("sharded_checkpoints", tmp_path)
     resumed = number("3 workers went on to 80 steps: loss", output)
@@ -136,12 +140,14 @@ def test_sharded_checkpoints(tmp_path: Path) -> None:
     assert resumed < number("2 workers, 40 steps: loss", output)
 
 
+@sampled
 def test_exact_resume(tmp_path: Path) -> None:
     output = output_of("exact_resume", tmp_path)
     assert "killed, and resumed at epoch 3: loss" in output
     assert "the same, to the last bit\n" in output
 
 
+@sampled
 def test_amp(tmp_path: Path) -> None:
     output = output_of("amp", tmp_path)
     assert "weights: torch.float32\n" in output
@@ -149,6 +155,7 @@ def test_amp(tmp_path: Path) -> None:
     assert number("accuracy", output) > 0.85
 
 
+@sampled
 def test_reproducibility(tmp_path: Path) -> None:
     output = output_of("reproducibility", tmp_path)
     runs = re.findall(r"^(?:first|second) run: +(\[.*\])$", output, re.MULTILINE)
@@ -157,6 +164,7 @@ def test_reproducibility(tmp_path: Path) -> None:
     assert "the same, to the last bit\n" in output
 
 
+@sampled
 def test_torchmetrics(tmp_path: Path) -> None:
     output = output_of("torchmetrics_example", tmp_path)
     assert number("valid_r2", output) > 0.95
@@ -167,12 +175,13 @@ def test_torchmetrics(tmp_path: Path) -> None:
     assert last[0] == last[1]  # what both workers report is of both
 
 
+@sampled
 def test_transformer(tmp_path: Path) -> None:
     output = output_of("transformer", tmp_path, "--epochs", "2")
     assert number("loss of the model", output) < 0.65 * number("loss of guessing", output)
 
 
-@pytest.mark.slow
+@sampled
 def test_compile(tmp_path: Path) -> None:
     """With torch's default backend where C++ can be compiled."""
     has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
@@ -184,6 +193,7 @@ def test_compile(tmp_path: Path) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
+@sampled
 def test_lightning(tmp_path: Path) -> None:
     output = output_of("lightning_example", tmp_path)
     result = only_run(tmp_path)
@@ -192,6 +202,7 @@ def test_lightning(tmp_path: Path) -> None:
     assert number("accuracy of the loaded checkpoint", output) == pytest.approx(result.metrics["accuracy"], abs=0.001)
 
 
+@sampled
 def test_transformers(tmp_path: Path) -> None:
     output = output_of("transformers_example", tmp_path)
     losses = re.findall(r"^after step (\d+): training loss ([\d.]+), test loss ([\d.]+)$", output, re.MULTILINE)
@@ -200,6 +211,7 @@ def test_transformers(tmp_path: Path) -> None:
     assert "The value of " in output
 
 
+@sampled
 def test_accelerate(tmp_path: Path) -> None:
     output = output_of("accelerate_example", tmp_path)
     assert number("accuracy after epoch 7", output) > number("accuracy after epoch 3", output) > 0.7

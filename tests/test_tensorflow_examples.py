@@ -18,12 +18,14 @@ if find_spec("tensorflow") is None:
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.sample(1, of="TensorFlow examples")
 def test_the_quickstart(tmp_path: Path) -> None:
     output = output_of("tensorflow_quickstart", tmp_path, "--epochs", "3")
     assert number("reported accuracy of the training", output) > 0.85
     assert number("accuracy of the model in the checkpoint on the test images", output) > 0.85
 
 
+@pytest.mark.sample(1, of="TensorFlow examples")
 def test_checkpoints(tmp_path: Path) -> None:
     output = output_of("tensorflow_checkpoints", tmp_path)
     assert "epochs of the first run: [0, 1, 2, 3]\n" in output
@@ -32,7 +34,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert killed > number("after epoch 5: loss", output)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(1, of="TensorFlow examples")
 def test_keras_3(tmp_path: Path) -> None:
     output = output_of("keras_3_example", tmp_path)
     assert number("reported loss", output) < 0.6

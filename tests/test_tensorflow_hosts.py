@@ -144,6 +144,7 @@ def check_where_they_met(configs: list[dict[str, Any]], addresses: list[str]) ->
     assert [worker.partition(":")[0] for worker in configs[0]["cluster"]["worker"]] == addresses
 
 
+@pytest.mark.slow
 def test_two_hosts_train_with_the_addresses_that_they_have(start: Callable[[int | None], Running]) -> None:
     running = start(None)
     check_that_it_trained(running, ["one", "two"], attempts=[0, 0, 0, 0])

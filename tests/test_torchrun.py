@@ -311,6 +311,7 @@ fit(train, "run")
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("rank", "others"), [("0", "waits"), ("1", "finishes")])
 def test_a_failing_rank_ends_torchrun(tmp_path: Path, rank: str, others: str) -> None:
     run, _ = torchrun(tmp_path, FAILS, rank, others, timeout_s=90)

@@ -55,6 +55,7 @@ def test_the_host_of_the_user_may_take_part_without_ssh(user: User) -> None:
     assert [report["sum"] for report in reports] == [3.0] * 2
 
 
+@pytest.mark.slow
 def test_hosts_may_meet_over_ipv6(user: User) -> None:
     reports = user.trains(OVER_TORCH, 'TorchTrainer, num_workers=2, hosts="[fd77::11]:1,[fd77::12]:1"').reports()
     assert [(report["address"], report["sum"]) for report in reports] == [("fd77::11", 3.0)] * 2

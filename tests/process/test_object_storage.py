@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from tests.process.conftest import Fit
 
 MODES = (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC)
+varied = pytest.mark.sample(6, of="object storage")
+"""For what local storage is tested with, too."""
 KEPT_BY_ALL = {".lock/000001", "metrics.jsonl", "return_value.pkl", "run.json"}
 
 
@@ -202,6 +204,7 @@ def test_a_new_run_starts_from_a_checkpoint_elsewhere(one_fit: Fit, bucket: Buck
         one_fit(train, name="third", resume_from=Checkpoint(f"{bucket.url}/nowhere"))
 
 
+@varied
 @pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
 def test_a_filesystem_may_be_given_instead_of_a_url(one_fit: Fit, bucket: Bucket, kind: str) -> None:
     storage: Any = bucket.filesystem
@@ -255,6 +258,7 @@ def test_objects_in_place_are_looked_at_when_all_ranks_are_done(one_fit: Fit, bu
     assert {name: fact["size"] for name, fact in manifest["files"].items()} == {"0.txt": 5, "1.txt": 23}
 
 
+@varied
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_a_local_directory_that_ranks_share_is_deleted_when_all_have_stored_it(
     one_fit: Fit, bucket: Bucket, tmp_path: Path, mode: CheckpointUploadMode
@@ -279,6 +283,7 @@ def report_a_download_again() -> list[str]:
         return os.listdir(copy)
 
 
+@varied
 def test_the_local_copy_that_a_host_shares_is_not_deleted(one_fit: Fit) -> None:
     assert one_fit(report_a_download_again, workers=1).return_value == ["file"]
 
@@ -297,6 +302,7 @@ def read_all(config: dict[str, Any]) -> list[str]:
     return [Path(handle.to_directory(), "deep/b").read_text() for handle in handles]
 
 
+@varied
 @pytest.mark.parametrize("where", ["memory", "s3"])
 def test_every_checkpoint_that_is_kept_can_be_read_by_the_workers(fit: Fit, bucket: Bucket, where: str) -> None:
     url = bucket.url if where == "s3" else f"memory://{uuid.uuid4().hex}"
@@ -335,6 +341,7 @@ def named_and_in_place(config: dict[str, Any]) -> list[str]:
     return [there.path]
 
 
+@varied
 @pytest.mark.parametrize("workers", [0, 1])
 def test_names_and_files_that_are_there_already(one_fit: Fit, bucket: Bucket, workers: int) -> None:
     result = one_fit(named_and_in_place, workers=workers, name="run")
@@ -597,6 +604,7 @@ def test_the_same_bytes_written_again_are_no_damage(one_fit: Fit, bucket: Bucket
     assert one_fit(train, {}, name="run").return_value == 2
 
 
+@varied
 @pytest.mark.parametrize("where", ["memory", "bucket"])
 def test_metadata_that_is_no_json_keeps_no_checkpoint_from_being_committed(
     where: str, one_fit: Fit, capsys: pytest.CaptureFixture[str]
@@ -635,7 +643,7 @@ def train_with_names(config: dict[str, Any]) -> list[str]:
         return sorted(path.read_text() for path in Path(read).iterdir() if not path.name.startswith("."))
 
 
-@pytest.mark.sample(2)
+@varied
 @pytest.mark.parametrize("where", ["local", "bucket"])
 @pytest.mark.parametrize("name", ["exp::1", "r?x#1 %20"])
 def test_names_may_look_like_parts_of_urls(fit: Fit, bucket: Bucket, where: str, name: str) -> None:
@@ -646,6 +654,7 @@ def test_names_may_look_like_parts_of_urls(fit: Fit, bucket: Bucket, where: str,
     assert result.path.endswith(f"/{name}")
 
 
+@varied
 @pytest.mark.parametrize("names", [["q?versionId=7"], ["a", "q?versionId=7"]])
 def test_a_file_whose_name_s3_does_not_take_is_named_by_report(one_fit: Fit, names: list[str]) -> None:
     with pytest.raises(TrainingFailedError, match=r"q\?versionId=7: s3fs takes .*: give the file, or the run, another"):
@@ -657,6 +666,7 @@ def test_a_run_whose_name_s3_does_not_take_is_refused_at_once(one_fit: Fit) -> N
         one_fit(train_with_names, {"names": []}, name="r?versionId=7")
 
 
+@varied
 def test_a_checkpoint_without_files_can_be_read(one_fit: Fit, bucket: Bucket) -> None:
     def train(config: dict[str, Any]) -> list[str]:
         distrain.report({}, checkpoint=Checkpoint(tempfile.mkdtemp()))

@@ -102,7 +102,7 @@ def train(config):
     while when in ("report", "commit", "restart") and not (place / "over").exists():
         step += 1
         report({"step": step, "rank": rank})
-        time.sleep(0.02)
+        time.sleep(0.05)
     distrain.collective.barrier()
     if rank == 1 or when != "commit":
         (place / f"slowest-{rank}").write_text(str(slowest))

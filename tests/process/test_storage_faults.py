@@ -256,6 +256,7 @@ def fails(fit: Fit, strike: Callable[[], None] | None = None) -> TrainingFailedE
     return raised.value
 
 
+@pytest.mark.sample(3)
 def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: ExitStack) -> None:
     disk = fault.disk(tmp_path, undo)
     fit = Fit(storage=disk.run.parent)
@@ -550,6 +551,7 @@ fit(num_to_keep=1 if method == "_delete" else None)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "must_have", "sampled"),
     [("_join", "rename write fsync", 6), ("_delete", "rename unlink rmdir", 3)],

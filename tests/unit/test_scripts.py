@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD
 from distrain import forkserver
 from tests.tables import WITHOUT_GIT, find_seed
+=======
+from tests.tables import WITHOUT_GIT, find_seed, left_out
+>>>>>>> w/ci
 
-REPOSITORY = Path(__file__).parents[2]
-SCRIPT = REPOSITORY / "scripts" / "test"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "test"
 TOOLS = {
     "setup_venv": "scripts/setup_venv",
     "ruff": ".venv/bin/ruff",
@@ -140,12 +143,13 @@ def test_a_test_that_fails_again_makes_it_fail(tmp_path):
     assert "= 1 failed in" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("source", [KILLS_PYTEST_ONCE, CANNOT_BE_IMPORTED])
-@pytest.mark.parametrize("part", ["waiting", "computing"])
-def test_a_run_that_did_not_reach_its_end_is_not_flaky(tmp_path, part, source):
+@pytest.mark.parametrize(
+    ("part", "source", "status"), [("waiting", KILLS_PYTEST_ONCE, 1), ("computing", CANNOT_BE_IMPORTED, 2)]
+)
+def test_a_run_that_did_not_reach_its_end_is_not_flaky(tmp_path, part, source, status):
     done = scripts_test_of(tmp_path, **{part: source})
 
-    assert done.returncode == (1 if source == KILLS_PYTEST_ONCE else 2)
+    assert done.returncode == status
     assert "again" not in done.stdout
     assert "FLAKY" not in done.stdout
 
@@ -164,18 +168,15 @@ def test_the_seed_of_the_tables_comes_from_the_commit(tmp_path, monkeypatch):
     assert find_seed(tmp_path) == 7
 
 
-def chosen_tests(file: Path, *arguments: str, seed: int = 1) -> list[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", REPOSITORY / "pyproject.toml", "-q"]
-    done = subprocess.run(
-        [*command, "--collect-only", "--rootdir", file.parent, file, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "DISTRAIN_TABLE_SEED": str(seed)},
-    )
-    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+class Item:
+    """What left_out() asks a test of pytest's for."""
+
+    def __init__(self, nodeid, *marks):
+        self.nodeid = nodeid
+        self.get_closest_marker = {mark.name: mark.mark for mark in marks}.get
 
 
+<<<<<<< HEAD
 def test_slow_tests_and_all_parameter_sets_run_only_with_all(tmp_path):
     file = tmp_path / "test_it.py"
     file.write_text("""\
@@ -240,3 +241,14 @@ def test_it_asks_the_forkserver_by_names_that_exist():
 
     assert names
     assert all(hasattr(forkserver, name) for name in names)
+=======
+def test_slow_tests_and_what_is_not_in_a_sample_are_left_out():
+    plain, slow = Item("test_it"), Item("test_slow", pytest.mark.slow)
+    sets = [Item(f"test_sets[{n}]", pytest.mark.sample(2)) for n in range(9)]
+    family = [Item(f"test_{n}", pytest.mark.sample(3, of="family")) for n in range(9)]
+    found = left_out([plain, slow, *sets, *family])
+    assert plain not in found
+    assert slow in found
+    assert (len(found & set(sets)), len(found & set(family))) == (7, 6)
+    assert left_out(family[:3]) == set(), "when a few are named, these run"
+>>>>>>> w/ci
