@@ -13,12 +13,8 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
 from distrain import forkserver
-from tests.tables import WITHOUT_GIT, find_seed
-=======
 from tests.tables import WITHOUT_GIT, find_seed, left_out
->>>>>>> w/ci
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "test"
 TOOLS = {
@@ -176,26 +172,15 @@ class Item:
         self.get_closest_marker = {mark.name: mark.mark for mark in marks}.get
 
 
-<<<<<<< HEAD
-def test_slow_tests_and_all_parameter_sets_run_only_with_all(tmp_path):
-    file = tmp_path / "test_it.py"
-    file.write_text("""\
-import pytest
-
-@pytest.mark.slow
-def test_slow():
-    pass
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("n", range(9))
-def test_family(n):
-    pass
-""")
-    every = ["test_slow", *(f"test_family[{n}]" for n in range(9))]
-    assert chosen_tests(file, "--all") == every
-    samples = [chosen_tests(file, seed=seed) for seed in (1, 2)]
-    assert [len(sample) for sample in samples] == [1, 1]
-    assert samples[0] != samples[1]
+def test_slow_tests_and_what_is_not_in_a_sample_are_left_out():
+    plain, slow = Item("test_it"), Item("test_slow", pytest.mark.slow)
+    sets = [Item(f"test_sets[{n}]", pytest.mark.sample(2)) for n in range(9)]
+    family = [Item(f"test_{n}", pytest.mark.sample(3, of="family")) for n in range(9)]
+    found = left_out([plain, slow, *sets, *family])
+    assert plain not in found
+    assert slow in found
+    assert (len(found & set(sets)), len(found & set(family))) == (7, 6)
+    assert left_out(family[:3]) == set(), "when a few are named, these run"
 
 
 # -- check_gpu -------------------------------------------------------------------------------------------------------
@@ -241,14 +226,3 @@ def test_it_asks_the_forkserver_by_names_that_exist():
 
     assert names
     assert all(hasattr(forkserver, name) for name in names)
-=======
-def test_slow_tests_and_what_is_not_in_a_sample_are_left_out():
-    plain, slow = Item("test_it"), Item("test_slow", pytest.mark.slow)
-    sets = [Item(f"test_sets[{n}]", pytest.mark.sample(2)) for n in range(9)]
-    family = [Item(f"test_{n}", pytest.mark.sample(3, of="family")) for n in range(9)]
-    found = left_out([plain, slow, *sets, *family])
-    assert plain not in found
-    assert slow in found
-    assert (len(found & set(sets)), len(found & set(family))) == (7, 6)
-    assert left_out(family[:3]) == set(), "when a few are named, these run"
->>>>>>> w/ci
