@@ -480,10 +480,10 @@ def report(
     """Report metrics, and optionally a checkpoint, from any rank, any number of times.
 
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy and torch scalars become
-    numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if 1,000 reports of this
-    rank are on their way. With one it returns when the checkpoint's files may be deleted or overwritten; the checkpoint
-    is committed once every rank has brought its part. A rank that is more than two checkpoints ahead of ranks that
-    bring them, too, waits for those, ``CheckpointConfig.missing_rank_s`` at most.
+    numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if 1,000 reports of
+    this rank are on their way. With one it returns when the checkpoint's files may be deleted or overwritten; the
+    checkpoint is committed once every rank has brought its part. A rank that is more than two checkpoints ahead of
+    ranks that bring them, too, waits for those, ``CheckpointConfig.missing_rank_s`` at most.
 
     checkpoint_dir_name: what its directory in the run directory is to be called, instead of ``checkpoint_000000``; that
         of the lowest rank that names one counts. If there is one of that name, the new one gets a number.
