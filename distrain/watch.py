@@ -176,9 +176,8 @@ class Watch:
             self._keep(rank, body)
 
     def _keep_all(self) -> None:
-        with contextlib.suppress(OSError):
-            for rank, text in self._texts.items():
-                self._keep(rank, text.encode())
+        for rank, text in self._texts.items():
+            self._keep(rank, text.encode())
 
     def _keep(self, rank: int, body: bytes) -> None:
         path = self._paths.stacks(self._attempt, rank)
