@@ -6,10 +6,17 @@ import contextlib
 import os
 import signal
 import stat
+import sys
+import threading
+from typing import TYPE_CHECKING
 
 from distrain.errors import PreemptionError
 
-__all__ = ["STOP_SIGNALS", "exit_code", "forget_stop", "note_stop", "refuse_after_stop"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+__all__ = ["STOP_SIGNALS", "exit_code", "forget_stop", "note_stop", "preempted", "refuse_after_stop"]
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Ctrl-C, the usual request to end, a closed terminal or lost connection, and Ctrl-backslash. All are handled alike,
@@ -21,6 +28,27 @@ _stopped_by: list[str] = []
 def exit_code(stop_reason: str) -> int:
     """Return the exit code of a process that was ended by the signal of this name."""
     return 128 + signal.Signals[stop_reason]
+
+
+def preempted(message: str, stop_reason: str) -> PreemptionError:
+    """Make the error of a run that the signal of this name has stopped. Uncaught, it makes the process exit as one that
+    was ended by the signal."""
+    if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, _ExitWithItsCode):
+        sys.excepthook = _ExitWithItsCode(sys.excepthook)
+    return PreemptionError(message, exit_code=exit_code(stop_reason))
+
+
+class _ExitWithItsCode:
+    """An excepthook that shows an error as ``show`` does, and after a PreemptionError exits with its code."""
+
+    def __init__(self, show: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+        self._show = show
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = self._show
+        self._show(kind, error, trace)
+        if isinstance(error, PreemptionError):
+            sys.exit(error.exit_code)
 
 
 def note_stop(number: int) -> None:
@@ -49,10 +77,10 @@ def refuse_after_stop() -> None:
     A sweep that catches every error would otherwise start its next trial.
     """
     if _stopped_by:
-        raise PreemptionError(
+        raise preempted(
             f"no further run is started, as {_stopped_by[0]} has told this process to stop; "
             "let PreemptionError end a sweep that catches errors, or call fit() in a new process",
-            exit_code=exit_code(_stopped_by[0]),
+            _stopped_by[0],
         )
 
 

@@ -8,13 +8,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain import failures, job, local
 from distrain.absent import explaining, without
@@ -29,7 +28,6 @@ from distrain.errors import (
     DistrainError,
     HangError,
     LaunchError,
-    PreemptionError,
     ResourcesError,
     StandInError,
     StorageError,
@@ -43,7 +41,7 @@ from distrain.manifest import RunManifest
 from distrain.output import log_level, say, warn, without_controls
 from distrain.place import locate
 from distrain.plan import shares_of, workers_on
-from distrain.preemption import exit_code, refuse_after_stop
+from distrain.preemption import exit_code, preempted, refuse_after_stop
 from distrain.records import damage_of, last_metrics
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.runpaths import read_manifest
@@ -52,16 +50,12 @@ from distrain.stores import damage_elsewhere, open_run
 from distrain.transport import LocalTransport, Transport, hosts_of, order_for, overruled, ssh_args_of, transports_for
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from distrain.hostfile import HostSpec
     from distrain.hosts import HostOrder
     from distrain.place import Place
     from distrain.storage import RunStore
 
 __all__ = ["DataParallelTrainer", "run_work"]
-
-_Error = TypeVar("_Error", bound=BaseException)
 
 
 _FULL_DISK_WAIT_S = 5.0
@@ -148,14 +142,7 @@ class DataParallelTrainer:
                 validation=self._validation,
             )
         except (DistrainError, KeyboardInterrupt) as error:
-            raise _without_our_frames(error) from None
-
-
-def _without_our_frames(error: _Error) -> _Error:
-    """The same error, as it leaves fit()."""
-    if isinstance(error, PreemptionError):
-        _ExitWithItsCode.install()
-    return error.with_traceback(None)
+            raise error.with_traceback(None) from None
 
 
 def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
@@ -526,7 +513,7 @@ class _Run:
         if end.stop_reason is not None:
             lines = self._stopped(end, end.stop_reason, result)
             if end.stop_reason != "SIGINT":
-                return PreemptionError("\n".join(lines), exit_code=exit_code(end.stop_reason))
+                return preempted("\n".join(lines), end.stop_reason)
             warn("\n    ".join(lines))
             return KeyboardInterrupt()
         if end.hung is not None and not end.failures:
@@ -606,25 +593,6 @@ def _beside(end: RunEnd) -> list[str]:
     if end.storage_failed:
         return [f"besides, the storage has failed: {end.problem}"]
     return [f"besides, {end.problem}"] if end.problem and not any(failure.lost for failure in end.failures) else []
-
-
-class _ExitWithItsCode:
-    """An excepthook by which a process that a PreemptionError ends exits as one that was ended by the signal."""
-
-    def __init__(self) -> None:
-        self._show = sys.excepthook
-
-    @classmethod
-    def install(cls) -> None:
-        """Use it from now on, in the main thread."""
-        if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, cls):
-            sys.excepthook = cls()
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.excepthook = self._show
-        self._show(kind, error, trace)
-        if isinstance(error, PreemptionError):
-            sys.exit(error.exit_code)
 
 
 def _return_value(blob: bytes) -> Any:

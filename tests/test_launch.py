@@ -228,7 +228,7 @@ def test_a_script_may_have_children_of_every_start_method(launch: Launch, tmp_pa
     assert "Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize("kind", ["app", "app.pyz", "without_suffix"])
+@pytest.mark.parametrize("kind", ["app", "app.pyz"])
 def test_a_directory_and_a_zip_file_run_as_with_python(launch: Launch, tmp_path: Path, kind: str) -> None:
     project = tmp_path / "app"
     project.mkdir()
@@ -245,16 +245,6 @@ def test_a_directory_and_a_zip_file_run_as_with_python(launch: Launch, tmp_path:
     run = launch("--num-workers", "2", kind, "--lr", "1")
     assert "sibling True" in plain.stdout
     assert lines(run) == [f"[rank {rank}] {plain.stdout.strip()}" for rank in range(2)]
-
-
-@pytest.mark.parametrize("kind", ["app", "app.pyz"])
-def test_one_that_calls_fit_itself_runs_once(launch: Launch, tmp_path: Path, kind: str) -> None:
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "__main__.py").write_text(
-        "from distrain import DataParallelTrainer\nprint('once')\nif False:\n    DataParallelTrainer(print).fit()\n"
-    )
-    zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz")
-    assert lines(launch("--hosts", "localhost:2", kind)) == ["once"]
 
 
 # -- functions -------------------------------------------------------------------------------------------------------

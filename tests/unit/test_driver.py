@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipapp
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,3 +61,12 @@ def test_modules_are_found_where_python_would(tmp_path: Path) -> None:
     assert file_of_module("pack.train", path) == str(tmp_path / "pack" / "train.py")
     assert file_of_module("pack.tool", path) == str(tmp_path / "pack" / "tool" / "__main__.py")
     assert file_of_module("pack.none", path) is None
+
+
+@pytest.mark.parametrize("source", [DRIVERS[0], SCRIPTS[1]])
+def test_directories_and_zip_files_are_read_too(tmp_path: Path, source: str) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text(source)
+    zipapp.create_archive(tmp_path / "app", tmp_path / "app.pyz")
+    for name in ("app", "app.pyz"):
+        assert calls_fit(str(tmp_path / name)) is (source == DRIVERS[0])
