@@ -189,11 +189,14 @@ class Agent:
         self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
 
     def _leave(self) -> None:
-        if self._forkserver is not None:
+        is_tidy = all(worker.exited for worker in self._workers.values() if worker.spawned)
+        if self._forkserver is not None and is_tidy:
             self._forkserver.kill()
+        elif self._forkserver is not None:
+            self._forkserver.leave()
         process.kill_descendants()
-        if any(worker.spawned and not worker.exited for worker in self._workers.values()):
-            process.sweep(self._swept_id)  # not a tidy end: look for what may have slipped away
+        if not is_tidy:
+            process.sweep(self._swept_id)  # look for what may have slipped away
         scratch.remove(self._scratch_path)
         self._close_ports()
         self._up.flush()

@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> None:
     settings: dict[str, Any] = json.loads(arguments[2])
     server = ForkServer(socket.socket(fileno=int(arguments[0])), int(arguments[1]), settings)
     server.run()
+    os._exit(0)  # what was imported is not taken down
 
 
 class ForkServer:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ForkServerLink"]
 
 _PACKET_BYTES = 64 << 10
+_LEAVING_S = 1.0
 
 
 class ForkServerLink:
@@ -89,6 +90,16 @@ class ForkServerLink:
     def dismiss(self) -> None:
         """Kill it without a word to anybody."""
         self._forget()
+        self.kill()
+
+    def leave(self) -> None:
+        """Have it end its workers and all below them, and go; SIGKILL if it does not. Were it killed at once, nobody
+        would end them if we are killed, too."""
+        if self.ready:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_LEAVING_S)
         self.kill()
 
     def kill(self) -> None:

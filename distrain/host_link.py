@@ -175,13 +175,19 @@ class HostLink:
         if self._channel.broken is not None:
             return f"it does not speak our protocol: {self._channel.broken}"
         try:
-            code = self._process.wait(timeout=_END_TIMEOUT_S)
+            code = self._await_end()
             how = f"{self._ours}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             how += (_ENDS if self.greeted else _HINTS).get(code, "")
         except subprocess.TimeoutExpired:
             how = "its connection was closed"
         command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
         return f"its agent has ended: {how}{command}{self._last_words()}"
+
+    def _await_end(self) -> int:
+        """Wait for the process, whose channel is at its end: its guard may still be emptying the host. Raises
+        TimeoutExpired."""
+        self._process.send_signal(signal.SIGCONT)  # if the guard was stopped, it does so now
+        return self._process.wait(timeout=_END_TIMEOUT_S)
 
     def _last_words(self) -> str:
         said = self.chatter()
@@ -224,8 +230,8 @@ class HostLink:
         self._loop.forget(self._stderr.fileno())
         self._stderr.close()
         if ended:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its guard may still be emptying the host
-                self._process.wait(timeout=_END_TIMEOUT_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._await_end()
         self._process.kill()
         self._process.wait()
 

@@ -304,7 +304,7 @@ def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
         victims = [p for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
         if not victims:
             return []
-        for process in victims:
+        for process in reversed(victims):  # a forkserver or agent after what is below it: it would go on in our place
             with contextlib.suppress(psutil.Error):
                 process.kill()
         _reap_orphans({p.pid for p in victims})

@@ -328,6 +328,15 @@ def test_a_stopped_forkserver_is_lost_when_its_lease_is_over(launch: Launch, tes
     assert_nothing_is_left(running, test_run_id)
 
 
+def test_a_stopped_guard_is_woken_up_when_it_is_needed(launch: Launch, test_run_id: str) -> None:
+    running = launch()
+    running.stop("guard")
+    running.kill("agent", "forkserver")
+    _, output, _ = running.end()
+    assert "ENDED ControllerError localhost: its agent has ended: killed by SIGKILL" in output
+    assert_nothing_is_left(running, test_run_id)
+
+
 EVERYBODY = ("guard", "agent", "forkserver", *(f"worker {rank}" for rank in range(WORKERS)))
 
 
