@@ -45,11 +45,6 @@ class Connections:
         self._links: dict[str, HostLink] = {}
         self._contacted: set[str] = set()
 
-    def hurry_s(self) -> float | None:
-        """For so long at most may anything keep us from telling the hosts that we live; None if it does not matter."""
-        leases = [transport.lease_s for transport in self._transports.values() if not transport.host.is_local]
-        return min(leases) / 3 if leases else None
-
     def connect(self, name: str) -> None:
         """Start an agent; in place of another, it ends what that one may have left there before it says HELLO."""
         former, transport = self._links.get(name), self._transports[name]

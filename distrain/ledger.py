@@ -52,10 +52,8 @@ class Ledger:
         callbacks: Callbacks | None = None,
         validations: Validations,
     ) -> None:
-        self._metrics: dict[str, Any] | None = None
-        self._last_checkpoint: tuple[int, int] | None = None
-        """Attempt and ordinal of the checkpoint that came with rank 0's last report."""
-        self._last_saved: CommittedCheckpoint | None = None
+        self.metrics: dict[str, Any] | None = None
+        """Rank 0's last report."""
         self._store = store
         self._config = config
         self._tell = tell
@@ -93,15 +91,6 @@ class Ledger:
         self._acknowledged: dict[int, int] = {}
         self._unacknowledged: dict[int, int] = {}
         """The last report of each rank that waits to hear that its reports are kept, or soon will."""
-
-    @property
-    def metrics(self) -> dict[str, Any] | None:
-        """Rank 0's last report, with the metrics of its checkpoint's validation."""
-        last = self._last_saved
-        if self._metrics is None or last is None:
-            return self._metrics
-        found = next((saved for saved in reversed(self._store.committed) if saved.path == last.path), last)
-        return {**self._metrics, **found.metrics}
 
     def handle(self, message: wire.FromWorker) -> None:
         """What a rank of this attempt said; messages that are not about reports are passed over."""
@@ -214,8 +203,7 @@ class Ledger:
         line = {"time": message.time, "attempt": message.attempt, "rank": message.rank, "index": message.index}
         self._store.append_metrics(line, metrics)
         if message.rank == 0:
-            self._metrics, self._last_saved = metrics, None
-            self._last_checkpoint = None if message.ordinal is None else (message.attempt, message.ordinal)
+            self.metrics = metrics
             self._lines.report(message.index, metrics, now)
         files = [path for path, _ in message.files]
         if message.ordinal is not None:
@@ -348,8 +336,6 @@ class Ledger:
         self._store.commit(self._attempt, commit, name=name, folder=in_place.pop(), validation=validation, then=then)
 
     def _committed(self, attempt: int, ordinal: int, saved: CommittedCheckpoint) -> None:
-        if self._last_checkpoint == (attempt, ordinal):
-            self._last_saved = saved
         path = self._store.for_workers(saved)
         self._saved(path)
         if attempt == self._attempt:

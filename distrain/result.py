@@ -38,7 +38,8 @@ __all__ = ["Result"]
 class Result:
     """What a run came to.
 
-    metrics: the last report of rank 0, None if it never reported.
+    metrics: the last report of rank 0, None if it never reported. If its checkpoint was validated, the metrics of the
+        validation are among them.
     checkpoint: the latest committed checkpoint, None if there is none.
     best_checkpoints: pairs of checkpoint and metrics that were kept, the best last (by score if the CheckpointConfig
         names one, else by time).
@@ -198,7 +199,7 @@ def make_result(
     """A Result from what the store knows."""
     order = best_first([saved.metrics for saved in committed], config)[: config.num_to_keep]
     return Result(
-        metrics=metrics,
+        metrics=_with_validation(metrics, committed),
         checkpoint=committed[-1].checkpoint if committed else None,
         path=str(run),
         error=error,
@@ -262,6 +263,14 @@ def pickle_or_none(value: object) -> bytes | None:
     except Exception:
         return None
     return blob
+
+
+def _with_validation(metrics: dict[str, Any] | None, committed: Sequence[CommittedCheckpoint]) -> dict[str, Any] | None:
+    """Add the metrics of the last checkpoint's validation to the last report, if that is the report it came with."""
+    if metrics is None or not committed or committed[-1].validation is None:
+        return metrics
+    validated = committed[-1].metrics
+    return {**metrics, **validated} if all(validated.get(name) == metrics[name] for name in metrics) else metrics
 
 
 def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -265,6 +265,13 @@ def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: 
     assert str(disk.run) in str(error)
     if isinstance(error, ControllerError):
         assert "once that is mended: started again as RunConfig(name='run'), it goes on at checkpoint_" in str(error)
+    if fault.says == NO_SPACE:
+        assert isinstance(error, ControllerError), error
+        assert "free some space there" in str(error)
+        assert json.loads((disk.run / "run.json").read_text())["status"] == "failed"
+        assert json.loads((disk.run / "error.json").read_text())["type"] == "ControllerError"
+        assert list(disk.run.glob("*.new")) == []
+        assert max(line["metrics"]["epoch"] for line in records(disk.run)) > newest(disk.run), "the last reports, too"
     if not fault.gone:
         before = committed(disk.run)
         assert error.result.checkpoint.path == str(disk.run / f"checkpoint_{newest(disk.run):06d}")

@@ -109,6 +109,13 @@ def test_metrics_of_the_validation_are_added_to_those_of_the_checkpoint(every_fi
     assert result.metrics == {"step": 2}, "these are what rank 0 reported last"
 
 
+def test_the_last_metrics_have_those_of_their_validation(fit: Callable[..., Result]) -> None:
+    result = fit(train, {"tasks": [False, True], "mode": "COMMITTED"}, ValidationConfig(score))
+    assert result.metrics is not None
+    assert (result.metrics["step"], result.metrics["score"]) == (1, 1.0)
+    assert Result.from_path(result.path).metrics == result.metrics
+
+
 def hopeless(checkpoint: Checkpoint, how: str) -> Any:
     print("I am about to", how)
     if how == "raise":

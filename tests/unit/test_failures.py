@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Any
 
 import pytest
 
-from distrain import wire
+from distrain import execution, wire
 from distrain.failures import RankFailure, culprit_first, failure_of, failure_screen, rank_list, signal_in_words
 
 
@@ -257,3 +258,14 @@ def test_rank_list(ranks: list[int], text: str) -> None:
 def test_a_signal_has_its_name_if_there_is_one() -> None:
     assert signal_in_words(9) == "SIGKILL (9)"
     assert signal_in_words(signal.SIGRTMIN + 7) == f"signal {signal.SIGRTMIN + 7}"
+
+
+def test_the_middle_of_a_long_traceback_is_left_out_where_it_enters() -> None:
+    try:
+        raise ValueError("begins" + "x y 12 " * 600_000 + "ends")
+    except ValueError as error:
+        text = execution._traceback_text(error)
+    assert len(text) < 40_000
+    assert "begins" in text
+    assert re.search(r"\n\.\.\. 4\d{6} characters left out \.\.\.\n", text)
+    assert text.endswith("ends\n")
