@@ -265,7 +265,7 @@ def pickle_or_none(value: object) -> bytes | None:
     return blob
 
 
-def _with_validation(metrics: dict[str, Any] | None, committed: Sequence[CommittedCheckpoint]) -> dict[str, Any] | None:
+def _with_validation(metrics: dict[str, Any] | None, committed: list[CommittedCheckpoint]) -> dict[str, Any] | None:
     """Add the metrics of the last checkpoint's validation to the last report, if that is the report it came with."""
     if metrics is None or not committed or committed[-1].validation is None:
         return metrics
