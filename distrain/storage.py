@@ -101,7 +101,9 @@ class RunStore:
         self.failed: Callable[[str], None] = warn
         """Hears what could not be written."""
         self.is_abandoned = False
-        """Whether nobody waits for the storage any more, so that it must not be touched."""
+        """Whether nobody waits any more for what is under way."""
+        self.is_stalled = False
+        """Whether that is work on files: whoever touches one now may wait as long."""
         self._background = Background(None, "storage")
         self._commits = 0
         self._lines: list[str] = []
@@ -223,7 +225,7 @@ class RunStore:
     def close(self) -> None:
         """Release the directory. Nothing may be under way, unless the storage is abandoned."""
         try:
-            if not self.is_abandoned:
+            if not self.is_stalled:
                 self.flush()
                 if self._wiping is not None:
                     self._wiping.join()
@@ -291,7 +293,7 @@ class RunStore:
 
     def abandon(self) -> None:
         """Stop waiting for what is under way: it may or may not arrive."""
-        self.is_abandoned = True
+        self.is_abandoned, self.is_stalled = True, self._background.pending > 0
 
     def tell_wait(self) -> None:
         """Say what is under way, as it takes its time."""

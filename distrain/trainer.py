@@ -409,7 +409,7 @@ class _Run:
     def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
         """Write what the end of the run leaves. Wait a while for space on a full disk; then only complain, so as not to
         hide the error that has ended the run."""
-        while not self._store.is_abandoned:
+        while not self._store.is_stalled:
             try:
                 write()
                 return
@@ -467,10 +467,10 @@ class _Run:
     def _conclude(self, end: RunEnd, seconds: float) -> Result:
         value = end.value
         if value is not None:
-            try:
-                write_atomically(self._store.paths.return_value, value)
-            except OSError as problem:  # no reason to lose a training
-                warn(f"what train_func returned is in this Result only, as it could not be written: {problem}")
+            self._write_at_end(
+                lambda: write_atomically(self._store.paths.return_value, value),
+                "what train_func returned is in this Result only, as it could not be written",
+            )
         result = make_result(
             self._store.place,
             self._store.committed,
