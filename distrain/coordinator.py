@@ -82,7 +82,7 @@ class Coordinator:
         self._files = Background(self._loop, "files")
         self._user_code = Background(self._loop, "callbacks")
         self._held: list[tuple[str, wire.Message]] = []
-        """Messages that wait until the last checkpoint of the attempt before is committed."""
+        """Messages that wait until the checkpoints of the attempt are committed."""
         self._hosts = Connections(
             self._loop,
             transports,
@@ -197,12 +197,24 @@ class Coordinator:
                 self._loop.call_at(name, moment, callback)
 
     def _machine_deadline(self) -> float | None:
-        """None while we ourselves make it wait, and when an exception has ended the run before it could."""
-        waits = self._is_over or (self.machine.state is RunState.RESERVING and not self._store.settled)
-        return None if waits or self._waiting_since is not None else self.machine.deadline()
+        """Return None while we make the machine wait, and when an exception has ended the run before it could."""
+        waits = self._is_over or self._held or self._waiting_since is not None
+        return None if waits else self.machine.deadline()
+
+    @property
+    def _is_committing(self) -> bool:
+        """Whether a checkpoint is being committed, and nobody has ended the wait for it."""
+        return not (self._store.settled or self._impatient)
+
+    def _hold(self, host: str, message: wire.Message) -> None:
+        """Hear a message when the checkpoints are committed: whether and where to start again depends on them."""
+        if not self._held:
+            self._loop.call_in("held", _SILENT_WAIT_S, self._store.tell_wait)
+        self._held.append((host, message))
 
     def _hear_held(self) -> None:
-        if self._held and self._store.settled:
+        if self._held and not self._is_committing:
+            self._loop.cancel("held")
             held, self._held = self._held, []
             for host, message in held:
                 self._on_message(host, message)
@@ -217,8 +229,8 @@ class Coordinator:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
-            case wire.Reserved() if not self._store.settled:
-                self._held.append((host, message))
+            case wire.Reserved() | wire.Gone() if self._is_committing:
+                self._hold(host, message)
             case wire.Gone() if self.machine.attempt_is_on and self._waits_for_uploads():
                 self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
@@ -389,7 +401,7 @@ class Coordinator:
         why = signal.Signals(number).name
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             self._validations.give_up(f"{why} has ended the wait for it")
-        elif self._is_over or self.machine.state.is_terminal:
+        elif self._is_over or self.machine.state.is_terminal or (self._held and self.machine.was_asked_to_stop):
             self._impatient = True
         self._happened(events.StopAsked(why))
 
