@@ -141,14 +141,16 @@ def lose_the_last_host_for_ever(config: dict[str, Any]) -> int:
 def outlive_the_host_of_the_last_rank(config: dict[str, Any]) -> int:
     """Whose rank has returned when its agent is killed."""
     count = begin()
-    agent = Path(config["place"], "agent")
+    file = Path(config["place"], "agent")
     if is_last():
-        agent.write_text(str(psutil.Process().parents()[1].pid))
+        file.write_text(f"{psutil.Process().parents()[1].pid} {os.getpid()}")
     distrain.collective.barrier()
     if is_last():
         return count
-    time.sleep(0.5)
-    os.kill(int(agent.read_text()), signal.SIGKILL)
+    agent, worker = map(int, file.read_text().split())
+    wait_until(lambda: not psutil.pid_exists(worker), what="the end of the other rank")
+    time.sleep(0.5)  # its agent tells the coordinator
+    os.kill(agent, signal.SIGKILL)
     time.sleep(1.0)
     distrain.report({"host": os.environ["FAKE_HOST"], "of": 2, "after": True})
     return count
