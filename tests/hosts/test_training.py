@@ -193,7 +193,7 @@ def test_the_census_after_each_test_sees_the_processes_of_all_hosts(user: User, 
         networks = Counter(os.readlink(f"/proc/{member.pid}/ns/net") for member in run_members(test_run_id))
         (user.folder / "looked").touch()
         assert running.communicate(timeout=60)[1].decode().count("finished") == 1
-    assert sorted(networks.values())[-2:] == [3, 4]  # an agent, a forkserver and the workers of each host
+    assert sorted(networks.values())[-2:] == [4, 5]  # a guard, an agent, a forkserver and the workers of each host
     assert not run_members(test_run_id)
 
 
