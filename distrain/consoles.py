@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["show", "unblocked_consoles"]
 
-_MOST_UNSHOWN_BYTES = 16 << 20
-"""A console that is further behind misses lines."""
+_MOST_UNSHOWN_BYTES = 4 << 20
+"""A console that is further behind is waited for, and then misses lines."""
+_PATIENCE_S = 0.1
+"""Longest wait for a console; after it, nobody waits until the console has taken something again."""
 
 _lock = threading.Lock()
 _writers: dict[tuple[int, int], _Writer] = {}
@@ -29,7 +31,7 @@ _runs = 0
 
 @contextlib.contextmanager
 def unblocked_consoles() -> Iterator[None]:
-    """Within the block, :func:`show` never waits. At its end, wait until the consoles show everything."""
+    """Within the block, :func:`show` hardly ever waits. At its end, wait until the consoles show everything."""
     global _runs
     with _lock:
         _runs += 1
@@ -84,18 +86,28 @@ class _Writer:
         self._unshown: deque[bytes] = deque()
         self._unshown_bytes = 0
         self._missed_lines = 0
+        self._stuck = False
         self._ended = False
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="distrain-console", daemon=True).start()
 
     def add(self, data: bytes) -> None:
         with self._changed:
-            if self._unshown_bytes > _MOST_UNSHOWN_BYTES or self._missed_lines:
+            if not (self._has_room() or self._stuck):
+                self._stuck = not self._changed.wait_for(self._has_room, _PATIENCE_S)
+            if self._has_room():
+                self._say_what_was_missed()
+                self._append(data)
+            else:
                 self._missed_lines += data.count(b"\n")
-                return
-            self._unshown.append(data)
-            self._unshown_bytes += len(data)
-            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return self._unshown_bytes <= _MOST_UNSHOWN_BYTES
+
+    def _append(self, data: bytes) -> None:
+        self._unshown.append(data)
+        self._unshown_bytes += len(data)
+        self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until everything is shown."""
@@ -123,15 +135,16 @@ class _Writer:
                     self._unshown_bytes = len(data)
             with self._changed:
                 self._unshown_bytes -= len(data)
-                if self._missed_lines and not self._unshown:
+                self._stuck = False
+                if not self._unshown:
                     self._say_what_was_missed()
                 self._changed.notify_all()
 
     def _say_what_was_missed(self) -> None:
-        text = f"distrain: {self._missed_lines} lines are not shown, as this console was too slow; the logs have them\n"
-        self._missed_lines = 0
-        self._unshown.append(text.encode())
-        self._unshown_bytes += len(self._unshown[-1])
+        if self._missed_lines:
+            text = f"{self._missed_lines} lines are not shown, as this console was too slow; the logs have them"
+            self._missed_lines = 0
+            self._append(f"distrain: {text}\n".encode())
 
 
 def _write_all(fd: int, data: bytes) -> None:
