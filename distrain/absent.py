@@ -6,9 +6,7 @@ The sentence is in the AttributeError of ``distrain.Tuner`` or ``result.config``
 
 from __future__ import annotations
 
-import difflib
 import functools
-import inspect
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -201,6 +199,8 @@ sys.meta_path.append(_Finder)
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message about a misspelt word; empty if no known one is like it."""
+    import difflib
+
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -236,6 +236,8 @@ def without(*names: str) -> Callable[[_Class], _Class]:
 
     def decorate(cls: _Class) -> _Class:
         construct = cls.__init__  # type: ignore[misc]
+        import inspect  # not at the top: a user's file of that name may come first there
+
         known = [name for name in inspect.signature(construct).parameters if name != "self"]
 
         @functools.wraps(construct)

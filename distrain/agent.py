@@ -287,9 +287,7 @@ class Agent:
         """Call ``then`` with what is found about ``peer``, or at once with None if that is empty. A name server may
         take long, and the coordinator must not think that this host has died."""
 
-        def failed(error: BaseException) -> None:
-            if not isinstance(error, OSError):
-                raise error
+        def failed(error: OSError) -> None:
             self._up.queue(wire.HostFailed(text=f"finds no way to the other hosts ({peer}): {error}"))
 
         if peer:

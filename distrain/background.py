@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections import deque
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from distrain.loop import Loop
 
-__all__ = ["Background", "ignore", "reraise"]
+__all__ = ["Background"]
 
 _T = TypeVar("_T")
 _READ_BYTES = 4096
@@ -30,7 +31,9 @@ class Background:
     def __init__(self, loop: Loop | None, name: str) -> None:
         self._loop = loop
         self._name = name
-        self._work: deque[tuple[Callable[[], Any], Callable[[Any], None], Callable[[BaseException], None]]] = deque()
+        self._work: deque[tuple[Callable[[], Any], Callable[[Any], None] | None, Callable[[OSError], None] | None]] = (
+            deque()
+        )
         self._reports: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -44,24 +47,33 @@ class Background:
                 os.set_blocking(fd, False)
             loop.on_readable(self._wake_fds[0], self._read_reports)
 
-    def do(self, work: Callable[[], _T], then: Callable[[_T], None], failed: Callable[[BaseException], None]) -> None:
-        """Do ``work`` after all that was ordered before it. Then call ``then`` with its result, or ``failed`` with the
-        exception that it raised."""
+    def do(
+        self,
+        work: Callable[[], _T],
+        then: Callable[[_T], None] | None = None,
+        failed: Callable[[OSError], None] | None = None,
+    ) -> None:
+        """Do ``work`` after all that was ordered before it, then call ``then`` with its result.
+
+        If it raises OSError, ``failed`` gets that. Any other exception is raised in the loop's thread, and so is that
+        one without ``failed``.
+        """
         if self._loop is None:
-            try:
-                result = work()
-            except BaseException as error:
-                failed(error)
-            else:
-                then(result)
+            self._end(then, failed, *_attempt(work))
             return
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=f"distrain-{self._name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                limit = OSError(errno.EAGAIN, f"{error}: raise the limit on processes (ulimit -u, or pids.max)")
+                self._end(then, failed, None, limit)
+                return
+            self._thread = thread
         self.pending += 1
         with self._changed:
             self._work.append((work, then, failed))
             self._changed.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"distrain-{self._name}", daemon=True)
-            self._thread.start()
 
     def report(self, callback: Callable[[], None]) -> None:
         """Call back in the loop's thread; for the work in hand."""
@@ -97,29 +109,41 @@ class Background:
                 if self._closed:
                     return
                 work, then, failed = self._work.popleft()
-            try:
-                result = work()
-            except BaseException as error:
-                self.report(partial(self._end, failed, error))
-            else:
-                self.report(partial(self._end, then, result))
+            self.report(partial(self._end_pending, then, failed, *_attempt(work)))
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
     def _read_reports(self) -> None:
         os.read(self._wake_fds[0], _READ_BYTES)
-        while self._reports:
-            self._reports.popleft()()
+        try:
+            while self._reports:
+                self._reports.popleft()()
+        finally:
+            if self._reports and not self._closed:  # one has raised, and the others wait for the next turn
+                os.write(self._wake_fds[1], b".")
 
-    def _end(self, function: Callable[[Any], None], argument: Any) -> None:
+    def _end_pending(self, *end: Any) -> None:
         self.pending -= 1
-        function(argument)
+        self._end(*end)
+
+    def _end(
+        self,
+        then: Callable[[Any], None] | None,
+        failed: Callable[[OSError], None] | None,
+        result: Any,
+        error: BaseException | None,
+    ) -> None:
+        if error is None:
+            if then is not None:
+                then(result)
+        elif failed is not None and isinstance(error, OSError):
+            failed(error)
+        else:
+            raise error
 
 
-def ignore(result: object) -> None:
-    """Hear that the work is done, if nobody waits for it."""
-
-
-def reraise(error: BaseException) -> None:
-    """Hear that work has failed which never fails."""
-    raise error
+def _attempt(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return work(), None
+    except BaseException as error:
+        return None, error

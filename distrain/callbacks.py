@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain.absent import explaining
-from distrain.background import Background, ignore, reraise
+from distrain.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +42,9 @@ class RunContext:
 class UserCallback:
     """Derive from it, and hand objects to ``RunConfig(callbacks=[...])``.
 
-    Callbacks run in the process that called ``fit()``, one after the other, in a thread of their own: training does not
-    wait for them. ``fit()`` returns after the last one. An exception in one is shown, and training continues.
+    Callbacks run in the process that called ``fit()``, one after the other. With workers, all but ``before_run()`` and
+    ``after_run()`` run in a thread of their own, and training does not wait for them. ``fit()`` returns after the last
+    one; Ctrl-C ends the wait for it. An exception in one is shown, and training continues.
     """
 
     def before_run(self, run_context: RunContext) -> None:
@@ -73,29 +74,39 @@ class Callbacks:
         self._context = context
         self._complain = complain
         self._background = Background(None, "callbacks")
+        self._has_thread = False
+        self._is_stuck = False
         self._failed: Counter[tuple[int, str]] = Counter()
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
-    def use(self, background: Background) -> None:
+    def begin(self, background: Background) -> None:
         """Have callbacks called by ``background`` from now on, and not by the caller."""
-        self._background = background
+        self._background, self._has_thread = background, True
+
+    def end(self) -> None:
+        """Have them called by the caller again; none, if one has not returned."""
+        self._is_stuck = self._background.pending > 0
+        self._background, self._has_thread = Background(None, "callbacks"), False
 
     def before_run(self) -> None:
-        self._background.do(partial(self._call_all, "before_run", list), ignore, reraise)
+        self._background.do(partial(self._call_all, "before_run", list))
 
     def after_run(self, result: Result, error: BaseException | None) -> None:
-        self._background.do(partial(self._call_all, "after_run", lambda: [result, error]), ignore, reraise)
+        if self._is_stuck:
+            self._complain("after_run() is not called, as a callback has not returned")
+            return
+        self._background.do(partial(self._call_all, "after_run", lambda: [result, error]))
 
     def after_report(self, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None) -> None:
         call = partial(self._call_all, "after_report", lambda: [list(metrics), checkpoint])
-        self._background.do(call, ignore, reraise)
+        self._background.do(call)
 
     def after_exception(self, worker_exceptions: Callable[[], dict[int, BaseException]]) -> None:
         """``worker_exceptions``: makes the exceptions, by rank; that may run the user's code."""
         call = partial(self._call_all, "after_exception", lambda: [worker_exceptions()])
-        self._background.do(call, ignore, reraise)
+        self._background.do(call)
 
     def _call_all(self, name: str, arguments: Callable[[], Sequence[object]]) -> None:
         """``arguments``: makes them anew for each callback, which may change them."""
@@ -108,7 +119,9 @@ class Callbacks:
     def _call(self, callback: UserCallback, name: str, *arguments: object) -> None:
         try:
             getattr(callback, name)(self._context, *arguments)
-        except Exception as error:
+        except BaseException as error:
+            if not (self._has_thread or isinstance(error, Exception)):
+                raise  # Ctrl-C, or sys.exit() in the thread of fit()
             times = self._failed[id(callback), name] = self._failed[id(callback), name] + 1
             who = f"{type(callback).__qualname__}.{name}()"
             if times == 1:

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import select
+import sys
 import threading
 from collections import deque
 from typing import IO, TYPE_CHECKING
@@ -33,6 +34,9 @@ _runs = 0
 def unblocked_consoles() -> Iterator[None]:
     """Within the block, :func:`show` hardly ever waits. At its end, wait until the consoles show everything."""
     global _runs
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()  # what the user has printed comes first
     with _lock:
         _runs += 1
     try:
@@ -73,8 +77,10 @@ def _writer_of(console: IO[str]) -> _Writer | None:
         status = os.fstat(console.fileno())
         key = (status.st_dev, status.st_ino)
         if key not in _writers:
-            console.flush()  # what the user has printed comes first
-            _writers[key] = _Writer(os.dup(console.fileno()))
+            try:
+                _writers[key] = _Writer(os.dup(console.fileno()))
+            except RuntimeError:  # as many threads as the user may have
+                return None
         return _writers[key]
 
 

@@ -9,6 +9,7 @@ have threads of their own (:mod:`distrain.background`, :mod:`distrain.consoles`)
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import time
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING
 from distrain import events, wire
 from distrain.background import Background
 from distrain.connections import Connections
-from distrain.consoles import unblocked_consoles
 from distrain.job import original
 from distrain.launch_checks import CheckedLaunch
 from distrain.ledger import Ledger
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["Coordinator"]
 
 _SILENT_WAIT_S = 5.0
-"""For the storage, at the end; who waits longer is told."""
+"""Seconds of waiting for the storage or for callbacks before the user is told."""
+_LEAST_WAIT_S = 1.0
+"""Seconds that the end of a run waits for the storage and for callbacks, also if the user is impatient."""
 _SETTLE_S = 0.05
 """How long the end of an attempt waits, again and again, for checkpoints that uploaders are bringing."""
 _UPLOAD_PATIENCE_S = 300.0
@@ -81,8 +83,8 @@ class Coordinator:
         self._loop = Loop()
         self._files = Background(self._loop, "files")
         self._user_code = Background(self._loop, "callbacks")
-        self._held: list[tuple[str, wire.Message]] = []
-        """Messages that wait until the checkpoints of the attempt are committed."""
+        self._held: list[Callable[[], None]] = []
+        """Events that are heard when the checkpoints of the attempt are committed."""
         self._hosts = Connections(
             self._loop,
             transports,
@@ -102,7 +104,7 @@ class Coordinator:
         )
         self._callbacks = callbacks
         if callbacks is not None:
-            callbacks.use(self._user_code)
+            callbacks.begin(self._user_code)
         self._outputs = RankOutputs(self._log, self._files, console_ranks)
         self._checks = CheckedLaunch(
             self._loop,
@@ -153,14 +155,11 @@ class Coordinator:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
         self._store.failed = self._storage_failed
         try:
-            with (
-                self._loop.signals(STOP_SIGNALS, self._on_signal),
-                unblocked_consoles(),
-            ):
+            with self._loop.signals(STOP_SIGNALS, self._on_signal):
                 self._run()
         finally:
             if self._callbacks is not None:
-                self._callbacks.use(Background(None, "callbacks"))
+                self._callbacks.end()
             self._store.detach()
             self._files.close()
             self._user_code.close()
@@ -206,18 +205,18 @@ class Coordinator:
         """Whether a checkpoint is being committed, and nobody has ended the wait for it."""
         return not (self._store.settled or self._impatient)
 
-    def _hold(self, host: str, message: wire.Message) -> None:
-        """Hear a message when the checkpoints are committed: whether and where to start again depends on them."""
+    def _hold(self, hear: Callable[[], None]) -> None:
+        """Hear of something when the checkpoints are committed: whether and where to start again depends on them."""
         if not self._held:
             self._loop.call_in("held", _SILENT_WAIT_S, self._store.tell_wait)
-        self._held.append((host, message))
+        self._held.append(hear)
 
     def _hear_held(self) -> None:
         if self._held and not self._is_committing:
             self._loop.cancel("held")
             held, self._held = self._held, []
-            for host, message in held:
-                self._on_message(host, message)
+            for hear in held:
+                hear()
 
     def _flush(self) -> None:
         self._ledger.flush()
@@ -230,7 +229,7 @@ class Coordinator:
             return
         match message:
             case wire.Reserved() | wire.Gone() if self._is_committing:
-                self._hold(host, message)
+                self._hold(lambda: self._on_message(host, message))
             case wire.Gone() if self.machine.attempt_is_on and self._waits_for_uploads():
                 self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
@@ -273,6 +272,9 @@ class Coordinator:
                 self._happened(events.HostSaid(host, message))
 
     def _on_lost(self, host: str, why: str) -> None:
+        if self._is_committing and self.machine.occupied == [host]:  # with it, the attempt ends
+            self._hold(lambda: self._on_lost(host, why))
+            return
         self._checks.lost(host)
         ranks = [rank.rank for rank in self.machine.plan.on(host)] if self.machine.plan else []
         ends = self.machine.state is RunState.RELEASING
@@ -407,13 +409,19 @@ class Coordinator:
 
     def _close(self) -> None:
         self._is_over = True
-        self._hosts.close()
-        self._outputs.close()
-        self._ledger.close()
-        self._watch.close()
-        self._await_storage()
-        self._await_validations()
-        self._await_callbacks()
+        self._loop.cancel("held")
+        steps = (
+            self._hosts.close,
+            self._outputs.close,
+            self._ledger.close,
+            self._watch.close,
+            self._await_storage,
+            self._await_validations,
+            self._await_callbacks,
+        )
+        with contextlib.ExitStack() as stack:  # each is taken, whatever another one raises
+            for step in reversed(steps):
+                stack.callback(step)
 
     def _await_storage(self) -> None:
         """Wait until everything is written; Ctrl-C ends the waiting."""
@@ -430,7 +438,10 @@ class Coordinator:
         self._loop.cancel("callbacks")
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
-        while not (done() or self._impatient):
+        """Wait. Once Ctrl-C has ended the waiting, what is quick still gets done."""
+        least = time.monotonic() + _LEAST_WAIT_S
+        self._loop.call_at("least", least, lambda: None)
+        while not (done() or (self._impatient and time.monotonic() >= least)):
             self._arm_timers()
             self._loop.step()
             self._flush()

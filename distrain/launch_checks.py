@@ -8,7 +8,6 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distrain.background import reraise
 from distrain.checks import INSPECT_TIMEOUT_S, LaunchChecks
 from distrain.inspection import package_versions
 from distrain.output import warn
@@ -50,6 +49,8 @@ class CheckedLaunch:
         self._checks: LaunchChecks | None = None
         self._checked: set[str] = set()
         self._is_late = False
+        self._asking: WorldPlan | None = None
+        """The plan that is to be checked, while it is found out what this machine has installed."""
 
     def begin(self, plan: WorldPlan) -> None:
         """To be called when workers are on their way. This machine needs no checks."""
@@ -57,12 +58,16 @@ class CheckedLaunch:
         if is_here or self._checked.issuperset(plan.hosts):
             return
         self._checked.update(plan.hosts)
+        self._asking = plan
         self._is_late = False
         packages = [name for name in (self._request.backend.framework, "cloudpickle") if name]
         find = partial(package_versions, packages, [os.fspath(entry) for entry in sys.path])
-        self._background.do(find, partial(self._ask, plan), reraise)
+        self._background.do(find, partial(self._ask, plan))
 
     def _ask(self, plan: WorldPlan, own: Mapping[str, str | None]) -> None:
+        if plan is not self._asking:  # a host was lost meanwhile
+            return
+        self._asking = None
         checks = self._checks = LaunchChecks(
             self._request,
             plan,
@@ -88,8 +93,9 @@ class CheckedLaunch:
 
     def lost(self, host: str) -> None:
         """Do not wait for this host, and look at it again when it is back: at all, if not all is known yet."""
-        if self.is_under_way:
+        if self.is_under_way or self._asking is not None:
             self._checked.clear()
+            self._asking = None
         self._checked.discard(host)
         if self._checks is not None:
             self._tell(self._checks.lost(host))

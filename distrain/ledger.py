@@ -181,7 +181,7 @@ class Ledger:
     def flush(self) -> None:
         """Have the reports written that have come, and tell the ranks whose reports those were."""
         reports, self._unacknowledged = self._unacknowledged, {}
-        self._store.flush(partial(self._acknowledge, self._attempt, reports))
+        self._store.flush(partial(self._acknowledge, self._attempt, reports) if reports else None)
 
     def _acknowledge(self, attempt: int, reports: Mapping[int, int], _: object) -> None:
         if attempt == self._attempt:
@@ -223,7 +223,7 @@ class Ledger:
         for decision in decisions:
             match decision:
                 case rounds.GrantFiles(rank, ordinal, files):
-                    self._store.flush()  # report() returns after this
+                    self.flush()  # report() returns after this
                     self._grant(rank, ordinal, files)
                 case rounds.Discard(rank, ordinal, at_once):
                     self._discard(rank, ordinal, at_once=at_once)

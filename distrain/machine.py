@@ -183,6 +183,12 @@ class RunMachine:
         """Whether there may be processes of the latest attempt."""
         return self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
 
+    @property
+    def occupied(self) -> list[str]:
+        """Hosts on which the attempt may have processes, and that can still say so."""
+        hosts = self.plan.hosts if self.plan is not None and self.attempt_is_on else ()
+        return [host for host in hosts if host not in self._gone and not self._roster.is_gone(host)]
+
     def deadline(self) -> float | None:
         """When the machine wants a :class:`Tick`."""
         return min((moment for moment in (self._deadline, self._votes.deadline) if moment is not None), default=None)
@@ -586,12 +592,7 @@ class RunMachine:
             return []
         self._gone.add(host)
         assert self.plan is not None
-        return [] if self._occupied() else self._all_gone(now)
-
-    def _occupied(self) -> list[str]:
-        """Hosts on which the attempt may have processes, and that can still say so."""
-        assert self.plan is not None
-        return [host for host in self.plan.hosts if host not in self._gone and not self._roster.is_gone(host)]
+        return [] if self.occupied else self._all_gone(now)
 
     def _all_gone(self, now: float) -> list[Action]:
         """Nothing of the attempt is left anywhere: finish, give up, or try again."""
@@ -739,7 +740,7 @@ class RunMachine:
             case _ if self.waits_for_checkpoint:
                 return self._stop_failed(now)
             case _:
-                text = f"{', '.join(self._occupied())}: processes could not be ended in time"
+                text = f"{', '.join(self.occupied)}: processes could not be ended in time"
                 return [Say(text), *self._all_gone(now)] if self.is_done else self._give_up(text, now)
 
     def _give_up(self, problem: str, now: float) -> list[Action]:

@@ -49,9 +49,7 @@ class Neighbours:
     def listen(self, asked: wire.Listen) -> None:
         """Listen on this host's own address only."""
 
-        def failed(error: BaseException) -> None:
-            if not isinstance(error, OSError):
-                raise error
+        def failed(error: OSError) -> None:
             self._say(wire.Listening(nonce=asked.nonce, failed=str(error)))
 
         def find() -> tuple[str, str]:

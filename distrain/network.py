@@ -32,7 +32,10 @@ def ssh_address() -> str:
 
 def address_toward(peer: str) -> str:
     """The address of this host that a connection to ``peer`` would have. Raises OSError if there is no way."""
-    [(family, kind, _, _, address), *_] = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)
+    try:
+        [(family, kind, _, _, address), *_] = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)
+    except UnicodeError as error:  # a part of the name is empty, or too long
+        raise OSError(f"{peer!r} is not a host name: {error}") from error
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # asks the kernel for the route, and sends nothing
         return str(probe.getsockname()[0])

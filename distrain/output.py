@@ -232,10 +232,8 @@ class RankOutput:
     def _on_written(self, size: int) -> None:
         self._unwritten_bytes -= size
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, error: OSError) -> None:
         """Go on without the log: that is no reason to end a training."""
-        if not isinstance(error, OSError):
-            raise error
         if not self._broken:
             warn(f"the log {self._log.path} is not written any more: {error}")
         self._broken, self._unwritten_bytes = True, 0

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from distrain.background import Background, ignore, reraise
+from distrain.background import Background
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.files import copy_folders, cure, sync_directory, write_and_sync, write_atomically
@@ -234,7 +234,8 @@ class RunStore:
                     self.paths.reserve.unlink(missing_ok=True)
                 os.close(self._metrics_fd)
         finally:
-            self._lock.release()
+            if not self.is_stalled:  # else it is held until the process ends, as a thread may still write
+                self._lock.release()
 
     def drop_end(self) -> None:
         """Delete what an earlier, failed part of this run left as its end. Raises OSError."""
@@ -252,26 +253,18 @@ class RunStore:
         """End the use of the loop and of the background: whatever is ordered now is done at once."""
         self._background = Background(None, "storage")
 
-    def _do(self, what: str, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+    def _do(self, what: str, work: Callable[[], _T], then: Callable[[_T], None] | None = None) -> None:
         """Do work on files. If that is not possible, the run fails: "cannot write {what} in ..."."""
+        self._background.do(work, then, lambda error: self._not_written(what, error))
 
-        def failed(error: BaseException) -> None:
-            _only_os_errors(error)
-            self._fail(f"cannot write {what} in {self.place}: {error}{cure(str(error))}")
-
-        self._background.do(work, then, failed)
+    def _not_written(self, what: str, error: OSError) -> None:
+        self._fail(f"cannot write {what} in {self.place}: {error}{cure(str(error))}")
 
     def _try(self, complaint: str, work: Callable[[], object]) -> None:
         """Do work on files that a run can do without. If that is not possible, only say so."""
-
-        def failed(error: BaseException) -> None:
-            _only_os_errors(error)
-            warn(f"{complaint}: {error}")
-
-        self._background.do(work, ignore, failed)
+        self._background.do(work, None, lambda error: warn(f"{complaint}: {error}"))
 
     def _fail(self, why: str) -> None:
-        self._commits = 0
         self.failed(why)
 
     def _warn(self, text: str) -> None:
@@ -319,9 +312,9 @@ class RunStore:
 
     def make_room(self, path: Path) -> None:
         """Have the directory made that ``path``, a file of the run, belongs in."""
-        self._do(path.name, lambda: self.paths.make_room(path), ignore)
+        self._do(path.name, lambda: self.paths.make_room(path))
 
-    def open_log(self, path: Path, then: Callable[[IO[bytes]], None], failed: Callable[[BaseException], None]) -> None:
+    def open_log(self, path: Path, then: Callable[[IO[bytes]], None], failed: Callable[[OSError], None]) -> None:
         """Call ``then`` with the file, empty and open for writing, or ``failed`` with an OSError."""
 
         def work() -> IO[bytes]:
@@ -350,9 +343,9 @@ class RunStore:
         record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
         self._lines.append(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
 
-    def flush(self, then: Callable[[object], None] = ignore) -> None:
-        """Have the reports written that were added, if there are any, and then call ``then``."""
-        if self._lines:
+    def flush(self, then: Callable[[object], None] | None = None) -> None:
+        """Have the reports written that were added, then call ``then``."""
+        if self._lines or then is not None:
             data = "".join(self._lines).encode()
             self._lines = []
             self._do("metrics", lambda: self._append(data), then)
@@ -399,7 +392,7 @@ class RunStore:
 
     def note_leftovers(self) -> None:
         """Remember what earlier attempts have left in directories that are no checkpoints yet."""
-        self._background.do(self._note_leftovers, ignore, _pass_over)  # if it fails, nothing is known of them
+        self._background.do(self._note_leftovers, None, lambda error: None)  # then nothing is known of them
 
     def _note_leftovers(self) -> None:
         """Remember files by state and not by age, as clocks may jump. Of many files, or on a slow file system, not all
@@ -461,8 +454,12 @@ class RunStore:
             self.committed.append(saved)
             then(saved)
 
+        def failed(error: OSError) -> None:
+            self._commits -= 1
+            self._not_written(f"checkpoint {commit.ordinal}", error)
+
         self._commits += 1
-        self._do(f"checkpoint {commit.ordinal}", work, done)
+        self._background.do(work, done, failed)
 
     def _join(
         self, attempt: int, commit: Commit, name: str | None, validation: Mapping[str, Any] | None
@@ -583,7 +580,7 @@ class RunStore:
         def done(kept: list[CommittedCheckpoint]) -> None:
             self.committed = sorted([*self.committed, *kept], key=lambda saved: saved.index)
 
-        self._background.do(lambda: self._delete(chosen), done, reraise)
+        self._background.do(lambda: self._delete(chosen), done)
 
     def _delete(self, chosen: Sequence[CommittedCheckpoint]) -> list[CommittedCheckpoint]:
         """Make each vanish at once, by a rename. Returns those that are still there, as somebody reads them."""
@@ -606,11 +603,11 @@ class RunStore:
         return kept
 
     def _wipe(self) -> None:
-        """Free the space of what has vanished in a thread, as that may take longer than the agents wait for a word (on
-        ext4, 0.2 s per GB). What it overlooks as it ends is for the next one, or for :meth:`close`."""
+        """Free the space of what has vanished in a thread of its own, so that later commits need not wait (0.2 s per GB
+        on ext4). What it overlooks as it ends is for the next one, or for :meth:`close`."""
         if not self._vanished or (self._wiping is not None and self._wiping.is_alive()):
             return
-        wiping = threading.Thread(target=_delete_all, args=[self._vanished], name="distrain-delete")
+        wiping = threading.Thread(target=_delete_all, args=[self._vanished], name="distrain-delete", daemon=True)
         try:
             wiping.start()
             self._wiping = wiping
@@ -630,16 +627,6 @@ class RunStore:
     def upload(self, order: wire.Upload | wire.Clear, then: Callable[[wire.Message], None]) -> None:
         """Store a rank's files, or delete them, from within this process, and call ``then`` with the answer."""
         raise AssertionError(f"nobody can store {order.source} while train_func goes on")
-
-
-def _pass_over(error: BaseException) -> None:
-    _only_os_errors(error)
-
-
-def _only_os_errors(error: BaseException) -> None:
-    """Raise again what only a bug of ours can have caused."""
-    if not isinstance(error, OSError):
-        raise error
 
 
 def _files_below(folder: Path) -> Iterator[str]:

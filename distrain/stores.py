@@ -17,9 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import process, wire
-from distrain.background import ignore, reraise
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
-from distrain.errors import StorageError
+from distrain.errors import CheckpointError, StorageError
 from distrain.keeper import Keeper
 from distrain.output import say, warn
 from distrain.place import Place, encode_filesystem, locate, own_temporary_directory
@@ -183,7 +182,7 @@ class RemoteStore(RunStore):
 
     def _answer_here(self, order: wire.Message, then: Callable[[wire.Message], None]) -> None:
         keeper = self._here = self._here or Keeper(self._run, self._warn)
-        self._background.do(lambda: keeper.do(order), then, reraise)
+        self._background.do(lambda: keeper.do(order), then)
 
     def _order(self, kind: Callable[..., wire.Message], then: Callable[[str | None], None], **fields: Any) -> None:
         self._token += 1
@@ -274,13 +273,17 @@ class RemoteStore(RunStore):
 
         def published(failed: str | None) -> None:
             if failed is not None:
-                self._fail(f"cannot write checkpoint {commit.ordinal}: {failed}")
+                not_committed(failed)
                 return
             saved = committed_at(self._run / directory, manifest)
             if self.is_of_this_process:
-                self._do(f"a copy of checkpoint {commit.ordinal}", lambda: self._fetch(saved), done)
+                self._background.do(lambda: self._fetch(saved), done, not_committed)
             else:
                 done(saved)
+
+        def not_committed(why: object) -> None:
+            self._commits -= 1
+            self._fail(f"cannot write checkpoint {commit.ordinal}: {why}")
 
         def done(saved: CommittedCheckpoint) -> None:
             self._commits -= 1
@@ -297,7 +300,7 @@ class RemoteStore(RunStore):
         if not positions:
             return
         names = [self.committed.pop(position).path.name for position in sorted(positions, reverse=True)]
-        self._background.do(lambda: self._forget_copies(names), ignore, reraise)
+        self._background.do(lambda: self._forget_copies(names))
         self._order(
             wire.Remove, partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"), directories=names
         )
@@ -318,7 +321,10 @@ class RemoteStore(RunStore):
         """Copy a checkpoint to where other processes can read it, unless it is there already; returns it unchanged."""
         copy = self.paths.fetched / saved.path.name
         if not copy.exists():
-            saved.checkpoint.to_directory(copy)
+            try:
+                saved.checkpoint.to_directory(copy)
+            except CheckpointError as error:
+                raise OSError(str(error)) from error
         return saved
 
     # -- the end --------------------------------------------------------------------------------------------------

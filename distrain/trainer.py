@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -21,6 +22,7 @@ from distrain.backend import BackendConfig
 from distrain.callbacks import Callbacks, RunContext
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.config import RunConfig, ScalingConfig, ValidationConfig, ValidationTaskConfig
+from distrain.consoles import unblocked_consoles
 from distrain.coordinator import Coordinator
 from distrain.errors import (
     CheckpointError,
@@ -229,7 +231,8 @@ def run_work(
         _check_log_dir(run.log_dir)
         store = open_run(run.storage_path, run.name, run.storage_filesystem)
         try:
-            return _Run(store, asked).train()
+            with unblocked_consoles() if scaling.num_workers else contextlib.nullcontext():
+                return _Run(store, asked).train()
         finally:
             store.close()
 
@@ -387,13 +390,13 @@ class _Run:
             raise StorageError(
                 f"cannot use the run directory {self._store.place}: {error}{cure(str(error))}"
             ) from error
-        self._callbacks.before_run()
         started, concluded = time.monotonic(), False
         runner = self._runner(request)
         try:
+            self._callbacks.before_run()
             runner.run()
             self._write_at_end(self._store.write_end, "the last reports could not be written")
-            result = self._conclude(runner.end, time.monotonic() - started)
+            result, failure = self._conclude(runner.end, time.monotonic() - started)
             concluded = True
         finally:
             # Last of all: who finds a finished run, finds everything of it.
@@ -404,6 +407,9 @@ class _Run:
                 lambda: self._manifest.write(status),
                 "the run directory does not say how the run has ended, as that could not be written",
             )
+        self._callbacks.after_run(result, failure)
+        if failure is not None:
+            raise failure
         return result
 
     def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
@@ -464,7 +470,8 @@ class _Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, end: RunEnd, seconds: float) -> Result:
+    def _conclude(self, end: RunEnd, seconds: float) -> tuple[Result, BaseException | None]:
+        """Make the Result and, if the run did not finish, the exception to raise."""
         value = end.value
         if value is not None:
             self._write_at_end(
@@ -480,15 +487,13 @@ class _Run:
         )
         if end.state is RunState.FINISHED:
             say(f"finished in {seconds:.1f} s; results in {result.path}")
-            self._callbacks.after_run(result, None)
-            return result
+            return result, None
         error = self._error(end, result)
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
             self._write_at_end(lambda: self._keep_error(failed), "why the run failed could not be written")
-        self._callbacks.after_run(result, error)
-        raise error
+        return result, error
 
     def _earlier_metrics(self) -> dict[str, Any] | None:
         return last_metrics(self._store.paths.metrics) if self._continued else None

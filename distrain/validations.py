@@ -117,7 +117,8 @@ class Validations:
         unfinished = self._unfinished
         self.abort()
         for saved in unfinished:
-            self._note(saved, Status.VALIDATION_FAILED, {}, why)
+            self._tell(saved, Status.VALIDATION_FAILED, {}, why)
+        self.changed()
 
     # -- one of them ----------------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class Validations:
                         self._opening = None
                         self._try_to_begin(saved, log, file)
 
-            def failed(error: BaseException) -> None:
+            def failed(error: OSError) -> None:
                 if self._opening is saved:
                     self._opening = None
                     self._cannot_begin(saved, error)
@@ -210,6 +211,10 @@ class Validations:
         task.process.wait()
 
     def _note(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
+        self._tell(saved, status, metrics, why)
+        self.changed()
+
+    def _tell(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._store.amend(saved, status.value, metrics)
         if why is None:
             said = ", ".join(
@@ -219,4 +224,3 @@ class Validations:
             say(f"validated {saved.path.name}: {said}")
         else:
             warn(f"the validation of {saved.path.name} has failed: {why}")
-        self.changed()

@@ -22,9 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distrain import storage
+from distrain.background import Background
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError, StorageError
 from distrain.files import copy_file, crc32_of, list_files, sync_file, write_atomically
+from distrain.loop import Loop
 from distrain.records import CommittedCheckpoint, damage_of, read_metrics
 from distrain.rounds import Commit, CommittedFile
 from distrain.runpaths import RunPaths, choose_run
@@ -793,3 +795,21 @@ def test_every_name_of_a_run_lies_below_its_root(root: Path) -> None:
 
 def test_logs_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
     assert RunPaths(root).log(1, 2, tmp_path) == tmp_path / root.name / "attempt_1" / "rank_2.log"
+
+
+def test_a_commit_that_fails_leaves_the_others_to_be_waited_for(root: Path) -> None:
+    loop, store = Loop(), RunStore(root)
+    background, failed, saved = Background(loop, "files"), [], []
+    store.failed = failed.append
+    store.start(loop, background, "id", [])
+    for ordinal, files in ((1, (CommittedFile("never-written", 0, 1, 1),)), (2, ())):
+        store.staging_directory(0, ordinal, 0)
+        store.commit(0, Commit(ordinal, files, (0,), {}), then=saved.append)
+    assert not store.settled
+    while not store.idle:
+        loop.step()
+    assert (store.settled, len(failed), len(saved)) == (True, 1, 1)
+    store.detach()
+    background.close()
+    loop.close()
+    store.close()
