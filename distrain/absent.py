@@ -154,7 +154,7 @@ _DEFAULTS = {
     "elastic_resize_monitor_interval_s": 60.0,
     "max_preemption_failures": -1,
 }
-"""What Ray takes them for if they are left out; else it is a false value."""
+"""Ray's defaults that are not false values."""
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

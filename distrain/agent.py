@@ -599,7 +599,7 @@ _LIMITS = {
     errno.EAGAIN: "; raise the limit on processes: ulimit -u, or pids.max of the cgroup",
     errno.ENOMEM: "; free memory, or start fewer workers on it",
 }
-"""What may be done about an OSError at the start of a process."""
+"""Cures for an OSError at the start of a process."""
 
 
 def _why_no_forkserver(error: OSError, directory: str) -> str:

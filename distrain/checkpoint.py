@@ -335,7 +335,7 @@ class Checkpoint:
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
-        """Whether both refer to the same directory; one that is made from a dict equals only itself."""
+        """Compare the directories that both refer to. A checkpoint that is made from a dict equals only itself."""
         if not isinstance(other, Checkpoint):
             return NotImplemented
         if self is other or self._data is not None or other._data is not None:

@@ -41,7 +41,7 @@ _OTHER_ENVIRONMENT = frozenset(
         "py_executable", "py_modules", "uv", "worker_process_setup_hook", "working_dir",
     }
 )  # fmt: skip
-"""What else Ray's runtime environment can say."""
+"""The other keys of Ray's runtime environment."""
 
 
 @without("elastic_resize_monitor_interval_s", "label_selector", "topology", "use_tpu")

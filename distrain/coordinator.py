@@ -202,7 +202,7 @@ class Coordinator:
 
     @property
     def _is_committing(self) -> bool:
-        """Whether a checkpoint is being committed, and nobody has ended the wait for it."""
+        """True while a checkpoint is being committed, unless the user has ended the wait for it."""
         return not (self._store.settled or self._impatient)
 
     def _hold(self, hear: Callable[[], None]) -> None:

@@ -58,7 +58,7 @@ _warned: set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """The same for a line that later runs of this process would only repeat."""
+    """Warn with a line that later runs of this process do not repeat."""
     if text not in _warned:
         _warned.add(text)
         warn(text)
