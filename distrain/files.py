@@ -176,11 +176,15 @@ def crc32_of(path: Path) -> tuple[int, int]:
     return size, crc
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file so that readers see the old or the new one, never a part."""
+def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Replace a file so that readers see the old or the new one, never a part; with ``sync``, also after a power cut.
+    Raises OSError; then nothing is left of the new one."""
     aside = path.with_name(f"{path.name}.new")
     try:
-        write_and_sync(aside, data)
+        if sync:
+            write_and_sync(aside, data)
+        else:
+            aside.write_bytes(data)
         aside.replace(path)
     except OSError:
         aside.unlink(missing_ok=True)

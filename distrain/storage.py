@@ -328,7 +328,7 @@ class RunStore:
 
         def write() -> None:
             self.paths.make_room(path)
-            write_atomically(path, data)
+            write_atomically(path, data, sync=False)
 
         self._try(what, write)
 
