@@ -99,7 +99,7 @@ def broken_commit(self, *arguments, **options):
     return committed
 storage.RunStore._join = broken_commit
 """,
-    "reports stay in a buffer": "storage.RunStore.flush = lambda self, then=lambda _: None: then(None)",
+    "reports stay in a buffer": "storage.RunStore.flush = lambda self, then=None: then and then(None)",
     "the latest vanishes": """
 import shutil
 sweep = storage.RunStore._sweep
