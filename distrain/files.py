@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import errno
 import json
 import os
 import stat
+import struct
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +36,9 @@ __all__ = [
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 16 << 20
+_HASHED_AT_ONCE_BYTES = 8 << 20
+"""A file up to this size takes some two milliseconds to hash: no thread is worth it."""
+_PART = struct.Struct("QQ")
 _SYNC_FILE_RANGE_WRITE = 2
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """What copy_file_range says where it cannot be used (other file systems, old kernels, sandboxes)."""
@@ -115,9 +120,17 @@ def copy_file(source: Path, target: Path) -> tuple[int, int]:
 
 
 def _copy_in_kernel(reader: int, writer: int) -> tuple[int, int]:
-    """Copy as far as the kernel does it by itself, which takes a third of the CPU, or no bytes at all where the file
-    system can share them; returns the size in bytes and the crc32 of what it copied."""
-    size = crc = 0
+    """Copy as far as the kernel does it by itself; returns the size in bytes and the crc32 of what it copied."""
+    parts = _copied_parts(reader, writer)
+    if os.fstat(reader).st_size > _HASHED_AT_ONCE_BYTES:
+        return _hash_alongside(writer, parts)
+    return _hash_in_turn(writer, parts)
+
+
+def _copied_parts(reader: int, writer: int) -> Iterator[tuple[int, int]]:
+    """Copy a part with each step, and yield its start and size in bytes. The kernel takes a third of the CPU for it, or
+    copies no bytes at all where the file system can share them."""
+    size = 0
     while hasattr(os, "copy_file_range"):
         try:
             count = os.copy_file_range(reader, writer, _KERNEL_COPY_BYTES)
@@ -128,9 +141,61 @@ def _copy_in_kernel(reader: int, writer: int) -> tuple[int, int]:
         if not count:
             break
         _begin_flush(writer, size, count)
-        crc = _hash_part(writer, size, count, crc)
+        yield size, count
+        size += count
+
+
+def _hash_in_turn(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int]:
+    """Hash each part of a file once it is there; returns the size in bytes and the crc32 of all."""
+    size = crc = 0
+    for start, count in parts:
+        crc = _hash_part(fd, start, count, crc)
         size += count
     return size, crc
+
+
+def _hash_alongside(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int]:
+    """As :func:`_hash_in_turn`, with a thread that hashes while the next part is made.
+
+    Nothing here takes a lock: a signal handler that raises just after that would leave it taken, and the thread would
+    wait for ever. The parts go through a pipe, and the thread ends with the pipe, whatever is raised here.
+    """
+    orders, order_fd = os.pipe()
+    ended_fd, end = os.pipe()
+    result: list[int | OSError] = []
+    size = 0
+    with open(ended_fd, "rb", buffering=0) as ended:
+        with open(order_fd, "wb", buffering=0) as order:
+            own = (os.dup(fd), orders, end)
+            try:
+                _thread.start_new_thread(_hash_orders, (*own, result))
+            except RuntimeError:  # as many threads as the user may have
+                for descriptor in own:
+                    os.close(descriptor)
+                return _hash_in_turn(fd, parts)
+            for start, count in parts:
+                order.write(_PART.pack(start, count))
+                size += count
+        ended.read(1)
+    [crc] = result
+    if isinstance(crc, OSError):
+        raise crc
+    return size, crc
+
+
+def _hash_orders(fd: int, orders: int, end: int, result: list[int | OSError]) -> None:
+    """Hash the parts that come through a pipe. Runs in a thread, and owns the descriptors."""
+    crc = 0
+    try:
+        while order := os.read(orders, _PART.size):
+            start, count = _PART.unpack(order)
+            crc = _hash_part(fd, start, count, crc)
+        result.append(crc)
+    except OSError as error:
+        result.append(error)
+    finally:
+        for descriptor in (fd, orders, end):
+            os.close(descriptor)
 
 
 def _hash_part(fd: int, start: int, count: int, crc: int) -> int:

@@ -1,6 +1,6 @@
 """What train_func calls: report(), get_context(), get_checkpoint(), under these and older names. Runs in: worker.
 
-No thread of ours runs here: what the coordinator has to say is read inside these calls.
+What the coordinator has to say is read inside these calls, and by no thread.
 """
 
 from __future__ import annotations

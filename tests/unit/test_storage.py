@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import json
 import math
@@ -732,17 +733,45 @@ def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         copy_file(tmp_path / "source", tmp_path / "target")
 
 
-def test_a_copy_starts_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal handler that raises between two lines cannot leave one behind then, nor one of its locks."""
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that it kept from being closed
+def test_a_copy_that_a_signal_handler_interrupts_leaves_no_thread(tmp_path: Path) -> None:
+    class Alarm(Exception):
+        pass
 
-    def start(self: threading.Thread) -> None:
-        raise AssertionError("a thread was started")
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
 
-    data = bytes(range(256)) * (20 << 12)
+    def tasks() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    data = bytes(range(256)) * (48 << 12)
     (tmp_path / "source").write_bytes(data)
-    monkeypatch.setattr(threading.Thread, "start", start)
-    told = copy_file(tmp_path / "source", tmp_path / "target")
-    assert told == sync_file(tmp_path / "target") == (len(data), zlib.crc32(data))
+    before, interrupted = tasks(), 0
+    usual = signal.signal(signal.SIGALRM, ring)
+    try:
+        for moment in range(1, 60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moment * 0.0005)
+                told = copy_file(tmp_path / "source", tmp_path / "target")
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert told == sync_file(tmp_path / "target") == (len(data), zlib.crc32(data))
+            except Alarm:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    assert interrupted
+    wait_until(lambda: tasks() <= before, what="the end of the threads")
+
+
+def test_without_threads_a_copy_is_hashed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    data = bytes(range(256)) * (48 << 12)
+    (tmp_path / "source").write_bytes(data)
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    assert copy_file(tmp_path / "source", tmp_path / "target") == (len(data), zlib.crc32(data))
 
 
 def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
