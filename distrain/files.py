@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import stat
-import struct
+import sys
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 16 << 20
 _HASHED_AT_ONCE_BYTES = 8 << 20
 """A file up to this size takes some two milliseconds to hash: no thread is worth it."""
-_PART = struct.Struct("QQ")
+_ORDER_BYTES = 8
 _SYNC_FILE_RANGE_WRITE = 2
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """What copy_file_range says where it cannot be used (other file systems, old kernels, sandboxes)."""
@@ -162,7 +162,7 @@ def _hash_alongside(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int
     """
     orders, order_fd = os.pipe()
     ended_fd, end = os.pipe()
-    result: list[int | OSError] = []
+    result: list[int | BaseException] = []
     size = 0
     with open(ended_fd, "rb", buffering=0) as ended:
         with open(order_fd, "wb", buffering=0) as order:
@@ -173,27 +173,31 @@ def _hash_alongside(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int
                 for descriptor in own:
                     os.close(descriptor)
                 return _hash_in_turn(fd, parts)
-            for start, count in parts:
-                order.write(_PART.pack(start, count))
-                size += count
+            with contextlib.suppress(BrokenPipeError):  # the thread has failed
+                for start, count in parts:
+                    order.write(count.to_bytes(_ORDER_BYTES, sys.byteorder))
+                    size = start + count
+                order.write(bytes(_ORDER_BYTES))  # a child that was forked meanwhile keeps the pipe open
         ended.read(1)
     [crc] = result
-    if isinstance(crc, OSError):
+    if isinstance(crc, BaseException):
         raise crc
     return size, crc
 
 
-def _hash_orders(fd: int, orders: int, end: int, result: list[int | OSError]) -> None:
-    """Hash the parts that come through a pipe. Runs in a thread, and owns the descriptors."""
-    crc = 0
+def _hash_orders(fd: int, orders: int, end: int, result: list[int | BaseException]) -> None:
+    """Hash the parts whose sizes in bytes come through a pipe. Runs in a thread, and owns the descriptors."""
+    size = crc = 0
     try:
-        while order := os.read(orders, _PART.size):
-            start, count = _PART.unpack(order)
-            crc = _hash_part(fd, start, count, crc)
+        while count := int.from_bytes(os.read(orders, _ORDER_BYTES), sys.byteorder):
+            crc = _hash_part(fd, size, count, crc)
+            size += count
         result.append(crc)
-    except OSError as error:
+    except BaseException as error:
         result.append(error)
     finally:
+        with contextlib.suppress(OSError):  # nobody waits any more
+            os.write(end, b".")
         for descriptor in (fd, orders, end):
             os.close(descriptor)
 

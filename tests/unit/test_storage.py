@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain import storage
+from distrain import files, storage
 from distrain.background import Background
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError, StorageError
@@ -831,9 +832,9 @@ def test_a_commit_that_fails_leaves_the_others_to_be_waited_for(root: Path) -> N
     background, failed, saved = Background(loop, "files"), [], []
     store.failed = failed.append
     store.start(loop, background, "id", [])
-    for ordinal, files in ((1, (CommittedFile("never-written", 0, 1, 1),)), (2, ())):
+    for ordinal, parts in ((1, (CommittedFile("never-written", 0, 1, 1),)), (2, ())):
         store.staging_directory(0, ordinal, 0)
-        store.commit(0, Commit(ordinal, files, (0,), {}), then=saved.append)
+        store.commit(0, Commit(ordinal, parts, (0,), {}), then=saved.append)
     assert not store.settled
     while not store.idle:
         loop.step()
@@ -842,3 +843,41 @@ def test_a_commit_that_fails_leaves_the_others_to_be_waited_for(root: Path) -> N
     background.close()
     loop.close()
     store.close()
+
+
+def test_a_child_that_is_forked_during_a_copy_does_not_keep_it_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(range(256)) * (48 << 12)
+    (tmp_path / "source").write_bytes(data)
+    children, hash_part = [], files._hash_part
+
+    def fork_first(*arguments: int) -> int:
+        if not children:
+            children.append(subprocess.Popen(["sleep", "60"], pass_fds=open_pipes()))
+        return hash_part(*arguments)
+
+    monkeypatch.setattr(files, "_hash_part", fork_first)
+    try:
+        assert copy_file(tmp_path / "source", tmp_path / "target") == (len(data), zlib.crc32(data))
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def open_pipes() -> list[int]:
+    fds = [int(name) for name in os.listdir("/proc/self/fd")]
+    return [fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode)]
+
+
+def test_an_error_of_the_thread_that_hashes_is_the_error_of_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: int) -> int:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    (tmp_path / "source").write_bytes(bytes(64 << 20))
+    monkeypatch.setattr(files, "_hash_part", fail)
+    with pytest.raises(OSError, match="the disk is broken"):
+        copy_file(tmp_path / "source", tmp_path / "target")
