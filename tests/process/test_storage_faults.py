@@ -404,7 +404,9 @@ def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
     fit = partial(
         Fit(storage=disk.run.parent), leave_no_room_for_the_manifest, workers=workers, name="run", **elsewhere
     )
-    with pytest.raises(ControllerError, match=r"cannot (write|store) checkpoint 2\b.*No space left on device") as raised:
+    with pytest.raises(
+        ControllerError, match=r"cannot (write|store) checkpoint 2\b.*No space left on device"
+    ) as raised:
         fit()
     assert "it goes on at checkpoint_000000" in str(raised.value)
     assert json.loads((disk.run / "run.json").read_text())["status"] != "finished"
