@@ -390,7 +390,8 @@ class Coordinator:
 
     def _on_uploaded(self, done: wire.Message) -> None:
         assert isinstance(done, wire.FromWorker)
-        self._ledger.handle(done)
+        if done.attempt == self._attempt:
+            self._ledger.handle(done)
 
     def _tell_rank(self, message: wire.ToWorker | wire.Upload | wire.Clear) -> None:
         assert self.machine.plan is not None
