@@ -130,7 +130,8 @@ MISSING = {
     "Trainer.train_loop_config": _KEPT,
     "Trainer.training_loop": "it is the function that you hand to the trainer",
 }
-"""What cannot be done without. A name with a dot is that of an attribute of one kind of object."""
+"""Names of Ray without a counterpart here, and the sentences that say what to do instead. A name with a dot is that of
+an attribute of one kind of object."""
 
 IGNORED = {
     "checkpoint_at_end": "report a checkpoint at the end of train_func",

@@ -1,4 +1,4 @@
-"""What the user's process can do when a run begins and ends, and when ranks report or fail. Runs in: coordinator."""
+"""Hooks of the user's for the begin and end of a run, and for reports and failures. Runs in: coordinator."""
 
 from __future__ import annotations
 

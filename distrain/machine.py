@@ -117,7 +117,7 @@ class RunMachine:
         self._storing = Storing()
         self._checkpoint_limit = math.inf
         self.waits_for_checkpoint = False
-        """Whether the attempt has failed, and other ranks are given the time to store a checkpoint."""
+        """True while the attempt has failed, and other ranks are given the time to store a checkpoint."""
         self._deadline: float | None = None
         self.hung: Hung | None = None
         """What the latest attempt was stopped for, if it hung."""

@@ -207,7 +207,7 @@ class Rounds:
         self._looked_at = -math.inf
         self._closed = False
         self._waited_in_vain = False
-        """Whether a rank that was ahead has waited for ``missing_rank_s`` since the last commit."""
+        """True if a rank that was ahead has waited for ``missing_rank_s`` since the last commit."""
         self._out_of_patience = False
         """Whether a rank has waited in vain for others that may bring its directory."""
         self._said: set[str] = set()

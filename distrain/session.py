@@ -77,7 +77,7 @@ class Line(Protocol):
     uploads: bool
     """Whether checkpoints can be stored while the worker goes on."""
     acknowledges: bool
-    """Whether the coordinator says what it has received. Otherwise it has all that was sent."""
+    """True if the coordinator acknowledges reports. If not, it has every report that was sent."""
 
     def send(self, message: wire.FromWorker) -> None: ...
 

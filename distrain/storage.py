@@ -101,9 +101,9 @@ class RunStore:
         self.failed: Callable[[str], None] = warn
         """Hears what could not be written."""
         self.is_abandoned = False
-        """Whether nobody waits any more for what is under way."""
+        """True once the user has ended the wait for what is under way."""
         self.is_stalled = False
-        """Whether that is work on files: whoever touches one now may wait as long."""
+        """True if that is work on files: touching one now may block as long."""
         self._background = Background(None, "storage")
         self._commits = 0
         self._lines: list[str] = []
@@ -273,12 +273,12 @@ class RunStore:
 
     @property
     def settled(self) -> bool:
-        """Whether no checkpoint is being committed."""
+        """True unless a checkpoint is being committed."""
         return not self._commits
 
     @property
     def idle(self) -> bool:
-        """Whether nothing at all is under way."""
+        """True if nothing at all is under way."""
         return not self._background.pending
 
     def settle(self) -> None:

@@ -311,7 +311,7 @@ class _Asked:
         )
 
     def orders(self) -> dict[str, HostOrder]:
-        """What each host is to do, by name."""
+        """Return the orders for each host, by its name."""
         return {
             transport.host.name: order_for(
                 transport,
