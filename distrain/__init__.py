@@ -6,59 +6,65 @@ when they are first used: ``import distrain`` takes milliseconds and never impor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from distrain.absent import explain
+from distrain.system.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from distrain.backend import BackendConfig
-    from distrain.callbacks import RunContext, UserCallback
-    from distrain.checkpoint import Checkpoint
-    from distrain.config import (
-        CheckpointConfig,
-        FailureConfig,
-        LoggingConfig,
-        RunConfig,
-        ScalingConfig,
-        ValidationConfig,
-        ValidationTaskConfig,
-    )
-    from distrain.context import TrainContext
-    from distrain.errors import (
-        CheckpointError,
-        CollectiveError,
-        ControllerError,
-        DistrainError,
-        HangError,
-        HostfileError,
-        JobError,
-        LaunchError,
-        PreemptionError,
-        ResourcesError,
-        StorageError,
-        TrainingFailedError,
-        WorkerGroupError,
-    )
-    from distrain.reported import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
-    from distrain.result import Result
-    from distrain.session import get_all_reported_checkpoints, get_checkpoint, get_context, report, should_stop
-    from distrain.trainer import DataParallelTrainer
-    from distrain.uploads import CheckpointUploadMode
-    from distrain.version import __version__
+if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imported on first use
+    from distrain.backend import BackendConfig as BackendConfig
+    from distrain.checkpoint import Checkpoint as Checkpoint
+    from distrain.config import CheckpointConfig as CheckpointConfig
+    from distrain.config import CheckpointUploadMode as CheckpointUploadMode
+    from distrain.config import FailureConfig as FailureConfig
+    from distrain.config import LoggingConfig as LoggingConfig
+    from distrain.config import RunConfig as RunConfig
+    from distrain.config import RunContext as RunContext
+    from distrain.config import ScalingConfig as ScalingConfig
+    from distrain.config import UserCallback as UserCallback
+    from distrain.config import ValidationConfig as ValidationConfig
+    from distrain.config import ValidationTaskConfig as ValidationTaskConfig
+    from distrain.context import CheckpointConsistencyMode as CheckpointConsistencyMode
+    from distrain.context import ReportedCheckpoint as ReportedCheckpoint
+    from distrain.context import ReportedCheckpointStatus as ReportedCheckpointStatus
+    from distrain.context import TrainContext as TrainContext
+    from distrain.errors import CheckpointError as CheckpointError
+    from distrain.errors import CollectiveError as CollectiveError
+    from distrain.errors import ControllerError as ControllerError
+    from distrain.errors import DistrainError as DistrainError
+    from distrain.errors import HangError as HangError
+    from distrain.errors import HostfileError as HostfileError
+    from distrain.errors import JobError as JobError
+    from distrain.errors import LaunchError as LaunchError
+    from distrain.errors import PreemptionError as PreemptionError
+    from distrain.errors import ResourcesError as ResourcesError
+    from distrain.errors import StorageError as StorageError
+    from distrain.errors import TrainingFailedError as TrainingFailedError
+    from distrain.errors import WorkerGroupError as WorkerGroupError
+    from distrain.result import Result as Result
+    from distrain.session import get_all_reported_checkpoints as get_all_reported_checkpoints
+    from distrain.session import get_checkpoint as get_checkpoint
+    from distrain.session import get_context as get_context
+    from distrain.session import report as report
+    from distrain.session import should_stop as should_stop
+    from distrain.system.version import __version__ as __version__
+    from distrain.trainer import DataParallelTrainer as DataParallelTrainer
 
 _HOMES = {
     "backend": ("BackendConfig",),
-    "callbacks": ("RunContext", "UserCallback"),
     "checkpoint": ("Checkpoint",),
     "config": (
         "CheckpointConfig",
+        "CheckpointUploadMode",
         "FailureConfig",
         "LoggingConfig",
         "RunConfig",
+        "RunContext",
         "ScalingConfig",
+        "UserCallback",
         "ValidationConfig",
         "ValidationTaskConfig",
     ),
+    "context": ("CheckpointConsistencyMode", "ReportedCheckpoint", "ReportedCheckpointStatus", "TrainContext"),
     "errors": (
         "CheckpointError",
         "CollectiveError",
@@ -75,70 +81,11 @@ _HOMES = {
         "WorkerGroupError",
     ),
     "result": ("Result",),
-    "context": ("TrainContext",),
-    "reported": ("CheckpointConsistencyMode", "ReportedCheckpoint", "ReportedCheckpointStatus"),
     "session": ("get_all_reported_checkpoints", "get_checkpoint", "get_context", "report", "should_stop"),
+    "system.version": ("__version__",),
     "trainer": ("DataParallelTrainer",),
-    "uploads": ("CheckpointUploadMode",),
-    "version": ("__version__",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ("collective", "huggingface", "lightning", "session", "tensorflow", "torch")
-"""Public modules that need no import of their own: ``distrain.torch.prepare_model``."""
 
-__all__ = [
-    "BackendConfig",
-    "Checkpoint",
-    "CheckpointConfig",
-    "CheckpointConsistencyMode",
-    "CheckpointError",
-    "CheckpointUploadMode",
-    "CollectiveError",
-    "ControllerError",
-    "DataParallelTrainer",
-    "DistrainError",
-    "FailureConfig",
-    "HangError",
-    "HostfileError",
-    "JobError",
-    "LaunchError",
-    "LoggingConfig",
-    "PreemptionError",
-    "ReportedCheckpoint",
-    "ReportedCheckpointStatus",
-    "ResourcesError",
-    "Result",
-    "RunConfig",
-    "RunContext",
-    "ScalingConfig",
-    "StorageError",
-    "TrainContext",
-    "TrainingFailedError",
-    "UserCallback",
-    "ValidationConfig",
-    "ValidationTaskConfig",
-    "WorkerGroupError",
-    "__version__",
-    "get_all_reported_checkpoints",
-    "get_checkpoint",
-    "get_context",
-    "report",
-    "should_stop",
-]
-
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name in _MODULES:
-        return import_module(f"distrain.{name}")
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(explain("distrain", name))
-    value = getattr(import_module(f"distrain.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, _HOMES, modules=("collective", "huggingface", "lightning", "session", "tensorflow", "torch")
+)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.context import TrainContext
-    from distrain.plan import RankPlan, WorldPlan
+    from distrain.hosts.world import RankPlan, WorldPlan
 
 __all__ = ["BackendConfig", "chosen"]
 
@@ -81,7 +81,7 @@ _Config = TypeVar("_Config", bound=BackendConfig)
 
 def chosen(kind: type[_Config], name: str, given: _Config | None, by_old_name: _Config | None) -> _Config:
     """What a trainer was given as ``{name}_config``, or by its old name, ``{name}_backend``; else the default. Raises
-    TypeError. To be called by a constructor that :func:`~distrain.absent.without` decorates."""
+    TypeError. To be called by a constructor that :func:`~distrain.system.ray_names.without` decorates."""
     new, old = f"{name}_config", f"{name}_backend"
     if by_old_name is not None:
         if given is not None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from distrain.errors import CheckpointError
-from distrain.place import Place, locate, own_temporary_directory
-from distrain.scratch import scratch_directory
+from distrain.system.remote_path import Place, locate, own_temporary_directory
+from distrain.system.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

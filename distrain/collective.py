@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import cloudpickle
 
-from distrain.absent import explain_absent_names
-from distrain.session import get_context, session_of
+from distrain.session import get_context
+from distrain.system.ray_names import explain_absent_names
+from distrain.worker.session import session_of
 
 __all__ = ["barrier", "broadcast_from_rank_zero"]
 

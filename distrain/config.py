@@ -5,6 +5,7 @@ Every bad value is a TypeError or ValueError that names the field and what is al
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 import warnings
@@ -12,19 +13,25 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from distrain.absent import without
-from distrain.callbacks import UserCallback
-from distrain.hostfile import parse_hosts, split_ssh_args
+from distrain.hosts.hostfile import parse_hosts, split_ssh_args
+from distrain.system.ray_names import explaining, without
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+    from distrain.backend import BackendConfig
+    from distrain.checkpoint import Checkpoint
+    from distrain.result import Result
+
 __all__ = [
     "CheckpointConfig",
+    "CheckpointUploadMode",
     "FailureConfig",
     "LoggingConfig",
     "RunConfig",
+    "RunContext",
     "ScalingConfig",
+    "UserCallback",
     "ValidationConfig",
     "ValidationTaskConfig",
 ]
@@ -506,3 +513,56 @@ def _check_seconds(label: str, value: object) -> None:
 def _check_choice(label: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{label} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+
+
+@explaining("RunContext")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """The run that a callback is called for."""
+
+    run_id: str
+    run_config: RunConfig
+    scaling_config: ScalingConfig
+    backend_config: BackendConfig
+    train_loop_config: Mapping[str, Any]
+
+    def get_run_config(self) -> RunConfig:
+        return self.run_config
+
+
+class UserCallback:
+    """Derive from it, and hand objects to ``RunConfig(callbacks=[...])``.
+
+    Callbacks run in the process that called ``fit()``, one after the other. With workers, all but ``before_run()`` and
+    ``after_run()`` run in a thread of their own, and training does not wait for them. ``fit()`` returns after the last
+    one; Ctrl-C ends the wait for it. An exception in one is shown, and training continues.
+    """
+
+    def before_run(self, run_context: RunContext) -> None:
+        """The run directory is there, and no worker yet."""
+
+    def after_run(self, run_context: RunContext, result: Result, error: BaseException | None) -> None:
+        """No worker is left. ``fit()`` returns ``result`` next, or raises ``error``. Not called if ``fit()`` fails
+        before it starts any worker."""
+
+    def after_report(
+        self, run_context: RunContext, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None
+    ) -> None:
+        """Every rank has made its n-th report, or will make none. ``metrics``: by rank, None for those; ``checkpoint``:
+        what was committed with it."""
+
+    def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
+        """An attempt has failed, and whatever was left of it is gone. ``worker_exceptions``: by rank."""
+
+
+class CheckpointUploadMode(enum.Enum):
+    """When ``distrain.report()`` returns, and who stores the files.
+
+    SYNC: when this rank's files are in the run directory. ASYNC: at once; a process of its own stores them, and by
+    default deletes the local ones then. NO_UPLOAD: the files are in a directory of the run directory already, and stay
+    there.
+    """
+
+    SYNC = "SYNC"
+    ASYNC = "ASYNC"
+    NO_UPLOAD = "NO_UPLOAD"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distrain.absent import explaining
 from distrain.checkpoint import Checkpoint
-from distrain.place import Place, decode_filesystem, locate
+from distrain.system.ray_names import explaining
+from distrain.system.remote_path import Place, decode_filesystem, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
 
     from fsspec import AbstractFileSystem
 
-__all__ = ["StorageContext", "TrainContext"]
+__all__ = [
+    "CheckpointConsistencyMode",
+    "ReportedCheckpoint",
+    "ReportedCheckpointStatus",
+    "StorageContext",
+    "TrainContext",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,3 +134,33 @@ class TrainContext:
     def get_trial_resources(self) -> dict[str, float]:
         """What each worker has: ``{"CPU": 1}`` or ``{"GPU": 1}`` unless ``resources_per_worker`` says otherwise."""
         return dict(self.resources)
+
+
+class CheckpointConsistencyMode(enum.Enum):
+    """What ``get_all_reported_checkpoints()`` waits for.
+
+    COMMITTED: the checkpoints of all reports that this rank has made are committed, also those that other ranks brought
+    in the same of their reports. VALIDATED: and no checkpoint waits for its validation.
+    """
+
+    COMMITTED = "COMMITTED"
+    VALIDATED = "VALIDATED"
+
+
+class ReportedCheckpointStatus(enum.Enum):
+    """How far a checkpoint is. COMMITTED: and nobody asked for a validation."""
+
+    COMMITTED = "COMMITTED"
+    PENDING_VALIDATION = "PENDING_VALIDATION"
+    VALIDATED = "VALIDATED"
+    VALIDATION_FAILED = "VALIDATION_FAILED"
+    VALIDATION_TIMEOUT = "VALIDATION_TIMEOUT"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedCheckpoint:
+    """A committed checkpoint, the metrics it was reported with and those of its validation."""
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Any]
+    status: ReportedCheckpointStatus

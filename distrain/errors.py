@@ -25,12 +25,11 @@ from __future__ import annotations
 
 import pickle
 import signal
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from distrain.failures import RankFailure
 
 __all__ = [
     "CheckpointError",
@@ -200,3 +199,39 @@ def _rebuild(cls: type[TrainingFailedError], message: str, state: dict[str, obje
     Exception.__init__(error, message)
     error.__dict__.update(state)
     return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """How one rank failed.
+
+    kind: ``exception``, ``exit`` (without one), ``signal``, ``memory`` (killed by the kernel for want of it), ``hang``,
+    or ``lost`` (nobody could see how it ended). order: counts arrivals at the coordinator. consequence: a peer was gone
+    before. max_rss_bytes: peak memory of the process, 0 if unknown. payload: the pickled exception, if there is one.
+    """
+
+    rank: int
+    host: str
+    order: int
+    summary: str
+    traceback: str
+    exit_code: int
+    consequence: bool
+    kind: str = "exception"
+    signal: int | None = None
+    max_rss_bytes: int = 0
+    payload: bytes = b""
+
+    @property
+    def role(self) -> str:
+        """``culprit``, or ``victim`` of a peer's failure."""
+        return "victim" if self.consequence else "culprit"
+
+    @property
+    def lost(self) -> bool:
+        return self.kind == "lost"
+
+    def as_json(self) -> dict[str, object]:
+        """All but the pickled exception."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("payload", "consequence")}
+        return {**shown, "role": self.role}

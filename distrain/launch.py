@@ -1,4 +1,4 @@
-"""``python -m distrain.launch``: the door; :mod:`distrain.command` is the command line. Runs in: coordinator."""
+"""``python -m distrain.launch``: the door; :mod:`distrain.cli.command` is the command line. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     user_path = list(sys.path)
     if sys.path[:1] in ([""], [os.getcwd()]):
         del sys.path[0]
-    from distrain.command import run_command
+    from distrain.cli.command import run_command
 
     sys.exit(run_command(arguments, user_path))
 

@@ -17,10 +17,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from distrain.absent import explain_absent_names
 from distrain.checkpoint import Checkpoint
-from distrain.session import Session, get_context, report
+from distrain.session import get_context, report
+from distrain.system.ray_names import explain_absent_names
 from distrain.torch.device import get_device
+from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

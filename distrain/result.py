@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from distrain.absent import explaining
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
-from distrain.config import CheckpointConfig
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
-from distrain.place import Place, locate
-from distrain.records import CommittedCheckpoint, committed_at, last_metrics, read_metrics
-from distrain.rounds import best_first, score
-from distrain.runlock import is_in_use
-from distrain.runpaths import RunPaths, is_copy, read_manifest
+from distrain.storage.paths import RunPaths, is_copy, read_manifest
+from distrain.storage.records import CommittedCheckpoint, committed_at, last_metrics, read_metrics
+from distrain.storage.retention import Retention, StoredRetention, best_first, score
+from distrain.storage.run_lock import is_in_use
+from distrain.system.ray_names import explaining
+from distrain.system.remote_path import Place, locate
 
 if TYPE_CHECKING:
     import os
@@ -87,7 +86,7 @@ class Result:
             return make_result(
                 run,
                 list(_readable(run)),
-                _checkpoint_config(run, manifest),
+                _retention(run, manifest),
                 metrics=last_metrics(run / _METRICS),
                 error=_stored_error(run) or _death(run, manifest),
                 return_value=_unpickle(run, _RETURN_VALUE),
@@ -190,7 +189,7 @@ def _readable_elsewhere(run: Place) -> list[CommittedCheckpoint]:
 def make_result(
     run: Path | Place,
     committed: list[CommittedCheckpoint],
-    config: CheckpointConfig,
+    config: Retention,
     *,
     metrics: dict[str, Any] | None,
     error: TrainingFailedError | None = None,
@@ -219,12 +218,12 @@ def _stored_error(run: Path | Place) -> TrainingFailedError | None:
     return error if isinstance(error, TrainingFailedError) else None
 
 
-def _checkpoint_config(run: Path | Place, manifest: Mapping[str, Any]) -> CheckpointConfig:
-    """Return the run's own, without the fields of other versions. Raises StorageError."""
-    known = {each.name for each in fields(CheckpointConfig)}
+def _retention(run: Path | Place, manifest: Mapping[str, Any]) -> StoredRetention:
+    """Return the run's own. Raises StorageError."""
+    known = {each.name for each in fields(StoredRetention)}
     said = {name: value for name, value in manifest.get("checkpoint_config", {}).items() if name in known}
     try:
-        return CheckpointConfig(**said)
+        return StoredRetention(**said)
     except (ValueError, TypeError) as error:
         raise StorageError(f"{run / _MANIFEST} is damaged: {error}") from error
 

@@ -16,14 +16,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from distrain import failures, job, local
-from distrain.absent import explaining, without
 from distrain.backend import BackendConfig
-from distrain.callbacks import Callbacks, RunContext
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
-from distrain.config import RunConfig, ScalingConfig, ValidationConfig, ValidationTaskConfig
-from distrain.consoles import unblocked_consoles
-from distrain.coordinator import Coordinator
+from distrain.config import RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
+from distrain.coordinator.callbacks import Callbacks
+from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.preemption import exit_code, preempted, refuse_after_stop
+from distrain.coordinator.transport import (
+    LocalTransport,
+    Transport,
+    hosts_of,
+    order_for,
+    overruled,
+    ssh_args_of,
+    transports_for,
+)
+from distrain.decisions import failures
+from distrain.decisions.events import Hung, RunEnd, RunRequest, Validator
+from distrain.decisions.placement import shares_of, workers_on
+from distrain.decisions.states import RunState
 from distrain.errors import (
     CheckpointError,
     ControllerError,
@@ -36,26 +48,25 @@ from distrain.errors import (
     TrainingFailedError,
     WorkerGroupError,
 )
-from distrain.events import Hung, RunEnd, RunRequest, Validator
-from distrain.files import cure, is_full_disk, write_atomically
-from distrain.hosts import hidden_gpus_problem
-from distrain.manifest import RunManifest
-from distrain.output import log_level, say, warn, without_controls
-from distrain.place import locate
-from distrain.plan import shares_of, workers_on
-from distrain.preemption import exit_code, preempted, refuse_after_stop
-from distrain.records import damage_of, last_metrics
+from distrain.hosts.host import hidden_gpus_problem
+from distrain.inprocess import runner as local
+from distrain.inprocess.torchrun import outer_rank
 from distrain.result import Result, make_result, pickle_or_none
-from distrain.runpaths import read_manifest
-from distrain.states import RunState
-from distrain.stores import damage_elsewhere, open_run
-from distrain.transport import LocalTransport, Transport, hosts_of, order_for, overruled, ssh_args_of, transports_for
+from distrain.storage.files import cure, is_full_disk, write_atomically
+from distrain.storage.paths import read_manifest
+from distrain.storage.records import damage_of, last_metrics
+from distrain.storage.remote_store import damage_elsewhere, open_run
+from distrain.system.consoles import unblocked_consoles
+from distrain.system.log import log_level, say, warn, without_controls
+from distrain.system.ray_names import explaining, without
+from distrain.system.remote_path import locate
+from distrain.work import job
 
 if TYPE_CHECKING:
-    from distrain.hostfile import HostSpec
-    from distrain.hosts import HostOrder
-    from distrain.place import Place
-    from distrain.storage import RunStore
+    from distrain.hosts.host import HostOrder
+    from distrain.hosts.hostfile import HostSpec
+    from distrain.storage.local_store import RunStore
+    from distrain.system.remote_path import Place
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
@@ -226,7 +237,7 @@ def run_work(
     with log_level(run.log_level):
         if asked.job.warning is not None:
             warn(asked.job.warning)
-        if scaling.num_workers == 0 and local.outer_rank():
+        if scaling.num_workers == 0 and outer_rank():
             return local.follow(asked.request(uuid.uuid4().hex), work, run.checkpoint_config)
         _check_log_dir(run.log_dir)
         store = open_run(run.storage_path, run.name, run.storage_filesystem)

@@ -14,8 +14,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from distrain import preemption, process
-from distrain.gpus import find_gpus
+from distrain.coordinator import preemption
+from distrain.hosts.gpus import find_gpus
+from distrain.system import process
 from tests.tables import SEED, left_out
 
 if TYPE_CHECKING:

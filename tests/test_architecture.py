@@ -314,9 +314,9 @@ def test_import_distrain_loads_nothing_large() -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import distrain.coordinator",
+        "import distrain.coordinator.coordinator",
         "import distrain.trainer",
-        "import distrain.command",
+        "import distrain.cli.command",
         "import distrain.torch",
         "from distrain.torch import TorchTrainer",
         "from distrain.tensorflow import TensorflowConfig, TensorflowTrainer",
@@ -328,7 +328,7 @@ def test_the_coordinators_side_loads_no_framework(statement: str) -> None:
 
 
 def test_the_agent_loads_the_standard_library_and_us() -> None:
-    assert loaded_by("import distrain.agent") <= sys.stdlib_module_names | {"distrain"}
+    assert loaded_by("import distrain.agent.main") <= sys.stdlib_module_names | {"distrain"}
 
 
 def test_all_public_names_can_be_had_without_a_framework() -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain import Result
-from distrain.command import run_command
-from distrain.driver import names_in
-from distrain.survey import usable_cpus
+from distrain.cli.command import run_command
+from distrain.cli.fit_script import names_in
+from distrain.hosts.host_info import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable

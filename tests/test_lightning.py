@@ -145,7 +145,7 @@ def train_in_other_ways() -> dict[str, Any]:
     import pytorch_lightning as pl
 
     from distrain.lightning import TrainDDPStrategy, TrainFSDPStrategy, TrainReportCallback, prepare_trainer
-    from distrain.session import Session
+    from distrain.worker.session import Session
 
     found: dict[str, Any] = {"ours": issubclass(TrainDDPStrategy, pl.strategies.DDPStrategy)}
     alone = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=[TrainReportCallback()], **QUIET)

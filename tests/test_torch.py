@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import distrain
-from distrain.survey import usable_cpus
+from distrain.hosts.host_info import usable_cpus
 from distrain.torch import TorchConfig, TorchTrainer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests

@@ -17,9 +17,9 @@ from torch import nn
 
 import distrain
 from distrain.context import TrainContext
-from distrain.session import Session
 from distrain.torch import TorchTrainer, accelerate, backward, get_device, prepare_model, prepare_optimizer
 from distrain.torch.amp import LossScaler, ScaledOptimizer
+from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,8 +33,8 @@ from torch.utils.data import (
 
 import distrain
 from distrain.context import TrainContext
-from distrain.session import Session
 from distrain.torch import TorchTrainer, get_device, prepare_data_loader, prepare_model
+from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     import subprocess

@@ -15,8 +15,8 @@ from torch import distributed
 
 import distrain
 from distrain.context import TrainContext
-from distrain.session import Session
 from distrain.torch import TorchTrainer, get_device, get_devices, local_rank_zero_first
+from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,8 @@ from torch import nn
 
 import distrain
 from distrain.context import TrainContext
-from distrain.session import Session
 from distrain.torch import TorchCheckpoint, TorchTrainer, get_device, get_devices, prepare_model
+from distrain.worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

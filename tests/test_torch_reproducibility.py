@@ -13,8 +13,8 @@ import torch
 
 import distrain
 from distrain.context import TrainContext
-from distrain.session import Session
 from distrain.torch import TorchTrainer, enable_reproducibility, prepare_data_loader
+from distrain.worker.session import Session
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distrain.absent import explain_absent_names
+from distrain.system.ray_names import explain_absent_names
 
 __all__ = ()
 

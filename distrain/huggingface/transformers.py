@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.absent import explain_absent_names
 from distrain.checkpoint import Checkpoint
-from distrain.scratch import scratch_directory
 from distrain.session import get_context, report
+from distrain.system.ray_names import explain_absent_names
+from distrain.system.scratch import scratch_directory
 
 try:
     import transformers

@@ -5,36 +5,21 @@ The Keras callback is in :mod:`distrain.tensorflow.keras`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from distrain.absent import explain
+from distrain.system.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from distrain.tensorflow.checkpoint import TensorflowCheckpoint
-    from distrain.tensorflow.config import TensorflowConfig
-    from distrain.tensorflow.data import prepare_dataset_shard
-    from distrain.tensorflow.trainer import TensorflowTrainer
+    from distrain.tensorflow.checkpoint import TensorflowCheckpoint as TensorflowCheckpoint
+    from distrain.tensorflow.config import TensorflowConfig as TensorflowConfig
+    from distrain.tensorflow.data import prepare_dataset_shard as prepare_dataset_shard
+    from distrain.tensorflow.trainer import TensorflowTrainer as TensorflowTrainer
 
-_HOME_OF = {
-    "TensorflowCheckpoint": "checkpoint",
-    "TensorflowConfig": "config",
-    "TensorflowTrainer": "trainer",
-    "prepare_dataset_shard": "data",
+_HOMES = {
+    "checkpoint": ("TensorflowCheckpoint",),
+    "config": ("TensorflowConfig",),
+    "data": ("prepare_dataset_shard",),
+    "trainer": ("TensorflowTrainer",),
 }
 
-__all__ = ["TensorflowCheckpoint", "TensorflowConfig", "TensorflowTrainer", "prepare_dataset_shard"]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(explain(__name__, name))
-    from importlib import import_module
-
-    value = getattr(import_module(f"distrain.tensorflow.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

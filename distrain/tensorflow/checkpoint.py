@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
-from distrain.scratch import scratch_directory
+from distrain.system.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Self

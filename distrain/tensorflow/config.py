@@ -16,15 +16,15 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from distrain.absent import without
 from distrain.backend import BackendConfig
-from distrain.session import session_of
+from distrain.system.ray_names import without
+from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.context import TrainContext
-    from distrain.plan import RankPlan, WorldPlan
+    from distrain.hosts.world import RankPlan, WorldPlan
 
 __all__ = ["TensorflowConfig"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NoReturn
 
-from distrain.absent import explain_absent_names
 from distrain.session import get_context, report
+from distrain.system.ray_names import explain_absent_names
 from distrain.tensorflow.checkpoint import TensorflowCheckpoint
 
 __all__ = ["ReportCheckpointCallback"]

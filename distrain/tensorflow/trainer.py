@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distrain.absent import without
 from distrain.backend import chosen
+from distrain.system.ray_names import without
 from distrain.tensorflow.config import TensorflowConfig
 from distrain.trainer import DataParallelTrainer
 

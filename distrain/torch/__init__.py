@@ -2,61 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from distrain.absent import explain
+from distrain.system.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from distrain.torch.amp import accelerate, backward, prepare_optimizer
-    from distrain.torch.checkpoint import TorchCheckpoint
-    from distrain.torch.config import TorchConfig
-    from distrain.torch.data import prepare_data_loader
-    from distrain.torch.device import get_device, get_devices, local_rank_zero_first
-    from distrain.torch.model import prepare_model
-    from distrain.torch.reproducibility import enable_reproducibility
-    from distrain.torch.trainer import TorchTrainer
+    from distrain.torch.amp import accelerate as accelerate
+    from distrain.torch.amp import backward as backward
+    from distrain.torch.amp import prepare_optimizer as prepare_optimizer
+    from distrain.torch.checkpoint import TorchCheckpoint as TorchCheckpoint
+    from distrain.torch.config import TorchConfig as TorchConfig
+    from distrain.torch.data import prepare_data_loader as prepare_data_loader
+    from distrain.torch.device import get_device as get_device
+    from distrain.torch.device import get_devices as get_devices
+    from distrain.torch.device import local_rank_zero_first as local_rank_zero_first
+    from distrain.torch.model import prepare_model as prepare_model
+    from distrain.torch.reproducibility import enable_reproducibility as enable_reproducibility
+    from distrain.torch.trainer import TorchTrainer as TorchTrainer
 
-_HOME_OF = {
-    "TorchCheckpoint": "checkpoint",
-    "TorchConfig": "config",
-    "TorchTrainer": "trainer",
-    "accelerate": "amp",
-    "backward": "amp",
-    "enable_reproducibility": "reproducibility",
-    "get_device": "device",
-    "get_devices": "device",
-    "local_rank_zero_first": "device",
-    "prepare_data_loader": "data",
-    "prepare_model": "model",
-    "prepare_optimizer": "amp",
+_HOMES = {
+    "amp": (
+        "accelerate",
+        "backward",
+        "prepare_optimizer",
+    ),
+    "checkpoint": ("TorchCheckpoint",),
+    "config": ("TorchConfig",),
+    "data": ("prepare_data_loader",),
+    "device": (
+        "get_device",
+        "get_devices",
+        "local_rank_zero_first",
+    ),
+    "model": ("prepare_model",),
+    "reproducibility": ("enable_reproducibility",),
+    "trainer": ("TorchTrainer",),
 }
 
-__all__ = [
-    "TorchCheckpoint",
-    "TorchConfig",
-    "TorchTrainer",
-    "accelerate",
-    "backward",
-    "enable_reproducibility",
-    "get_device",
-    "get_devices",
-    "local_rank_zero_first",
-    "prepare_data_loader",
-    "prepare_model",
-    "prepare_optimizer",
-]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(explain(__name__, name))
-    from importlib import import_module
-
-    value = getattr(import_module(f"distrain.torch.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from distrain.session import Session, session_of
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
+from distrain.worker.session import Session, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

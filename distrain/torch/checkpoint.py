@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
-from distrain.scratch import scratch_directory
+from distrain.system.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from distrain.absent import without
 from distrain.backend import BackendConfig
+from distrain.system.ray_names import without
 
 if TYPE_CHECKING:
     from distrain.context import TrainContext

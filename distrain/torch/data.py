@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from distrain.session import session_of
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import shared, shares_already
+from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed
 
-from distrain.session import Session, get_context, session_of
+from distrain.session import get_context
+from distrain.worker.session import Session, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from distrain.session import session_of
 from distrain.torch.amp import autocast_forward
 from distrain.torch.device import get_device
+from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

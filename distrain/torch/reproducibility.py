@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from distrain.session import Session, session_of
+from distrain.worker.session import Session, session_of
 
 __all__ = ["enable_reproducibility", "loader_generator", "order_seed"]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from distrain.neighbours import REACH_S
+from distrain.hosts.reachability import REACH_S
 from tests.conftest import NOTHING_LEFT_WITHIN_S, is_alive, run_members, wait_until
 from tests.hosts.conftest import Hosts, Lab, end_lab, start_lab
 from tests.hosts.running import LEASE_S, Running, cut_power, set_link

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from distrain.ports import reserve_port
+from distrain.hosts.ports import reserve_port
 from tests.conftest import wait_until
 from tests.hosts import test_crash_table
 from tests.hosts.conftest import HOSTS, ROOT, Hosts

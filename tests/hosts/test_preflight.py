@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.version import __version__
+from distrain.system.version import __version__
 from tests.hosts.conftest import Lab, make_other_python
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.neighbours import MOST_ECHOED
+from distrain.hosts.reachability import MOST_ECHOED
 from tests.conftest import wait_until
 from tests.hosts.conftest import HOSTS, ROOT, Lab
 from tests.hosts.test_preflight import check, python_with

@@ -14,10 +14,10 @@ import cloudpickle
 import pytest
 
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
-from distrain.hostfile import HostSpec
-from distrain.job import FunctionWork
+from distrain.coordinator.transport import LocalTransport, PrefixTransport, Transport
+from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
-from distrain.transport import LocalTransport, PrefixTransport, Transport
+from distrain.work.job import FunctionWork
 from tests.tables import choose
 
 Function = Callable[..., Any]

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import distrain
-from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, UserCallback, WorkerGroupError, rows
+from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, UserCallback, WorkerGroupError
+from distrain.decisions import report_rows
 from tests.process.conftest import files_of, records
 
 if TYPE_CHECKING:
-    from distrain.callbacks import RunContext
+    from distrain.config import RunContext
     from tests.process.conftest import Fit
 
 
@@ -126,7 +127,7 @@ def test_rows_of_rank_0_alone_come_while_the_others_train(
     fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They do not wait for the end of ranks that never report."""
-    monkeypatch.setattr(rows, "SILENCE_S", 0.3)
+    monkeypatch.setattr(report_rows, "SILENCE_S", 0.3)
 
     class Marking(Recorder):
         def after_report(self, *arguments: Any) -> None:
@@ -153,8 +154,8 @@ def test_ranks_that_report_less_often_are_none_in_the_end(fit: Fit) -> None:
 
     recorder = Recorder()
     fit(train, workers=3, callbacks=[recorder])
-    rows = [[metrics and metrics["step"] for metrics in row] for row in recorder.reports]
-    assert rows == [[0, 0, 0], [1, 1, 1], [2, 2, None], [3, None, None]]
+    report_rows = [[metrics and metrics["step"] for metrics in row] for row in recorder.reports]
+    assert report_rows == [[0, 0, 0], [1, 1, 1], [2, 2, None], [3, None, None]]
 
 
 @pytest.mark.parametrize("ranks", ["all ranks", "rank 0"])
@@ -192,10 +193,10 @@ def test_a_checkpoint_that_could_not_be_stored_keeps_no_rows_back(fit: Fit, tmp_
     def train() -> str:
         (place / "model").mkdir()
         (place / "model" / "weights.txt").write_text("1 2 3")
-        copy, distrain.uploads.copy_file = distrain.uploads.copy_file, no_copy
+        copy, distrain.storage.file_transfer.copy_file = distrain.storage.file_transfer.copy_file, no_copy
         with pytest.raises(OSError, match="Input/output error"):
             distrain.report({"step": 0}, checkpoint=Checkpoint(place / "model"))
-        distrain.uploads.copy_file = copy
+        distrain.storage.file_transfer.copy_file = copy
         distrain.report({"step": 1})
         distrain.report({"step": 2}, checkpoint=Checkpoint(place / "model"))
         deadline = time.monotonic() + 10.0

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import distrain
-from distrain import Checkpoint, CollectiveError, FailureConfig, PreemptionError, WorkerGroupError, collectives
+from distrain import Checkpoint, CollectiveError, FailureConfig, PreemptionError, WorkerGroupError
 from distrain.collective import barrier, broadcast_from_rank_zero
+from distrain.decisions import barriers
 from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, log_of, records, reported
 
 LARGEST = 16 << 20
@@ -252,7 +253,7 @@ def test_a_rank_that_is_late_is_named_once_and_nothing_fails(
             time.sleep(0.8)
         barrier()
 
-    monkeypatch.setattr(collectives, "WARN_AFTER_S", 0.2)
+    monkeypatch.setattr(barriers, "WARN_AFTER_S", 0.2)
     fit(train, workers=3)
     console = capsys.readouterr().err
     assert (

@@ -27,11 +27,12 @@ import cloudpickle
 import pytest
 
 import distrain
-from distrain import Checkpoint, FailureConfig, HangError, PreemptionError, Result, RunConfig, ScalingConfig, machine
+from distrain import Checkpoint, FailureConfig, HangError, PreemptionError, Result, RunConfig, ScalingConfig
 from distrain.backend import BackendConfig
-from distrain.job import FunctionWork
+from distrain.coordinator.transport import LocalTransport, Transport
+from distrain.decisions import run_machine
 from distrain.trainer import run_work
-from distrain.transport import LocalTransport, Transport
+from distrain.work.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process.conftest import SSH_THAT_EXECUTES, make_fake_ssh
 from tests.tables import BUSY_FACTOR, deal_cells
@@ -364,7 +365,7 @@ class Cell:
     def within_s(self) -> float:
         """From the strike to the end of fit()."""
         failure = FAILURES[self.failure]
-        patience_s = EXIT_TIMEOUT_S + machine.TERM_GRACE_S if self.place == "exit handlers" else failure.after_s
+        patience_s = EXIT_TIMEOUT_S + run_machine.TERM_GRACE_S if self.place == "exit handlers" else failure.after_s
         return BUSY_FACTOR * RAISES_WITHIN_S + patience_s
 
 
@@ -431,7 +432,7 @@ def fit(cell: Cell, strike: Strike, transport: Transport) -> Result:
 
 def test_a_crash(cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(machine, "EXIT_TIMEOUT_S", EXIT_TIMEOUT_S if "deadlock" in cell.failure else 30.0)
+    monkeypatch.setattr(run_machine, "EXIT_TIMEOUT_S", EXIT_TIMEOUT_S if "deadlock" in cell.failure else 30.0)
     strike = Strike(failure=cell.failure, ranks=RANKS[cell.ranks], place=str(tmp_path))
     transport: Transport = LocalTransport()
     if cell.failure == "out of memory":

@@ -16,18 +16,10 @@ from typing import Any
 import pytest
 
 import distrain
-from distrain import (
-    BackendConfig,
-    LaunchError,
-    ResourcesError,
-    Result,
-    RunConfig,
-    ScalingConfig,
-    WorkerGroupError,
-    process,
-)
-from distrain.job import FunctionWork, ScriptWork
+from distrain import BackendConfig, LaunchError, ResourcesError, Result, RunConfig, ScalingConfig, WorkerGroupError
+from distrain.system import process
 from distrain.trainer import run_work
+from distrain.work.job import FunctionWork, ScriptWork
 from tests.nvml import make_driver
 from tests.process.conftest import reported
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import distrain
-from distrain import survey
+from distrain.hosts import host_info
 from tests.process.conftest import WAYS, Fit, make_fit, records, reported
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def test_nothing_heavy_is_imported_for_the_user(run: dict[str, Any]) -> None:
 
 
 def test_threads_for_openmp_are_shared_out(run: dict[str, Any]) -> None:
-    expected = str(max(1, survey.usable_cpus() // 3))
+    expected = str(max(1, host_info.usable_cpus() // 3))
     assert {facts["environment"]["OMP_NUM_THREADS"] for facts in run["ranks"]} == {expected}
 
 
@@ -201,7 +201,7 @@ def test_a_preload_that_starts_a_thread_means_fresh_interpreters_and_is_said_onc
     )
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.job._site_folders", lambda: {str(site)})
+    monkeypatch.setattr("distrain.work.job._site_folders", lambda: {str(site)})
 
     def train() -> None:
         import threaded_package
@@ -268,7 +268,7 @@ def test_a_preload_that_initialises_cuda_means_fresh_interpreters(
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.job._site_folders", lambda: {str(site)})
+    monkeypatch.setattr("distrain.work.job._site_folders", lambda: {str(site)})
 
     def train() -> None:
         import cuda_package
@@ -292,7 +292,7 @@ def test_an_installed_module_that_train_func_imports_is_imported_once_per_host(
     (site / "slow_package.py").write_text("import os\nPID = os.getpid()\n")
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.job._site_folders", lambda: {str(site)})
+    monkeypatch.setattr("distrain.work.job._site_folders", lambda: {str(site)})
 
     def train() -> None:
         import slow_package

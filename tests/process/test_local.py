@@ -34,7 +34,7 @@ from distrain import (
     WorkerGroupError,
 )
 from distrain.collective import barrier, broadcast_from_rank_zero
-from distrain.session import Session
+from distrain.worker.session import Session
 from tests.process.conftest import files_of, records, reported
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -31,11 +31,11 @@ from distrain import (
     RunConfig,
     ScalingConfig,
 )
-from distrain.hostfile import HostSpec
-from distrain.job import FunctionWork
-from distrain.survey import usable_cpus
+from distrain.coordinator.transport import PrefixTransport
+from distrain.hosts.host_info import usable_cpus
+from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
-from distrain.transport import PrefixTransport
+from distrain.work.job import FunctionWork
 from tests.conftest import run_members, wait_until
 from tests.process.conftest import Fit, make_fake_ssh, records
 
@@ -404,10 +404,10 @@ BLOCKED = """
 import sys, time
 from pathlib import Path
 from distrain import BackendConfig, FailureConfig, RunConfig, ScalingConfig
-from distrain.hostfile import HostSpec
-from distrain.job import FunctionWork
+from distrain.hosts.hostfile import HostSpec
+from distrain.work.job import FunctionWork
 from distrain.trainer import run_work
-from distrain.transport import PrefixTransport
+from distrain.coordinator.transport import PrefixTransport
 
 place = Path(sys.argv[1])
 

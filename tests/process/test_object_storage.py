@@ -34,14 +34,14 @@ from distrain import (
     ScalingConfig,
     StorageError,
     TrainingFailedError,
-    runlock,
 )
+from distrain.coordinator.transport import PrefixTransport
 from distrain.errors import CheckpointError, ControllerError, WorkerGroupError
-from distrain.hostfile import HostSpec
-from distrain.job import FunctionWork
-from distrain.place import OPENING_PATIENCE_S, Place
+from distrain.hosts.hostfile import HostSpec
+from distrain.storage import run_lock
+from distrain.system.remote_path import OPENING_PATIENCE_S, Place
 from distrain.trainer import run_work
-from distrain.transport import PrefixTransport
+from distrain.work.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 from tests.process.test_uploads import report_a_shared_directory
@@ -824,7 +824,7 @@ def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
     owner = json.loads(bucket.read("run", ".lock/000001"))
     owner |= {"machine": "another one", "host": "far", "pid": 77, "released": False}
     bucket.write("run", ".lock/000001", json.dumps(owner).encode())
-    monkeypatch.setattr(runlock, "SILENCE_S", 2.0)
+    monkeypatch.setattr(run_lock, "SILENCE_S", 2.0)
     assert one_fit(train, {}, name="run").return_value == 2
     assert "run was used by process 77 on far; looking for 2 s whether it is still alive" in capsys.readouterr().err
     assert [path for path in bucket.files("run") if path.startswith(".lock")] == [".lock/000002"]
@@ -832,7 +832,7 @@ def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
 
 def test_a_lock_that_somebody_has_deleted_is_not_told_as_taken_over(bucket: Bucket) -> None:
     run = Place(f"{bucket.url}/run")
-    lock = runlock.RunLock.take(run)
+    lock = run_lock.RunLock.take(run)
     lock.beat()
     (run / ".lock").remove()
     with pytest.raises(StorageError, match="is not there any more: somebody has deleted it"):

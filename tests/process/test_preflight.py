@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from distrain import ScalingConfig, preflight
-from distrain.gpus import find_gpus
-from distrain.host_link import HostLink
-from distrain.preflight import Preflight
-from distrain.transport import order_for
+from distrain import ScalingConfig
+from distrain.cli import preflight
+from distrain.cli.preflight import Preflight
+from distrain.coordinator.agent_link import HostLink
+from distrain.coordinator.transport import order_for
+from distrain.hosts.gpus import find_gpus
 from tests.process.conftest import SSH_THAT_EXECUTES, make_fake_ssh
 
 if TYPE_CHECKING:

@@ -189,7 +189,7 @@ def test_variables_are_there_when_libraries_are_imported(
     fit = make_fit(way, tmp_path)
     variables = {"FOR_THE_WORKERS": "from the run", "OMP_NUM_THREADS": "3"}
     result = run_work(
-        distrain.job.FunctionWork(function=function, config={}, backend=PreloadsProbe()),
+        distrain.work.job.FunctionWork(function=function, config={}, backend=PreloadsProbe()),
         ScalingConfig(num_workers=2, start_method=fit.start_method),
         RunConfig(storage_path=fit.storage, worker_runtime_env={"env_vars": variables}),
         transports=(fit.transport,),

@@ -16,8 +16,8 @@ import pytest
 import distrain
 from distrain import Checkpoint, FailureConfig, Result, WorkerGroupError
 from distrain.backend import BackendConfig
-from distrain.job import FunctionWork
 from distrain.trainer import run_work
+from distrain.work.job import FunctionWork
 from tests.process.conftest import files_of, log_of, records
 
 if TYPE_CHECKING:

@@ -61,10 +61,10 @@ import os, sys, tempfile, time
 from pathlib import Path
 import distrain
 from distrain import Checkpoint, FailureConfig, RunConfig, ScalingConfig, UserCallback
-from distrain.hostfile import HostSpec
-from distrain.job import FunctionWork
+from distrain.hosts.hostfile import HostSpec
+from distrain.work.job import FunctionWork
 from distrain.trainer import run_work
-from distrain.transport import LocalTransport, PrefixTransport
+from distrain.coordinator.transport import LocalTransport, PrefixTransport
 
 place, storage, what, when, where, stall_s, lease_s = Path(sys.argv[1]), *sys.argv[2:6], *map(float, sys.argv[6:])
 

@@ -522,7 +522,7 @@ def test_a_storage_without_permission(user: User) -> None:
 
 KILLED_AT_A_STEP = """
 import psutil, threading
-from distrain.storage import RunStore
+from distrain.storage.local_store import RunStore
 
 method, step, victims = sys.argv[2], int(sys.argv[3]), sys.argv[4]
 CHANGES = {"mkdir", "rename", "replace", "open", "write", "flush", "fsync", "close", "unlink", "rmdir"}

@@ -29,10 +29,10 @@ from pathlib import Path
 import distrain
 from distrain import Checkpoint, CheckpointConfig, RunConfig, ScalingConfig
 from distrain.backend import BackendConfig
-from distrain.hostfile import HostSpec
-from distrain.job import FunctionWork
+from distrain.hosts.hostfile import HostSpec
+from distrain.work.job import FunctionWork
 from distrain.trainer import run_work
-from distrain.transport import LocalTransport, PrefixTransport
+from distrain.coordinator.transport import LocalTransport, PrefixTransport
 
 place, start_method, ssh, grace_s, end = Path(sys.argv[1]), *sys.argv[2:6]
 
@@ -481,7 +481,7 @@ NO_CLEANUP = """
 import importlib.machinery, os, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name != "distrain.process":
+        if name != "distrain.system.process":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         load = spec.loader.exec_module

@@ -20,7 +20,7 @@ import pytest
 
 import distrain
 from distrain import Checkpoint, CheckpointError, CheckpointUploadMode, FailureConfig, WorkerGroupError
-from distrain.session import MOST_UPLOADS
+from distrain.worker.session import MOST_UPLOADS
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, make_fit
 

@@ -32,8 +32,8 @@ from distrain import (
     ValidationConfig,
     ValidationTaskConfig,
 )
-from distrain.job import FunctionWork
 from distrain.trainer import run_work
+from distrain.work.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process.conftest import OPPOSITE_WAYS, Fit, make_fit
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from distrain.records import CommittedCheckpoint
-    from distrain.rounds import Commit
-    from distrain.storage import RunStore
+    from distrain.storage.commit import Commit
+    from distrain.storage.local_store import RunStore
+    from distrain.storage.records import CommittedCheckpoint
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, files_of
 from distrain.errors import CheckpointError
-from distrain.place import Place, own_temporary_directory
+from distrain.system.remote_path import Place, own_temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,13 +22,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain.config import CheckpointConfig
 from distrain.errors import ControllerError, StorageError, WorkerGroupError
-from distrain.place import Place
-from distrain.records import CommittedCheckpoint, committed_at, read_metrics
 from distrain.result import Result, make_result, pickle_or_none
-from distrain.rounds import Commit
-from distrain.runlock import RunLock, is_in_use
-from distrain.runpaths import RunPaths, choose_run
-from distrain.storage import RunStore
+from distrain.storage.commit import Commit
+from distrain.storage.local_store import RunStore
+from distrain.storage.paths import RunPaths, choose_run
+from distrain.storage.records import CommittedCheckpoint, committed_at, read_metrics
+from distrain.storage.run_lock import RunLock, is_in_use
+from distrain.system.remote_path import Place
 from distrain.trainer import DataParallelTrainer
 from tests.unit.conftest import commit_now
 
@@ -300,7 +300,7 @@ def test_a_checkpoint_config_of_another_version_is_read_as_far_as_it_is_known(wr
     (root / "run.json").write_text(json.dumps(manifest))
     assert Result.from_path(root).metrics is None
     (root / "run.json").write_text(json.dumps({"status": "finished", "checkpoint_config": {"num_to_keep": "x"}}))
-    with pytest.raises(StorageError, match=r"run.json is damaged: CheckpointConfig.num_to_keep"):
+    with pytest.raises(StorageError, match=r"run.json is damaged: num_to_keep"):
         Result.from_path(root)
 
 

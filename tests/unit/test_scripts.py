@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distrain import forkserver
+from distrain.agent import forkserver
 from tests.tables import WITHOUT_GIT, find_seed, left_out
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "test"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from distrain.plan import RankPlan, WorldPlan
+from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.tensorflow import TensorflowConfig, TensorflowTrainer, config
 
 

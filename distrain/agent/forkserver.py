@@ -1,0 +1,272 @@
+"""The parent of a host's workers: imports what they share once, forks them, reaps them, leaves none.
+
+Runs in: forkserver. Single-threaded, on an inherited socket, nothing listens. With start method ``spawn``, or when a
+module turned out not to survive a fork, it starts fresh interpreters instead; everything else stays the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from distrain.hosts.cgroup import OomWatch
+from distrain.system import process
+from distrain.system.loop import Loop
+from distrain.worker.main import WORKER_PIPES, WorkerFds, run_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_PACKET_BYTES = 64 << 10
+_MOST_FDS = 8
+_CUDA_DRIVER = "libcuda.so.1"
+_CUDA_DEVICE = "/dev/nvidia-uvm"
+_CUDA_NOT_INITIALISED = 3
+_COUNT_WITH_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+def main(arguments: list[str]) -> None:
+    """``arguments``: the socket's descriptor, the job's descriptor, and the settings as JSON."""
+    settings: dict[str, Any] = json.loads(arguments[2])
+    server = ForkServer(socket.socket(fileno=int(arguments[0])), int(arguments[1]), settings)
+    server.run()
+    os._exit(0)  # what was imported is not taken down
+
+
+class ForkServer:
+    """Commands of the agent: ``spawn`` (with the worker's descriptors), ``signal``, ``sweep``, ``ping``.
+
+    Answers: ``ready``, ``spawned``, ``exited``, ``swept``, ``alive``. One JSON object per packet.
+    """
+
+    def __init__(self, sock: socket.socket, job_fd: int, settings: dict[str, Any]) -> None:
+        self._socket = sock
+        self._job_fd = job_fd
+        self._settings = settings
+        self._agent = os.getppid()
+        self._loop = Loop()
+        self._workers: dict[int, int] = {}
+        self._signalled: dict[int, set[int]] = {}
+        self._forks = settings["start_method"] == "forkserver"
+        self._oom = OomWatch()
+
+    def run(self) -> None:
+        """Serve until the agent is gone, then leave nothing behind."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, tuple(self._settings["open_files"]))
+        process.die_with_parent(self._agent)  # while importing there is nothing to clean up, and nobody listens
+        process.adopt_orphans()
+        with _counting_gpus_with_nvml():
+            reason = self._preload() if self._forks else None
+        process.live_without_parent()
+        agent_fd = process.open_pidfd(self._agent)
+        if os.getppid() != self._agent:
+            return
+        self._watch(agent_fd)
+        self._say(kind="ready", reason=reason)
+        try:
+            self._loop.run()
+        finally:
+            self._leave()
+
+    def _watch(self, agent_fd: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
+        self._agent_fd = agent_fd
+        self._loop.on_readable(self._socket.fileno(), self._on_command)
+        if agent_fd >= 0:
+            self._loop.on_readable(agent_fd, self._loop.stop)
+
+    # -- before the first fork ------------------------------------------------------------------------------------
+
+    def _preload(self) -> str | None:
+        """Import what the workers share. Returns why forking would be unsafe, after which nothing is forked."""
+        culprits = []
+        with _without_arrow_thread():
+            for name in self._settings["preload"]:
+                before = process.count_native_threads()
+                with contextlib.suppress(BaseException):  # a worker meets the same error, and reports its traceback
+                    importlib.import_module(name)
+                if process.count_native_threads() > before:
+                    culprits.append(name)
+        reason = _why_not_fork(culprits)
+        if reason is not None:
+            self._forks = False
+        gc.collect()
+        gc.freeze()  # keeps the collector from touching, and so copying, pages that all workers share
+        warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
+        return reason
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def _on_command(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, _MOST_FDS)
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._loop.stop()
+            return
+        command = json.loads(data)
+        match command.pop("kind"):
+            case "spawn":
+                self._spawn(command["rank"], WorkerFds(**dict(zip(WORKER_PIPES, fds, strict=True)), job=self._job_fd))
+            case "signal":
+                self._signal(command["ranks"], command["number"], groups=command["groups"])
+            case "ping":
+                self._say(kind="alive")
+            case "sweep":
+                self._oom = OomWatch()  # whom the kernel kills from now on, it kills in the next attempt
+                self._say(kind="swept", stuck=process.kill_descendants())
+
+    def _say(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # the agent's end is noticed where we read
+            self._socket.send(json.dumps(message).encode())
+
+    def _spawn(self, rank: int, fds: WorkerFds) -> None:
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or no memory
+            self._say(
+                kind="failed", rank=rank, text=f"its process could not be started: {error} (ulimit -u, pids cgroup)"
+            )
+        else:
+            if pid == 0:
+                self._become_worker(fds, parent)
+            self._workers[pid] = rank
+            self._say(kind="spawned", rank=rank, pid=pid)
+        for fd in fds.all():
+            if fd != self._job_fd:
+                os.close(fd)
+
+    def _become_worker(self, fds: WorkerFds, parent: int) -> None:
+        try:
+            os.setsid()
+            process.die_with_parent(parent)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._loop.close()
+            self._socket.close()
+            if self._agent_fd >= 0:
+                os.close(self._agent_fd)
+            if self._forks:
+                run_worker(fds, forked=True)
+            for fd in fds.all():
+                os.set_inheritable(fd, True)
+            argv = process.bootstrap_argv("worker", fds.to_json(), flags=self._settings["python_flags"])
+            os.execv(argv[0], argv)  # noqa: S606
+        except BaseException as error:
+            os.write(2, f"distrain: the worker could not be started: {error!r}\n".encode())
+        finally:
+            os._exit(1)
+
+    def _signal(self, ranks: list[int], number: int, *, groups: bool) -> None:
+        """Our workers are unreaped children, so their pids cannot have been reused. Who is dead already, was not ended
+        by us."""
+        for pid, rank in self._workers.items():
+            if rank in ranks and not process.has_ended(pid):
+                self._signalled.setdefault(pid, set()).add(number)
+                (process.kill_group if groups else process.kill)(pid, number)
+
+    # -- children -------------------------------------------------------------------------------------------------
+
+    def _on_child(self) -> None:
+        while (pid := process.ended_child()) is not None:
+            rank = self._workers.pop(pid, None)
+            if rank is not None:
+                process.kill_group(pid, signal.SIGKILL)  # before reaping: the pid is still taken
+            _, status, usage = os.wait4(pid, 0)
+            if rank is not None:
+                sent = self._signalled.pop(pid, set())
+                by_us = os.WIFSIGNALED(status) and os.WTERMSIG(status) in sent
+                self._say(
+                    kind="exited",
+                    rank=rank,
+                    status=status,
+                    max_rss_bytes=usage.ru_maxrss * _RSS_UNIT,
+                    by_us=by_us,
+                    oom_limit_bytes=self._oom.killed() if status else None,
+                )
+
+    def _leave(self) -> None:
+        """The agent is gone or does not need us any more."""
+        for pid in self._workers:
+            if not process.has_ended(pid):
+                process.kill_group(pid, signal.SIGKILL)
+        process.kill_descendants()
+
+
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+@contextlib.contextmanager
+def _counting_gpus_with_nvml() -> Iterator[None]:
+    """Make torch.cuda.is_available() ask NVML: if it initialised CUDA, nothing could be forked afterwards."""
+    is_ours = _COUNT_WITH_NVML not in os.environ
+    os.environ.setdefault(_COUNT_WITH_NVML, "1")
+    yield
+    if is_ours:
+        os.environ.pop(_COUNT_WITH_NVML, None)
+
+
+_ARROW_VARIABLE = "JE_ARROW_MALLOC_CONF"
+
+
+@contextlib.contextmanager
+def _without_arrow_thread() -> Iterator[None]:
+    """Keep the allocator of pyarrow, if it is loaded here, from starting the thread that gives memory back: it does so
+    itself then. A user's own setting wins."""
+    if _ARROW_VARIABLE in os.environ:
+        yield
+        return
+    os.environ[_ARROW_VARIABLE] = "background_thread:false"
+    try:
+        yield
+    finally:
+        del os.environ[_ARROW_VARIABLE]
+
+
+def _why_not_fork(culprits: Sequence[str]) -> str | None:
+    """Return why forking would be unsafe: a fork loses all other threads, locks that they held stay locked, and a CUDA
+    context must not be shared. ``culprits``: modules that started threads."""
+    names = [thread.name for thread in threading.enumerate()[1:]]
+    count = len(names) or process.count_native_threads()
+    if count > 0:
+        which = f" ({', '.join(names or process.native_thread_names())})"
+        whose = f"importing {', '.join(culprits)}" if culprits else "the start of the interpreter (sitecustomize, .pth)"
+        return f"{whose} started {count} thread{'s' if count > 1 else ''}{which}, which a fork would lose"
+    if _cuda_is_initialised():
+        return "an imported module initialised CUDA"
+    return None
+
+
+def _cuda_is_initialised() -> bool:
+    """Ask the CUDA driver if it is loaded; an open unified memory device also shows it.
+
+    NVML opens other devices, but forks survive that: it only counts GPUs.
+    """
+    with contextlib.suppress(OSError):  # the driver is not loaded
+        driver = ctypes.CDLL(_CUDA_DRIVER, mode=os.RTLD_NOLOAD)
+        if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_NOT_INITIALISED:
+            return True
+    return any(target.startswith(_CUDA_DEVICE) for target in _open_files())
+
+
+def _open_files() -> list[str]:
+    """The targets of all descriptors. One of them was only open to list the others, and is gone."""
+    targets = []
+    with contextlib.suppress(OSError):  # no /proc
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                targets.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return targets

@@ -1,0 +1,115 @@
+"""The agent's end of a forkserver: its process, its socket, its death. Runs in: agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from distrain.hosts.host_info import usable_cpus
+from distrain.system import process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distrain import wire
+    from distrain.system.loop import Loop
+
+_PACKET_BYTES = 64 << 10
+_LEAVING_S = 1.0
+
+
+class ForkServerLink:
+    """The agent's end of a forkserver: its process and its socket."""
+
+    def __init__(self, loop: Loop, prepared: wire.Prepare, job_fd: int, open_files: tuple[int, int]) -> None:
+        self._loop = loop
+        self.ready = False
+        self.heard_at = loop.now
+        self.on_packet: Callable[[dict[str, Any]], None]
+        self.on_death: Callable[[int], None]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = ours
+        settings = {
+            "preload": prepared.preload,
+            "start_method": prepared.start_method,
+            "python_flags": prepared.python_flags,
+            "open_files": open_files,
+        }
+        arguments = (str(theirs.fileno()), str(job_fd), json.dumps(settings))
+        self._process = process.spawn_quiet(
+            process.bootstrap_argv("forkserver", *arguments, flags=prepared.python_flags),
+            environment=_environment(prepared),
+            directory=prepared.directory,
+            pass_fds=(theirs.fileno(), job_fd),
+        )
+        theirs.close()
+        self.pid = self._process.pid
+        self._pidfd = process.open_pidfd(self.pid)
+        loop.on_readable(ours.fileno(), self._read)
+        if self._pidfd >= 0:
+            loop.on_readable(self._pidfd, self._died)
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed where we watch it
+            socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(_PACKET_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self._died()
+            return
+        self.heard_at = self._loop.now
+        packet = json.loads(data)
+        self.ready = self.ready or packet["kind"] == "ready"
+        self.on_packet(packet)
+
+    def _died(self) -> None:
+        self._forget()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)  # its socket may close a moment before it ends
+        self.kill()
+        self.on_death(self._process.returncode or 0)
+
+    def _forget(self) -> None:
+        for fd in (self._socket.fileno(), self._pidfd):
+            self._loop.forget(fd)
+        self._socket.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def dismiss(self) -> None:
+        """Kill it without a word to anybody."""
+        self._forget()
+        self.kill()
+
+    def leave(self) -> None:
+        """Have it end its workers and all below them, and go; SIGKILL if it does not. Were it killed at once, nobody
+        would end them if we are killed, too."""
+        if self.ready:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_LEAVING_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL; its workers die with it. The loop then reports its death."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible sleep: not for us to wait out
+            self._process.wait(timeout=1.0)
+
+
+def _environment(prepared: wire.Prepare) -> dict[str, str]:
+    """What libraries read when they are imported, so the same for all ranks of the host."""
+    environment = {**os.environ, **prepared.environment}
+    threads = max(1, usable_cpus() // max(1, prepared.workers))
+    environment.setdefault("OMP_NUM_THREADS", str(threads))
+    return environment

@@ -1,0 +1,84 @@
+"""What ``python -m distrain.launch --check`` shows. Runs in: coordinator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distrain.system.log import without_controls
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from distrain.cli.preflight import Preflight
+
+_COLUMNS = (
+    *("host", "ssh", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),
+    *("slots", "CPUs", "RAM free", "disk free", "GPUs"),
+)
+
+
+def show(preflight: Preflight, console: Console) -> None:
+    """The table, as many of them below each other as the width asks for, and what is wrong, in words."""
+    from rich.text import Text
+
+    rows = preflight.rows()
+    marks = {True: ("x" if console.options.ascii_only else "✗", "bold red"), False: ("!", "yellow")}
+    marked: dict[tuple[str, str], bool] = {}
+    for finding in preflight.findings:
+        marked[finding.host, finding.about] = finding.is_fatal or marked.get((finding.host, finding.about), False)
+
+    def cell(row: Mapping[str, str], column: str) -> Text:
+        is_fatal = marked.get((row["host"], column))
+        value = row.get(column, "")
+        if is_fatal is None:
+            return Text(value)
+        mark, style = marks[is_fatal]
+        return Text(mark if value in ("", "ok") else f"{mark} {value}", style=style)
+
+    cells = {column: [cell(row, column) for row in rows] for column in _COLUMNS}
+    for table in _tables(console, {column: texts for column, texts in cells.items() if any(texts)}):
+        console.print(table)
+        console.print()
+    for finding in preflight.findings:
+        mark, style = marks[finding.is_fatal]
+        text = without_controls(finding.text).replace("\n", "\n    ")
+        console.print(Text.assemble((f"{mark} {finding.host}: ", style), text), soft_wrap=not console.is_terminal)
+    console.print(Text(_verdict(preflight, [row["host"] for row in rows]), style="bold"), soft_wrap=True)
+
+
+def _tables(console: Console, cells: Mapping[str, Sequence[Text]]) -> list[Table]:
+    """Each begins with the host's name, and takes columns until it is as wide as the console."""
+    unbounded = console.options.update(max_width=10_000)
+    first, *rest = cells
+    tables, columns = [], [first]
+    for column in rest:
+        wider = console.measure(_table(cells, [*columns, column]), options=unbounded).maximum
+        if len(columns) > 1 and wider > console.width:
+            tables.append(_table(cells, columns))
+            columns = [first]
+        columns.append(column)
+    return [*tables, _table(cells, columns)]
+
+
+def _table(cells: Mapping[str, Sequence[Text]], columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in zip(*(cells[column] for column in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _verdict(preflight: Preflight, names: Sequence[str]) -> str:
+    """``names``: this machine's and those of the hosts."""
+    bad = {finding.host for finding in preflight.findings if finding.is_fatal}
+    if bad:
+        return f"cannot train like this: {', '.join(name for name in names if name in bad)}"
+    return "this host can train" if len(names) == 2 else f"{len(names) - 1} hosts can train together"

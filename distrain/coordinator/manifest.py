@@ -1,0 +1,100 @@
+"""run.json: what ran, with which settings, where, when, and how it ended. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from distrain.decisions.failures import culprit_first
+from distrain.storage.paths import read_manifest
+from distrain.system.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from distrain.errors import RankFailure
+    from distrain.hosts.world import WorldPlan
+    from distrain.storage.local_store import RunStore
+
+_DIED = "the process that called fit() died"
+"""In an attempt that nobody could see ending."""
+_HIDDEN = "***"
+_SECRET_WORDS = {
+    *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
+    "token",
+}
+_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+class RunManifest:
+    """Of one run in its directory; ``before`` is what an earlier part of the run has left, ``{}`` if there is none.
+    Moments are seconds since 1970."""
+
+    def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any]) -> None:
+        self.before = read_manifest(store.paths.root)
+        self._store = store
+        self._run_id = run_id
+        self._configs = configs
+        self._started = time.time()
+        self._attempts: list[dict[str, Any]] = [
+            {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
+            for attempt in self.before.get("attempts", [])
+        ]
+        self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
+        """The number of the first attempt of this part of the run: none is used twice."""
+
+    def write(self, status: str) -> None:
+        """Write it now. ``status``: running, finished, failed or aborted. Raises OSError."""
+        self._store.write_manifest(self._contents(status))
+
+    def _contents(self, status: str) -> dict[str, Any]:
+        return {
+            "name": self._store.place.name,
+            "run_id": self._run_id,
+            "status": status,
+            "started": self.before.get("started", self._started),
+            "updated": time.time(),
+            "attempts": [dict(attempt) for attempt in self._attempts],
+            "distrain": __version__,
+            "python": sys.version.split()[0],
+            "argv": without_secrets(sys.argv),
+            **self._configs,
+        }
+
+    def attempt_begins(self, attempt: int, plan: WorldPlan) -> None:
+        hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
+        begun = {"attempt": attempt, "started": time.time(), "ended": None, "hosts": hosts, "failure": None}
+        self._attempts.append(begun)
+        self._store.keep_manifest(self._contents("running"))
+
+    def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:
+        """Written with the next attempt, or at the end of the run. ``why``: what ended it, if that was not a rank."""
+        self._attempts[-1]["ended"] = time.time()
+        if why is not None:
+            self._attempts[-1]["failure"] = why
+        elif failures:
+            culprit = culprit_first(failures)[0]
+            self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"
+
+
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
+
+    Others may read the run directory. ``--api-key X``, ``--api-key=X``, ``api_key=X`` and ``WANDB_API_KEY=X`` have such
+    names, as one of their words is in :data:`_SECRET_WORDS`.
+    """
+    shown = []
+    is_value = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        is_secret = not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+        if is_value and not word.startswith("--"):
+            shown.append(_HIDDEN)
+        elif equals and is_secret:
+            shown.append(f"{name}={_HIDDEN}")
+        else:
+            shown.append(_CREDENTIALS_IN_URL.sub(_HIDDEN, word))
+        is_value = is_secret and not equals and word.startswith("-")
+    return shown

@@ -1,0 +1,87 @@
+"""The signals that ask a run to stop, and the memory of them for later runs of the process. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from distrain.errors import PreemptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Ctrl-C, the usual request to end, a closed terminal or lost connection, and Ctrl-backslash. All are handled alike,
+but only Ctrl-C ends ``fit()`` with a KeyboardInterrupt."""
+
+_stopped_by: list[str] = []
+
+
+def exit_code(stop_reason: str) -> int:
+    """Return the exit code of a process that was ended by the signal of this name."""
+    return 128 + signal.Signals[stop_reason]
+
+
+def preempted(message: str, stop_reason: str) -> PreemptionError:
+    """Make the error of a run that the signal of this name has stopped. Uncaught, it makes the process exit as one that
+    was ended by the signal."""
+    if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, _ExitWithItsCode):
+        sys.excepthook = _ExitWithItsCode(sys.excepthook)
+    return PreemptionError(message, exit_code=exit_code(stop_reason))
+
+
+class _ExitWithItsCode:
+    """An excepthook that shows an error as ``show`` does, and after a PreemptionError exits with its code."""
+
+    def __init__(self, show: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+        self._show = show
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = self._show
+        self._show(kind, error, trace)
+        if isinstance(error, PreemptionError):
+            sys.exit(error.exit_code)
+
+
+def note_stop(number: int) -> None:
+    """Remember that this process was told to stop, unless it was by Ctrl-C.
+
+    KeyboardInterrupt passes through ``except Exception``, so whoever catches it wants to go on, as in a notebook.
+    """
+    if number != signal.SIGINT:
+        _stopped_by.append(signal.Signals(number).name)
+    if number == signal.SIGHUP:
+        _leave_closed_terminal()
+
+
+def _leave_closed_terminal() -> None:
+    """Let stdout and stderr go to /dev/null if their terminal was closed: every print would raise OSError."""
+    with open(os.devnull, "w") as nowhere:
+        for fd in (1, 2):
+            with contextlib.suppress(OSError):
+                if stat.S_ISCHR(os.fstat(fd).st_mode) and not os.isatty(fd):
+                    os.dup2(nowhere.fileno(), fd)
+
+
+def refuse_after_stop() -> None:
+    """Raise PreemptionError if this process was told to stop during an earlier run.
+
+    A sweep that catches every error would otherwise start its next trial.
+    """
+    if _stopped_by:
+        raise preempted(
+            f"no further run is started, as {_stopped_by[0]} has told this process to stop; "
+            "let PreemptionError end a sweep that catches errors, or call fit() in a new process",
+            _stopped_by[0],
+        )
+
+
+def forget_stop() -> None:
+    """Allow further runs again, in tests that send signals to their own process."""
+    _stopped_by.clear()

@@ -1,0 +1,84 @@
+"""What the kernel's control groups allow this process, and whom they killed. Runs in: agent, forkserver.
+
+Both versions: cgroup v2 (``memory.max``, ``memory.events``, ``cpu.max``) and v1 (``memory.limit_in_bytes``,
+``memory.oom_control``, ``cpu.cfs_quota_us``), as Documentation/admin-guide/cgroup-{v1,v2} of Linux have them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_VMSTAT = Path("/proc/vmstat")
+
+
+def cpu_quota() -> float | None:
+    """CPUs that the quotas of our groups leave; None without a quota."""
+    quotas = []
+    for folder in _own_groups("cpu"):
+        quota = _read(folder / "cpu.max").split() or [
+            _read(folder / "cpu.cfs_quota_us"),
+            _read(folder / "cpu.cfs_period_us"),
+        ]
+        if len(quota) == 2 and all(part.isdigit() for part in quota) and int(quota[1]):
+            quotas.append(int(quota[0]) / int(quota[1]))
+    return min(quotas, default=None)
+
+
+def memory_limit() -> int | None:
+    """Bytes that the tightest of our groups allows; None if none limits us."""
+    return min((limit for folder in _own_groups("memory") if (limit := _limit_of(folder))), default=None)
+
+
+class OomWatch:
+    """Knows whether the kernel has killed for lack of memory since this was made, in our groups or on the host."""
+
+    def __init__(self) -> None:
+        self._groups = {folder: _kills_of(folder) for folder in _own_groups("memory")}
+        self._host = _count(_VMSTAT)
+
+    def killed(self) -> int | None:
+        """The limit in bytes of the group in which the kernel has killed; 0 if it has killed somewhere else on the
+        host; None if it has not."""
+        for folder, before in self._groups.items():
+            if _kills_of(folder) > before and (limit := _limit_of(folder)):
+                return limit
+        return 0 if _count(_VMSTAT) > self._host else None
+
+
+def _own_groups(controller: str) -> list[Path]:
+    """Folders that may limit this process: its own group and all above it."""
+    folders = []
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        base = _ROOT if not controllers else _ROOT / controller
+        if not controllers or controller in controllers.split(","):
+            own = base / path.lstrip("/")
+            folders += [own, *(parent for parent in own.parents if parent.is_relative_to(base))]
+    return folders
+
+
+_UNLIMITED = 1 << 60
+"""cgroup v1 writes "no limit" as a number close to 2**63."""
+
+
+def _limit_of(folder: Path) -> int | None:
+    limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+    return int(limit) if limit.isdigit() and int(limit) < _UNLIMITED else None
+
+
+def _kills_of(folder: Path) -> int:
+    return max(_count(folder / "memory.events"), _count(folder / "memory.oom_control"))
+
+
+def _count(path: Path) -> int:
+    """The line ``oom_kill N`` of a file; 0 without one."""
+    lines = (line.split() for line in _read(path).splitlines())
+    return next((int(parts[1]) for parts in lines if len(parts) == 2 and parts[0] == "oom_kill"), 0)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,36 @@
+"""What this host has: usable CPUs, memory, GPUs; without torch and without a subprocess. Runs in: agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+from distrain.hosts.cgroup import cpu_quota, memory_limit
+from distrain.hosts.gpus import find_gpus
+from distrain.hosts.host import HostFacts
+
+
+def survey(*, with_gpus: bool) -> HostFacts:
+    """The facts of this host; GPUs are only looked for when asked, since initialising NVML takes time."""
+    gpus, driver_problem = find_gpus(os.environ) if with_gpus else (None, "")
+    return HostFacts(
+        name=socket.gethostname(),
+        cpus=usable_cpus(),
+        memory_bytes=_memory_bytes(),
+        gpus=gpus,
+        driver_problem=driver_problem,
+    )
+
+
+def usable_cpus() -> int:
+    """CPUs this process may use: its affinity, cut by its cgroup's CPU quota."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(affinity, int(cpu_quota() or affinity)))
+
+
+def _memory_bytes() -> int:
+    total = 0
+    with contextlib.suppress(ValueError, OSError):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(total, memory_limit() or total)

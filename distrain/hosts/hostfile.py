@@ -1,0 +1,236 @@
+"""Which hosts to train on: a hostfile's text, or ``a:4,b:4``, -> hosts, errors with file and line. Runs in: anywhere.
+
+Pure: whoever reads the file is elsewhere. A line names a host, and what to know about it::
+
+    # comments and empty lines do not count
+    alpha slots=4
+    root@beta:2222 slots=2 gpus=0,2          # user, port of ssh; two of its GPUs
+    [fd77::13] slots=2 python=/opt/py/bin/python cwd="/data/my project" env.NCCL_DEBUG=INFO
+
+Words may be quoted as in a shell. ``localhost`` is this machine, without ssh.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from distrain.errors import HostfileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+LOCALHOST = "localhost"
+_KEYS = ("slots", "gpus", "python", "cwd")
+ALWAYS_SET = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "TF_CONFIG"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+        "TORCHELASTIC_USE_AGENT_STORE",
+    }
+)
+"""Variables that each rank is given in any case."""
+_HOST = re.compile(
+    r"(?:(?P<user>[^\s\0@:,;\[\]=-][^\s\0@:,;\[\]=]*)@)?"
+    # A name may be an alias of ssh's configuration; what a shell would take for something else, ssh refuses itself.
+    r"(?:\[(?P<v6>[^\]\0]*)\]|(?P<name>(?!-)[^\s\0/@:,;\[\]='\"`$\\&<>|(){}]+))"
+    r"(?::(?P<number>\d+))?"
+)
+_WORD = re.compile(r"""\s*(?P<comment>\#.*)|\s*(?P<word>(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+)(?=\s|$)|\s*$""")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GPU = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpec:
+    """One host, as the user describes it.
+
+    name: what it is called in messages, unique: the address, with the port if one was given. slots: how many ranks it
+    takes; None: any number. gpus: those that its ranks may use, as CUDA_VISIBLE_DEVICES names them; empty: all.
+    python: its interpreter, which also says which distrain runs there. cwd: where its workers run.
+    """
+
+    name: str = LOCALHOST
+    address: str = LOCALHOST
+    user: str | None = None
+    port: int | None = None
+    slots: int | None = None
+    gpus: tuple[str, ...] = ()
+    python: str | None = None
+    cwd: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is this machine, so that no ssh is needed."""
+        return self.name == LOCALHOST and self.user is None
+
+
+def parse_hostfile(text: str, source: str) -> tuple[HostSpec, ...]:
+    """The hosts in their order. ``source`` is the file's name for errors. Raises HostfileError."""
+    hosts: dict[str, tuple[HostSpec, int]] = {}
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
+        try:
+            if "\0" in line:
+                raise ValueError("there is a NUL byte in this line, which no host name, path or variable can have")
+            host = _parse_line(list(_words(line)))
+            if host is None:
+                continue
+            if host.name.lower() in hosts:
+                raise ValueError(f"{host.name} is named in line {hosts[host.name.lower()][1]} already")
+        except ValueError as error:
+            raise HostfileError(f"{source}:{number}: {error}") from None
+        hosts[host.name.lower()] = host, number
+    if not hosts:
+        raise HostfileError(f"{source}: names no host; a line such as `{LOCALHOST} slots=2` does")
+    return tuple(host for host, _ in hosts.values())
+
+
+def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]:
+    """The hosts of ``a:4,b:4``, or of a list of such parts, in their order; the number counts slots, 1 by default.
+    ``source`` is where it stands, for errors. Raises HostfileError."""
+    parts = [part.strip() for text in ([hosts] if isinstance(hosts, str) else hosts) for part in text.split(",")]
+    if not parts:
+        raise HostfileError(f"{source}: names no host; must be host:slots, such as alpha:4,beta:4")
+    found: dict[str, HostSpec] = {}
+    for part in parts:
+        try:
+            host, slots = _parse_host(part)
+            if host.name.lower() in found:
+                raise ValueError("named twice")
+            found[host.name.lower()] = replace(host, slots=_count("slots", slots or "1"))
+        except ValueError as error:
+            raise HostfileError(f"{source}: {part!r}: {error}; must be host:slots, such as alpha:4,beta:4") from None
+    return tuple(found.values())
+
+
+def split_ssh_args(text: str, source: str) -> tuple[str, ...]:
+    """Arguments for ssh as a shell takes them apart. ``source`` is where they stand, for errors. Raises
+    HostfileError."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise HostfileError(f"{source}: {text!r}: {str(error).lower()}") from None
+
+
+def total_slots(hosts: Sequence[HostSpec]) -> int:
+    return sum(host.slots or 1 for host in hosts)
+
+
+def _words(line: str) -> Iterator[str]:
+    """Words as a shell takes them apart, up to a comment. Raises ValueError for a quote that is not closed, and for a
+    backslash with nothing behind it."""
+    position = 0
+    while position < len(line):
+        found = _WORD.match(line, position)
+        if found is None:
+            rest = line[position:].strip()
+            if rest.endswith("\\") and not {"'", '"'} & set(rest):
+                raise ValueError(f"{rest}: nothing follows the backslash; a host is described in one line")
+            raise ValueError(f"a quote is not closed: {rest}")
+        if found["comment"]:
+            return
+        if found["word"]:
+            yield shlex.split(found["word"])[0]
+        position = found.end()
+
+
+def _parse_line(words: list[str]) -> HostSpec | None:
+    if not words:
+        return None
+    host, port = _parse_host(words[0])
+    options = dict(_option(word) for word in words[1:])
+    if len(options) < len(words) - 1:
+        raise ValueError("a key is given twice")
+    gpus = _gpus(options["gpus"]) if "gpus" in options else ()
+    slots = _count("slots", options["slots"]) if "slots" in options else len(gpus) or 1
+    return replace(
+        host,
+        name=host.name if port is None else f"{_bracketed(host.address)}:{port}",
+        port=None if port is None else _port(port),
+        slots=slots,
+        gpus=gpus,
+        python=_path("python", options.get("python")),
+        cwd=_path("cwd", options.get("cwd")),
+        environment={key.removeprefix("env."): value for key, value in options.items() if key.startswith("env.")},
+    )
+
+
+def _parse_host(word: str) -> tuple[HostSpec, str | None]:
+    """``[user@]host[:number]``, and the number. Raises ValueError."""
+    found = _HOST.fullmatch(word)
+    if found is None:
+        text = f"{word!r} is not a host: must be host, user@host, host:number or [IPv6 address]"
+        raise ValueError(text + _hint(word))
+    address = found["name"]
+    if address is None:
+        try:
+            address = str(ipaddress.IPv6Address(found["v6"]))
+        except ValueError:
+            raise ValueError(f"[{found['v6']}] is not an IPv6 address") from None
+    return HostSpec(name=_bracketed(address), address=address, user=found["user"]), found["number"]
+
+
+def _hint(word: str) -> str:
+    """What somebody may have meant by what is not a host."""
+    if re.search("[,;]", word):
+        return f"; several hosts are several lines of a hostfile, or hosts={re.sub('[,;]+', ',', word)}"
+    try:
+        return f"; an IPv6 address needs brackets: [{ipaddress.IPv6Address(word)}]"
+    except ValueError:
+        return ""
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _option(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    known = f"known are {', '.join(f'{name}=' for name in _KEYS)} and env.NAME="
+    if not equals:
+        raise ValueError(f"{word!r} is not of the form key=value; {known}")
+    if key.startswith("env."):
+        name = key.removeprefix("env.")
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{key}: not a name of an environment variable")
+        if name in ALWAYS_SET:
+            raise ValueError(f"{key}: each rank is given its own {name}; leave it out")
+        if key == "env.CUDA_VISIBLE_DEVICES":
+            raise ValueError(f"{key}: say gpus={value}, so that they are counted, too")
+    elif key not in _KEYS:
+        raise ValueError(f"unknown key {key!r}; {known}")
+    return key, value
+
+
+def _count(key: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{key}={text}: must be a whole number of at least 1; leave a host out that is not to be used")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not 1 <= int(text) <= 65535:
+        raise ValueError(f"port {text}: must be between 1 and 65535")
+    return int(text)
+
+
+def _gpus(text: str) -> tuple[str, ...]:
+    gpus = tuple(text.split(","))
+    if not all(_GPU.fullmatch(gpu) for gpu in gpus):
+        raise ValueError(f"gpus={text}: must be indices or UUIDs such as 0,2")
+    if len({"index" if gpu.isdigit() else gpu[:4] for gpu in gpus}) > 1:
+        raise ValueError(f"gpus={text}: must be all indices, all GPU-... or all MIG-...; CUDA does not mix them")
+    if len(set(gpus)) < len(gpus):
+        raise ValueError(f"gpus={text}: one is named twice")
+    return gpus
+
+
+def _path(key: str, text: str | None) -> str | None:
+    if text is not None and not text.startswith("/"):
+        raise ValueError(f"{key}={text}: must be an absolute path on that host")
+    return text

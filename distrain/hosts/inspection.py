@@ -1,0 +1,151 @@
+"""What the workers of this host would find: versions, their directory, the storage; without importing any of it.
+
+Runs in: agent, coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from importlib.metadata import Distribution
+
+    from distrain.system.loop import Loop
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+class Inspector:
+    """The agent's side: answers :class:`~distrain.wire.Inspect`, in a thread: a storage that hangs must not keep it
+    from anything else."""
+
+    def __init__(self, loop: Loop, say: Callable[[wire.Message], None]) -> None:
+        self._loop = loop
+        self._say = say
+
+    def inspect(self, asked: wire.Inspect) -> None:
+        answers: list[wire.Inspected] = []
+        read_fd, write_fd = os.pipe()
+
+        def work() -> None:
+            try:
+                answers.append(inspect(asked))
+            finally:
+                os.close(write_fd)
+
+        def done() -> None:
+            self._loop.forget(read_fd)
+            os.close(read_fd)
+            for answer in answers:
+                self._say(answer)
+
+        self._loop.on_readable(read_fd, done)
+        threading.Thread(target=work, name="inspect", daemon=True).start()
+
+
+def inspect(asked: wire.Inspect) -> wire.Inspected:
+    """The answer, which takes as long as the storage does."""
+    received = time.time()
+    directory_problem = _directory_problem(asked.directory)
+    storage_problem = _storage_problem(asked) if asked.storage else None
+    return wire.Inspected(
+        received=received,
+        versions=package_versions(asked.packages, asked.sys_path),
+        directory_problem=directory_problem,
+        storage_problem=storage_problem,
+        disk_free_bytes=_disk_free_bytes(asked.storage or asked.directory),
+        memory_free_bytes=_memory_free_bytes(),
+        sent=time.time(),
+    )
+
+
+def package_versions(packages: Iterable[str], sys_path: Sequence[str | None]) -> dict[str, str | None]:
+    """The version of each package, as an import with this path would find it: None if there is no such package, empty
+    if it does not say. In ``sys_path``, None stands for what this interpreter has itself."""
+    from importlib.machinery import PathFinder
+    from importlib.metadata import Distribution
+
+    path = [found for entry in sys_path for found in (sys.path if entry is None else [entry])]
+    versions: dict[str, str | None] = {}
+    for package in packages:
+        installed = next(iter(Distribution.discover(name=package, path=path)), None)
+        if installed is not None:
+            versions[package] = _version_of(installed)
+        else:
+            versions[package] = None if PathFinder.find_spec(package, path) is None else ""
+    return versions
+
+
+def _version_of(installed: Distribution) -> str:
+    try:
+        return str(installed.version or "")
+    except Exception:  # of a package that was removed by half, in words that differ from Python to Python
+        return ""
+
+
+def _directory_problem(directory: str) -> str | None:
+    try:
+        os.listdir(directory)
+    except OSError as error:
+        return _why(error)
+    return None
+
+
+def _storage_problem(asked: wire.Inspect) -> str | None:
+    try:
+        os.listdir(asked.storage)
+    except OSError as error:
+        return f"cannot be opened: {_why(error)}"
+    try:
+        seen = Path(asked.witness).read_text(errors="replace")
+    except FileNotFoundError:
+        seen = ""
+    except OSError as error:
+        return f"cannot be read: {_why(error)}"
+    if asked.nonce not in seen:
+        return "is another one than the launching machine's"
+    probe = Path(asked.storage, f".distrain-probe-{uuid.uuid4().hex}")
+    try:
+        return _probe_problem(probe, asked.nonce)
+    except OSError as error:
+        return f"cannot be written: {_why(error)}"
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def _probe_problem(probe: Path, text: str) -> str | None:
+    probe.write_text(text)
+    if probe.read_text() != text:
+        return "does not give back what was written"
+    probe.unlink()
+    return None
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _disk_free_bytes(directory: str) -> int:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(directory).free
+    return 0
+
+
+def _memory_free_bytes() -> int:
+    with contextlib.suppress(OSError):
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0

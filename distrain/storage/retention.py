@@ -1,0 +1,85 @@
+"""Which checkpoints are the best, and which are deleted. Pure: no I/O, no clock. Runs in: anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Retention(Protocol):
+    """How many checkpoints are kept, and by which metric; :class:`~distrain.CheckpointConfig` is one."""
+
+    @property
+    def num_to_keep(self) -> int | None: ...
+    @property
+    def checkpoint_score_attribute(self) -> str | None: ...
+    @property
+    def checkpoint_score_order(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRetention:
+    """The retention of a run, as its ``run.json`` has it. Raises TypeError or ValueError for what cannot be one."""
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: str = "max"
+
+    def __post_init__(self) -> None:
+        for name, kind in (("num_to_keep", int), ("checkpoint_score_attribute", str)):
+            if not isinstance(getattr(self, name), kind | None):
+                raise TypeError(f"{name} is {getattr(self, name)!r}")
+        if self.checkpoint_score_order not in ("max", "min"):
+            raise ValueError(f"checkpoint_score_order is {self.checkpoint_score_order!r}")
+
+
+def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
+    """Larger is better; missing, non-numeric and NaN scores are -inf, whatever the order."""
+    value = _look_up(metrics, attribute)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return -math.inf
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond the floats
+        number = math.inf if value > 0 else -math.inf
+    if math.isnan(number):
+        return -math.inf
+    return number if order == "max" else -number
+
+
+def _look_up(metrics: Any, attribute: str) -> Any:
+    """``"a/b"`` is ``metrics["a/b"]`` or ``metrics["a"]["b"]``, whichever there is; None if neither."""
+    if not isinstance(metrics, Mapping):
+        return None
+    if attribute in metrics:
+        return metrics[attribute]
+    parts = attribute.split("/")
+    for end in range(1, len(parts)):
+        found = _look_up(metrics.get("/".join(parts[:end])), "/".join(parts[end:]))
+        if found is not None:
+            return found
+    return None
+
+
+def has_metric(metrics: Mapping[str, Any], attribute: str) -> bool:
+    """Whether there is such a metric, be it NaN."""
+    return _look_up(metrics, attribute) is not None
+
+
+def best_first(metrics: Sequence[Mapping[str, Any]], rule: Retention) -> list[int]:
+    """Indices of checkpoints, given their metrics in order of commit: best first; of equals the newer first."""
+    attribute = rule.checkpoint_score_attribute
+    newest_first = range(len(metrics) - 1, -1, -1)
+    if attribute is None:
+        return list(newest_first)
+    return sorted(newest_first, key=lambda i: score(metrics[i], attribute, rule.checkpoint_score_order), reverse=True)
+
+
+def surplus(metrics: Sequence[Mapping[str, Any]], rule: Retention) -> list[int]:
+    """Indices of the checkpoints to delete: all but the best ``num_to_keep`` and the latest."""
+    if rule.num_to_keep is None:
+        return []
+    latest = len(metrics) - 1
+    return sorted(i for i in best_first(metrics, rule)[rule.num_to_keep :] if i != latest)

@@ -1,0 +1,36 @@
+"""Packages whose public names are imported when they are first used. Runs in: every process."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from distrain.system.ray_names import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, Collection[str]], modules: Collection[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names on first use (PEP 562).
+
+    homes: the public names of each module, by the module's name within the package. modules: public modules that can be
+    used without importing them.
+    """
+    home_of = {name: module for module, names in homes.items() for name in names}
+    public = sorted(home_of)
+
+    def get(name: str) -> Any:
+        if name in modules:
+            return import_module(f"{package}.{name}")
+        home = home_of.get(name)
+        if home is None:
+            raise AttributeError(explain(package, name))
+        value = getattr(import_module(f"{package}.{home}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get, lambda: sorted({*public, *modules}), public

@@ -1,0 +1,192 @@
+"""One thread waiting for many file descriptors and for the clock: the loop of every program. Runs in: anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
+
+Callback = Callable[[], None]
+_STUCK_AFTER = 3
+_PAUSE_S = 0.5
+"""A timer that is later than this tells of a pause."""
+
+
+class Loop:
+    """Call back when a descriptor can be read or written, or when a moment has come. No thread, no polling.
+
+    Descriptors must be unregistered (:meth:`forget`) before they are closed.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: dict[str, tuple[float, Callback]] = {}
+        self._signal_pipe: tuple[int, ...] = ()
+        self._previous_wakeup_fd = -1
+        self._running = False
+        self.now = time.monotonic()
+        """When this turn began. Silence is to be judged by it, not by the clock: a callback of this turn that took long
+        kept us from reading, and says nothing about the others."""
+        self._awake_since = self.now
+        """The end of the last pause of this process: SIGSTOP, Ctrl-Z, a suspended machine, a slow callback."""
+
+    def on_readable(self, fd: int, callback: Callback | None) -> None:
+        """Call ``callback`` whenever ``fd`` has data or its end; None stops that."""
+        self._update(fd, selectors.EVENT_READ, callback)
+
+    def on_writable(self, fd: int, callback: Callback | None) -> None:
+        """Call ``callback`` whenever ``fd`` takes data; None stops that."""
+        self._update(fd, selectors.EVENT_WRITE, callback)
+
+    def on_signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> dict[int, Any]:
+        """Call back, in a turn of the loop, with each of these signals that arrives. Main thread only. Returns the
+        handlers that were in place before.
+
+        The interpreter's C handler writes to our pipe: one in Python would run too late, if the signal came just
+        before we go to sleep. Ctrl-C three times, while the loop is stuck in a callback, raises KeyboardInterrupt.
+        """
+        wanted = frozenset(numbers)
+        read_fd, write_fd = self._signal_pipe = os.pipe()
+        for fd in self._signal_pipe:
+            os.set_blocking(fd, False)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        unheard = 0
+
+        def note(number: int, frame: FrameType | None) -> None:
+            nonlocal unheard
+            unheard += number == signal.SIGINT
+            if unheard >= _STUCK_AFTER:
+                raise KeyboardInterrupt
+
+        def tell() -> None:
+            nonlocal unheard
+            unheard = 0
+            for number in os.read(read_fd, 4096):
+                if number in wanted:
+                    callback(number)
+
+        self.on_readable(read_fd, tell)
+        return {number: signal.signal(number, note) for number in wanted}
+
+    @contextlib.contextmanager
+    def signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> Iterator[None]:
+        """:meth:`on_signals` within a block, and only in the main thread. Signals that this process ignores stay
+        ignored; those with a handler in C, which could not be restored, keep it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = self.on_signals((n for n in numbers if handler_of(n) not in (signal.SIG_IGN, None)), callback)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _update(self, fd: int, event: int, callback: Callback | None) -> None:
+        known = self._selector.get_map().get(fd)
+        callbacks: dict[int, Callback] = dict(known.data) if known else {}
+        if callback is None:
+            callbacks.pop(event, None)
+        else:
+            callbacks[event] = callback
+        if not callbacks:
+            if known:
+                self._selector.unregister(fd)
+            return
+        events = sum(callbacks)
+        if known:
+            self._selector.modify(fd, events, callbacks)
+        else:
+            self._selector.register(fd, events, callbacks)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching ``fd`` altogether; harmless if it was not watched."""
+        if fd >= 0 and fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def call_at(self, name: str, moment: float, callback: Callback) -> None:
+        """Call once at ``moment`` (time.monotonic); a new call with the same name replaces the old one."""
+        self._timers[name] = (moment, callback)
+
+    def call_in(self, name: str, delay_s: float, callback: Callback) -> None:
+        """Call once, ``delay_s`` seconds from now."""
+        self.call_at(name, time.monotonic() + delay_s, callback)
+
+    def cancel(self, name: str) -> None:
+        """Drop a timer; harmless if there is none of that name."""
+        self._timers.pop(name, None)
+
+    def run(self) -> None:
+        """Wait and call back until :meth:`stop`."""
+        self._running = True
+        while self._running:
+            self.step()
+
+    def stop(self) -> None:
+        """Make :meth:`run` return after the callbacks of this turn."""
+        self._running = False
+
+    def silence_s(self, heard_at: float) -> float:
+        """Seconds since ``heard_at`` (time.monotonic), but not longer than this process has been running without a
+        pause: the others may have paused together with it, and get their full time again. A process notices its
+        pauses if it sets timers that are shorter than them."""
+        return max(0.0, self.now - max(heard_at, self._awake_since))
+
+    def step(self) -> None:
+        """One turn: wait for the next event or timer. Descriptors come first: data that is there proves life, even if
+        this process slept through a deadline and a lease seems to have run out."""
+        due = max(self.now, self._next_timer())
+        ready = self._selector.select(None if due == math.inf else max(0.0, due - time.monotonic()))
+        self.now = time.monotonic()
+        if self.now > due + _PAUSE_S:
+            self._awake_since = self.now
+        for key, events in ready:
+            for event, callback in list(key.data.items()):
+                now_watched = self._selector.get_map().get(key.fd)  # an earlier callback may have closed it
+                if events & event and now_watched and now_watched.data.get(event) is callback:
+                    callback()
+        self._fire_timers()
+
+    def _next_timer(self) -> float:
+        return min((moment for moment, _ in self._timers.values()), default=math.inf)
+
+    def _fire_timers(self) -> None:
+        now = time.monotonic()
+        for name, (moment, callback) in list(self._timers.items()):
+            if moment <= now and self._timers.get(name, (None,))[0] == moment:
+                del self._timers[name]
+                callback()
+
+    def close(self) -> None:
+        """Release what is the loop's own; watched descriptors stay open, signal handlers stay in place."""
+        self._selector.close()
+        if self._signal_pipe:
+            signal.set_wakeup_fd(self._previous_wakeup_fd)
+        for fd in self._signal_pipe:
+            os.close(fd)
+        self._signal_pipe = ()
+
+
+def handler_of(number: int) -> Any:
+    """Return what ``signal.getsignal()`` does, but None also for a handler in C that Python has not heard of, such as
+    that of ``faulthandler.register()``."""
+    handler = signal.getsignal(number)
+    return None if handler is signal.SIG_DFL and number in _caught() else handler
+
+
+def _caught() -> set[int]:
+    """The signals for which this process has a handler, as the kernel knows it."""
+    status = Path("/proc/self/status").read_text()
+    mask = int((status.partition("SigCgt:")[2].split() or ["0"])[0], 16)
+    return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}

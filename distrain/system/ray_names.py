@@ -1,0 +1,263 @@
+"""Names of Ray that distrain lacks: a sentence for each that says what to do instead. Runs in: anywhere.
+
+The sentence is in the AttributeError of ``distrain.Tuner`` or ``result.config``, in the ImportError of
+``from distrain import Tuner`` or ``import distrain.tune``, and in the TypeError of ``TorchTrainer(datasets=...)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_CLUSTER = "there is no cluster to connect to: fit() starts the workers and ends them, so leave it out"
+_DATA = "Ray Data is not a part of distrain: make a DataLoader (or tf.data.Dataset) in train_func"
+_FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
+_INFERENCE = "inference is not a part of distrain: load the files of result.checkpoint.as_directory()"
+_KEPT = "the trainer does not show it: keep the object that you gave to it"
+_OF_RAY_1 = "a name of Ray 1: hand train_func to TorchTrainer or DataParallelTrainer, and call fit()"
+_OUTER_LOOP = (
+    "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna study"
+)
+_RANKS = "a name of Ray 1: use get_context().get_world_rank(), get_local_rank() or get_world_size()"
+_TASKS = "there are no tasks, actors or objects: call the function itself, or use concurrent.futures"
+_TORCH = "use TorchTrainer, and make the library's own Trainer in train_func"
+_TPU = "TPUs are not supported"
+_TRAIN = "distrain itself is what ray.train and ray.air are: `import distrain as train`, `from distrain import session`"
+
+MISSING = {
+    "AccelerateTrainer": _TORCH,
+    "BatchPredictor": _INFERENCE,
+    "Callback": "derive from distrain.UserCallback",
+    "CheckpointStrategy": "a name of Ray 1: use CheckpointConfig",
+    "DataConfig": _DATA,
+    "DataIterator": _DATA,
+    "Dataset": _DATA,
+    "HorovodConfig": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
+    "HorovodTrainer": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
+    "HuggingFaceTrainer": _TORCH,
+    "JaxConfig": "use DataParallelTrainer, and call jax.distributed.initialize() in train_func",
+    "JaxTrainer": "use DataParallelTrainer, and call jax.distributed.initialize() in train_func",
+    "LightGBMTrainer": _FRAMEWORK,
+    "LightningConfigBuilder": _TORCH,
+    "LightningTrainer": _TORCH,
+    "MosaicTrainer": _TORCH,
+    "NCCLHangError": "hangs of any kind are a HangError; see FailureConfig.hang_timeout_s",
+    "Predictor": _INFERENCE,
+    "PreemptionInfo": "use should_stop()",
+    "RLTrainer": _FRAMEWORK,
+    "ResultGrid": _OUTER_LOOP,
+    "SklearnTrainer": _FRAMEWORK,
+    "SyncConfig": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
+    "TRAIN_DATASET_KEY": _DATA,
+    "TensorflowPredictor": _INFERENCE,
+    "TorchDetectionPredictor": _INFERENCE,
+    "TorchPredictor": _INFERENCE,
+    "TorchXLAConfig": _TPU,
+    "TrainRunContext": "it is called RunContext",
+    "Trainer": _OF_RAY_1,
+    "TrainingCallback": "derive from distrain.UserCallback",
+    "TransformersTrainer": _TORCH,
+    "TuneConfig": _OUTER_LOOP,
+    "TuneReportCallback": _OUTER_LOOP,
+    "Tuner": _OUTER_LOOP,
+    "ValidationFn": "any function will do for ValidationConfig(fn=...): leave the annotation out",
+    "XGBoostConfig": _FRAMEWORK,
+    "XGBoostTrainer": _FRAMEWORK,
+    "actor": _TASKS,
+    "air": _TRAIN,
+    "available_resources": "see ScalingConfig(hosts=...), and `python -m distrain.launch --check` for what hosts have",
+    "cluster_resources": "see ScalingConfig(hosts=...), and `python -m distrain.launch --check` for what hosts have",
+    "data": _DATA,
+    "dataset_config": _DATA,
+    "datasets": _DATA,
+    "get": _TASKS,
+    "get_actor": _TASKS,
+    "get_dataset_shard": _DATA,
+    "get_preemption_info": "use should_stop()",
+    "horovod": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
+    "init": _CLUSTER,
+    "is_initialized": _CLUSTER,
+    "jax": "use DataParallelTrainer, and call jax.distributed.initialize() in train_func",
+    "kill": _TASKS,
+    "label_selector": "hosts have no labels here",
+    "lightgbm": _FRAMEWORK,
+    "load_checkpoint": "a name of Ray 1: use get_checkpoint()",
+    "local_dir": "an old name of storage_path",
+    "local_rank": _RANKS,
+    "method": _TASKS,
+    "nodes": "see ScalingConfig(hosts=...), and `python -m distrain.launch --check` for what hosts have",
+    "preprocessor": "prepare the data in train_func",
+    "put": _TASKS,
+    "remote": _TASKS,
+    "rllib": "reinforcement learning is not a part of distrain: " + _FRAMEWORK,
+    "runtime_env": "use RunConfig(worker_runtime_env={'env_vars': {...}})",
+    "save_checkpoint": "a name of Ray 1: use report(metrics, checkpoint=...)",
+    "serve": "serving is not a part of distrain",
+    "shutdown": _CLUSTER,
+    "sklearn": _FRAMEWORK,
+    "stop": "leave the loop of train_func instead",
+    "topology": _TPU,
+    "train": _TRAIN,
+    "tune": _OUTER_LOOP,
+    "use_tpu": _TPU,
+    "v2": _TRAIN,
+    "wait": _TASKS,
+    "world_rank": _RANKS,
+    "world_size": _RANKS,
+    "xgboost": _FRAMEWORK,
+    "xla": _TPU,
+    "Result.config": "a Result does not keep the train_loop_config: report what you need of it as metrics",
+    "Result.dataframe": "use metrics_dataframe",
+    "Result.log_dir": "use path; the output of the ranks is in logs/ below it",
+    "Result.metrics_history": "use metrics_dataframe",
+    "Trainer.as_trainable": _OUTER_LOOP,
+    "Trainer.backend_config": _KEPT,
+    "Trainer.get_dataset_config": _DATA,
+    "Trainer.preprocess_datasets": _DATA,
+    "Trainer.run": _OF_RAY_1,
+    "Trainer.run_config": _KEPT,
+    "Trainer.scaling_config": _KEPT,
+    "Trainer.setup": "do it at the beginning of train_func",
+    "Trainer.shutdown": "leave it out: no worker is left when fit() returns",
+    "Trainer.start": "leave it out: fit() starts the workers",
+    "Trainer.train_loop_config": _KEPT,
+    "Trainer.training_loop": "it is the function that you hand to the trainer",
+}
+"""Names of Ray without a counterpart here, and the sentences that say what to do instead. A name with a dot is that of
+an attribute of one kind of object."""
+
+IGNORED = {
+    "checkpoint_at_end": "report a checkpoint at the end of train_func",
+    "checkpoint_frequency": "report a checkpoint whenever you want one",
+    "controller_failure_limit": "the coordinator lives in this process",
+    "elastic_resize_monitor_interval_s": "the number of workers changes at restarts only",
+    "fail_fast": "say max_failures=0",
+    "log_to_file": "output is always kept, in logs/ of the run directory",
+    "max_preemption_failures": "a run that was stopped goes on when it is started again under its name",
+    "preemption_grace_s": "see RunConfig.stop_grace_s",
+    "ray_remote_kwargs": "the function is called in a process on the machine of fit()",
+    "progress_reporter": "reports are shown as lines, and kept in metrics.jsonl",
+    "relax_collectives_on_preemption": "see should_stop()",
+    "sync_config": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
+}
+"""What makes no difference, or what distrain does anyway."""
+
+
+_DEFAULTS = {
+    "controller_failure_limit": -1,
+    "elastic_resize_monitor_interval_s": 60.0,
+    "max_preemption_failures": -1,
+}
+"""Ray's defaults that are not false values."""
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def explain(module: str, name: str) -> str:
+    """Return the text of the AttributeError for a name that a module lacks."""
+    return _text(f"module {module!r} has no attribute {name!r}", MISSING.get(name))
+
+
+def _text(plain: str, sentence: str | None) -> str:
+    return plain if sentence is None else f"{plain}: {sentence}"
+
+
+def explain_absent_names(module: str) -> None:
+    """Explain the names that a public module lacks; one with a ``__getattr__`` of its own calls :func:`explain`.
+
+    An empty ``__path__`` makes ``from module import name`` look for a submodule, and so ask the finder below. Without
+    one, Python replaces the text of the AttributeError by its own.
+    """
+
+    def __getattr__(name: str) -> NoReturn:
+        raise AttributeError(explain(module, name))
+
+    namespace = vars(sys.modules[module])
+    namespace.setdefault("__path__", [])
+    namespace["__getattr__"] = __getattr__
+
+
+class _Finder:
+    """Python asks it last for modules that do not exist. It has none; it raises ImportError with the sentence."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: object = None, target: object = None) -> None:
+        owner, _, name = fullname.rpartition(".")
+        if owner.partition(".")[0] == "distrain" and name in MISSING:
+            raise ModuleNotFoundError(f"{owner} has no {name!r}: {MISSING[name]}")
+
+
+sys.meta_path.append(_Finder)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message about a misspelt word; empty if no known one is like it."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def explaining(owner: str) -> Callable[[_Class], _Class]:
+    """Class decorator: attributes that its objects lack are explained by the sentences for ``owner``."""
+
+    def decorate(cls: _Class) -> _Class:
+        def __getattr__(self: object, name: str) -> Any:
+            sentence = MISSING.get(f"{owner}.{name}", MISSING.get(name))
+            if sentence is None or hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # raises, with the text of Python or of a property
+            raise AttributeError(
+                _text(f"{type(self).__name__!r} object has no attribute {name!r}", sentence), name=name, obj=self
+            )
+
+        cls.__getattr__ = __getattr__  # type: ignore[attr-defined]
+        return cls
+
+    return decorate
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+
+
+def without(*names: str) -> Callable[[_Class], _Class]:
+    """Class decorator: the constructor takes these keyword arguments of Ray's, too. Given a value that asks for
+    something, those of :data:`IGNORED` warn, and those of :data:`MISSING` raise TypeError, with the sentence. For a
+    misspelt name, the TypeError suggests the right one."""
+
+    def decorate(cls: _Class) -> _Class:
+        construct = cls.__init__  # type: ignore[misc]
+        import inspect  # not at the top: a user's file of that name may come first there
+
+        known = [name for name in inspect.signature(construct).parameters if name != "self"]
+
+        @functools.wraps(construct)
+        def __init__(self: Any, *args: Any, **options: Any) -> None:
+            _refuse(cls.__name__, {name: options.pop(name) for name in names if name in options})
+            for name in (name for name in options if name not in known):
+                raise TypeError(
+                    f"{cls.__name__}() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}"
+                )
+            construct(self, *args, **options)
+
+        cls.__init__ = __init__  # type: ignore[misc]
+        return cls
+
+    return decorate
+
+
+def _refuse(owner: str, options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if not value or value == _DEFAULTS.get(name):
+            continue
+        if name in MISSING:
+            raise TypeError(f"{owner}({name}=...): {MISSING[name]}")
+        warnings.warn(f"{owner}({name}=...) has no effect: {IGNORED[name]}", UserWarning, stacklevel=3)

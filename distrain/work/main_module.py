@@ -1,0 +1,107 @@
+"""The user's ``__main__`` in a worker, and in the children that the worker's libraries start. Runs in: worker.
+
+Workers do not run the user's script again. What a pickled train_func brought along from it has to be found all the
+same: by ``torch.save`` of a whole model, and by DataLoader workers and pools of every multiprocessing start method.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import inspect
+import io
+import os
+import pickle
+import runpy
+import sys
+import types
+import zipfile
+from importlib.machinery import SourceFileLoader
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# cloudpickle's record of the classes that it made; there is no public way to it.
+_DYNAMIC_CLASSES: Mapping[str, type] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
+
+
+def begin() -> types.ModuleType:
+    """A new, empty ``__main__``. multiprocessing knows it under a second name."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    return main
+
+
+def run_script(path: str) -> None:
+    """Run a file as ``python path`` does."""
+    path = os.path.join(os.getcwd(), path)  # absolute, but as given: what the interpreter does, too
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    main = begin()
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    exec(code, main.__dict__)  # noqa: S102 - it is the user's script
+
+
+def run_archive() -> None:
+    """Run the ``__main__.py`` of the directory or zip file that is first on sys.path, as ``python path`` does."""
+    begin()
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+
+
+def is_archive(path: str) -> bool:
+    """Tell a directory or a zip file with a ``__main__.py`` from a script."""
+    if os.path.isdir(path):
+        return os.path.isfile(os.path.join(path, "__main__.py"))
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return "__main__.py" in archive.namelist()
+
+
+def run_module(name: str) -> None:
+    """Run a module as ``python -m name`` does; the arguments are in sys.argv already."""
+    begin()
+    runpy._run_module_as_main(name, alter_argv=True)  # type: ignore[attr-defined]
+
+
+# -- functions and classes that came by pickle -----------------------------------------------------------------------
+
+
+def share(function: object) -> None:
+    """Make what came with a pickled function of the user's ``__main__`` known here, and in children of this process."""
+    main = vars(sys.modules["__main__"])
+    function = inspect.unwrap(getattr(function, "func", function))  # type: ignore[arg-type]
+    namespace = getattr(function, "__globals__", {})
+    if namespace.get("__name__") == "__main__":
+        main.update({name: value for name, value in namespace.items() if not name.startswith("__")})
+    for cls in list(_DYNAMIC_CLASSES.values()):  # those that only the config, or an object, brought along
+        if cls.__module__ == "__main__" and "." not in cls.__qualname__:
+            main.setdefault(cls.__qualname__, cls)
+    _send_by_value()
+
+
+def load(blob: bytes) -> Any:
+    """The receiving end in a child: the class or function is known there from now on, and goes back the same way."""
+    value = pickle.loads(blob)  # noqa: S301 - multiprocessing's own pipe to its own child
+    with contextlib.suppress(AttributeError, TypeError):
+        if "." not in value.__qualname__:
+            vars(sys.modules["__main__"]).setdefault(value.__qualname__, value)
+    _send_by_value()
+    return value
+
+
+def _send_by_value() -> None:
+    """From now on multiprocessing sends classes and functions of ``__main__`` by value. cloudpickle gives a class that
+    comes back the identity that it had here."""
+    setattr(ForkingPickler, "reducer_override", _reduce)  # noqa: B010 - typing holds it for a method of its own
+
+
+def _reduce(pickler: ForkingPickler, value: object) -> Any:
+    if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+        return load, (cloudpickle.dumps(value),)
+    return NotImplemented

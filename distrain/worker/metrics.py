@@ -1,0 +1,73 @@
+"""Metrics as users hand them in -> JSON, or an error that names the culprit. Runs in: worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_DEEPEST = 100
+_MOST_BITS = 14_000
+"""Python writes integers of up to 4,300 digits, which is 14,281 bits."""
+
+
+def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
+    """Metrics as JSON. Raises TypeError or ValueError for what cannot be recorded."""
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"report() takes a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})")
+    return json.dumps(_plain(metrics, "metrics", 0)).encode()
+
+
+def _plain(value: Any, path: str, depth: int) -> Any:
+    """``value`` as JSON knows it. ``path`` names it in errors; ``depth`` counts the collections around it."""
+    if value is None or type(value) in (bool, float, str):
+        return value
+    if type(value) is int:
+        return _checked(value, path)
+    if isinstance(value, (Mapping, list, tuple)):
+        if depth == _DEEPEST:
+            raise ValueError(f"report(): {path:.80} ... is {_DEEPEST} levels deep; does a metric contain itself?")
+        if isinstance(value, Mapping):
+            return {_key(key, path): _plain(item, f"{path}[{key!r}]", depth + 1) for key, item in value.items()}
+        return [_plain(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+    if isinstance(value, (bool, int, float, str)):  # their subclasses: numpy.float64, IntEnum, ...
+        return _plain(next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind)), path, depth)
+    if callable(getattr(value, "item", None)) and hasattr(value, "shape"):
+        return _scalar(value, path, depth)
+    raise TypeError(
+        f"report(): {path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be recorded; "
+        "metrics are numbers, strings, booleans, None, and dicts and lists of them"
+    )
+
+
+def _scalar(value: Any, path: str, depth: int) -> Any:
+    count = 1
+    for size in value.shape:
+        count *= size
+    if count != 1:
+        raise ValueError(
+            f"report(): {path} is a {type(value).__name__} of shape {tuple(value.shape)}; a metric is one number: "
+            "reduce it first, for example with .mean(), or report .tolist()"
+        )
+    item = value.item()
+    return _plain(float(item) if type(item) is type(value) else item, path, depth)  # numpy.longdouble gives itself
+
+
+def _checked(value: int, path: str) -> int:
+    """Raises ValueError for what Python refuses to write, or to read back."""
+    if value.bit_length() > _MOST_BITS:
+        raise ValueError(
+            f"report(): {path} is an integer of {value.bit_length():,} bits, which is too large to be recorded; "
+            "report its logarithm, or hex(...)"
+        )
+    return value
+
+
+def _key(key: Any, path: str) -> str:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, int):
+        return str(_checked(key, f"a key of {path}"))
+    if isinstance(key, float):
+        return str(key)
+    raise TypeError(f"report(): {path} has the key {key!r} ({type(key).__name__}); keys of metrics are strings")

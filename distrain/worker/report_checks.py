@@ -1,0 +1,192 @@
+"""What report() and its neighbours are given: refused where it cannot have been meant, and never deleted where it is
+needed. Runs in: worker."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from distrain.checkpoint import MANIFEST_FILE, Checkpoint
+from distrain.config import CheckpointUploadMode, ValidationTaskConfig
+from distrain.errors import CheckpointError
+from distrain.storage.files import list_files
+from distrain.storage.paths import RunPaths
+from distrain.system.remote_path import Place, own_temporary_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from distrain.context import TrainContext
+
+
+def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> None:
+    """Refuses what cannot have been meant."""
+    if checkpoint is None:
+        return
+    if not isinstance(checkpoint, Checkpoint):
+        raise TypeError(
+            f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} "
+            f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path)"
+        )
+    if not checkpoint.path or checkpoint.place is not None:  # made from a dict, or elsewhere
+        return
+    folder = os.path.realpath(checkpoint.path)
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"report(): the checkpoint directory {checkpoint.path} does not exist")
+    shared = (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)
+    if folder in map(os.path.realpath, shared):
+        raise CheckpointError(
+            f"report(): {checkpoint.path} is a shared directory; the checkpoint would take in everything in it. "
+            "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
+        )
+    if isinstance(context.get_storage().run, Place):
+        return
+    run = os.path.realpath(context.get_trial_dir())
+    if os.path.commonpath([folder, run]) == folder:
+        raise CheckpointError(
+            f"report(): {checkpoint.path} contains the run directory {run}, and would be copied into itself. "
+            "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
+        )
+
+
+def is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
+    """Whether a directory is never deleted: what is in a run directory, in a committed checkpoint or in a local copy of
+    one, and what a committed checkpoint or the working directory is in."""
+    folder = Path(os.path.realpath(checkpoint.path))
+    ours = [os.path.realpath(own_temporary_path())]
+    if not isinstance(context.get_storage().run, Place):
+        ours.append(os.path.realpath(context.get_trial_dir()))
+    around = (folder, *folder.parents)
+    with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
+        if Path.cwd().is_relative_to(folder):
+            return True
+    return (
+        any(str(parent) in ours or (parent / MANIFEST_FILE).exists() for parent in around)
+        or next(folder.rglob(MANIFEST_FILE), None) is not None
+    )
+
+
+def folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
+    """As it is called in the run directory itself, whatever links lead there; its name if that is elsewhere. Raises
+    CheckpointError if it is clear already that it cannot be taken."""
+    if checkpoint.place is not None:
+        return Path(checkpoint.place.name)
+    with contextlib.suppress(FileNotFoundError):  # others are still at work there
+        list_files(Path(checkpoint.path))
+    return Path(context.get_trial_dir(), Path(os.path.realpath(checkpoint.path)).name)
+
+
+def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
+    """Raises ValueError if NO_UPLOAD cannot be meant."""
+    place, where = checkpoint.place, context.get_storage().run
+    if isinstance(where, Place) or place is not None:
+        if place is None or place.path.rpartition("/")[0] != getattr(where, "path", ""):
+            raise ValueError(_not_in_place(str(where), checkpoint.path))
+        _check_name(place.name)
+        return
+    folder = Path(os.path.realpath(checkpoint.path))
+    run = Path(os.path.realpath(context.get_trial_dir()))
+    if folder.parent != run:
+        raise ValueError(_not_in_place(str(run), checkpoint.path))
+    _check_name(folder.name)
+    if (folder / MANIFEST_FILE).exists():
+        raise ValueError(f"report(): {folder} is a committed checkpoint already")
+
+
+def _check_name(name: str) -> None:
+    if (why_not := RunPaths(Path()).why_not(name)) is not None:
+        raise ValueError(f"report(): the name of a checkpoint's directory {why_not}")
+
+
+def checked_task(storing: Storing, checkpoint: Checkpoint | None, context: TrainContext) -> dict[str, Any] | None:
+    """How the checkpoint is to be validated; None if it is not. Refuses what cannot have been meant."""
+    if storing.validation is None:
+        return None
+    if checkpoint is None:
+        raise ValueError("report(): validation needs a checkpoint: report(metrics, checkpoint=..., validation=...)")
+    if not context.validates:
+        raise ValueError(
+            "report(): validation needs a function: TorchTrainer(..., validation_config=ValidationConfig(fn))"
+        )
+    overrides = base64.b64encode(_pickled_arguments(storing.validation.fn_kwargs or {})).decode()
+    return {"overrides": overrides, "timeout_s": storing.validation.timeout_s}
+
+
+def _pickled_arguments(arguments: Mapping[str, Any]) -> bytes:
+    """Raises TypeError that names the one that cannot be pickled."""
+    try:
+        data: bytes = cloudpickle.dumps(dict(arguments))
+        return data
+    except Exception as error:
+        name = next((name for name, value in arguments.items() if not _can_pickle(value)), None)
+        where = "" if name is None else f"[{name!r}] ({type(arguments[name]).__qualname__})"
+        raise TypeError(
+            f"report(): ValidationTaskConfig.fn_kwargs{where} cannot be pickled: {error}. The validation function runs "
+            "in another process: make it there"
+        ) from error
+
+
+def _can_pickle(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    label = "get_all_reported_checkpoints(): timeout_s"
+    if timeout_s is None:
+        return
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+        raise TypeError(f"{label} must be a number of seconds, or None, got {timeout_s!r} ({type(timeout_s).__name__})")
+    if not timeout_s >= 0:
+        raise ValueError(f"{label} must be 0 or more seconds, or None, got {timeout_s!r}")
+
+
+def _not_in_place(run: str, path: str) -> str:
+    return (
+        f"report(): with CheckpointUploadMode.NO_UPLOAD the checkpoint must be a directory in the run directory {run} "
+        f"(get_context().get_storage().build_checkpoint_path_from_name(...)), got {path}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storing:
+    """How ``report()`` is to store a checkpoint, as its caller says. Raises TypeError or ValueError for what cannot
+    be."""
+
+    name: str | None = None
+    mode: CheckpointUploadMode = CheckpointUploadMode.SYNC
+    delete: bool | None = None
+    function: Callable[[Checkpoint, str], Checkpoint] | None = None
+    validation: ValidationTaskConfig | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mode, CheckpointUploadMode):
+            raise TypeError(f"report(): checkpoint_upload_mode must be a CheckpointUploadMode, got {self.mode!r}")
+        if self.delete is not None and not isinstance(self.delete, bool):
+            raise TypeError(
+                f"report(): delete_local_checkpoint_after_upload must be True, False or None, got {self.delete!r}"
+            )
+        if self.function is not None and not callable(self.function):
+            raise TypeError(f"report(): checkpoint_upload_fn must be a function, got {self.function!r}")
+        if self.validation is not None and not isinstance(self.validation, ValidationTaskConfig):
+            raise TypeError(f"report(): validation must be a bool or a ValidationTaskConfig, got {self.validation!r}")
+        if self.name is None:
+            return
+        if not isinstance(self.name, str):
+            raise TypeError(f"report(): checkpoint_dir_name must be a str, got {self.name!r}")
+        if (why_not := RunPaths(Path()).why_not(self.name)) is not None:
+            raise ValueError(f"report(): checkpoint_dir_name {why_not}")
+
+    @property
+    def deletes(self) -> bool:
+        return self.mode is CheckpointUploadMode.ASYNC if self.delete is None else self.delete

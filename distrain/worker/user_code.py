@@ -1,0 +1,273 @@
+"""Run the work in this process, and say what came of it. Runs in: worker, coordinator (without workers)."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import runpy
+import sys
+import threading
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import cloudpickle
+
+from distrain import wire
+from distrain.decisions.failures import signal_in_words
+from distrain.decisions.stack_summary import LIBRARY_FILE
+from distrain.errors import DistrainError, Portable
+from distrain.work.job import ScriptWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from distrain.context import TrainContext
+    from distrain.work.job import Work
+    from distrain.worker.session import Line, Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """What came of the work: as a message, and as the value or exception itself. ``work`` is None if it could not be
+    loaded."""
+
+    outcome: wire.Outcome
+    work: Work | None
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempted:
+    """How far the work got: ``stage``, and the value or exception."""
+
+    stage: str
+    work: Work | None = None
+    value: Any = None
+    error: BaseException | None = None
+
+
+def execute(load: Callable[[], Work], session: Session, line: Line) -> Executed:
+    """Load the work, set up its framework, run it, and put what came of it into words. Raises nothing."""
+    return conclude(attempt(load, session, line), session)
+
+
+def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted:
+    """The first half of :func:`execute`: the user's part."""
+    stage, work, pid = "import", None, os.getpid()
+    context = session.context
+    try:
+        work = load()
+        session.portable, session.at_report = work.backend.portable, work.backend.at_report
+        session.runs_script = isinstance(work, ScriptWork)
+        if work.initialises_backend:
+            stage = "setup"
+            work.backend.setup(context)
+        stage = "run"
+        line.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
+        value = work.run()
+        if os.getpid() != pid:
+            _end_child(None)
+        session.finish_uploads()
+        return Attempted(stage=stage, work=work, value=value)
+    except BaseException as error:
+        if os.getpid() != pid:
+            _end_child(error)
+        return Attempted(stage=stage, work=work, error=error)
+
+
+def conclude(done: Attempted, session: Session) -> Executed:
+    """The second half of :func:`execute`: ours."""
+    context, error, body = session.context, done.error, b""
+    if error is None and context.world_rank == 0:
+        try:
+            body = _pickled_value(done.value)
+        except BaseException as unpicklable:  # its __reduce__ is the user's code
+            error = unpicklable
+    if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and done.stage == "run"):
+        return Executed(outcome=_outcome(session, stage=done.stage, body=body), work=done.work, value=done.value)
+    if isinstance(error, SystemExit) and isinstance(error.code, str):
+        print(error.code, file=sys.stderr)  # as the interpreter does
+    return Executed(outcome=_failure(context, done, error), work=done.work, error=error)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a child of the user's ``os.fork()`` that came back to us, as the interpreter ends it in a plain script."""
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        with contextlib.suppress(BaseException):
+            error.__traceback__ = _users_part(error)
+            sys.excepthook(type(error), error, error.__traceback__)
+    leave(0 if error is None else _exit_code(error))
+
+
+def leave(code: int) -> NoReturn:
+    """Do what the interpreter does at exit, without taking itself down."""
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    flush()
+    os._exit(code)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+class Terminated(SystemExit):
+    """A signal that ends a process, SIGTERM as a rule, as an exception."""
+
+    @property
+    def number(self) -> int:
+        """The signal's."""
+        return _exit_code(self) - 128
+
+
+def terminate(number: int, frame: object) -> NoReturn:
+    raise Terminated(128 + number)
+
+
+def _pickled_value(value: object) -> bytes:
+    try:
+        body: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise TypeError(
+            f"train_func returned a {type(value).__qualname__} that cannot be pickled: {error}. Return plain data, or "
+            "save it in a checkpoint."
+        ) from None
+    return body
+
+
+def _outcome(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome:
+    return wire.Outcome(
+        attempt=session.context.attempt,
+        rank=session.context.world_rank,
+        ok=True,
+        stage=stage,
+        error=None,
+        traceback="",
+        exit_code=0,
+        body=body or cloudpickle.dumps(None),
+        stopped=session.stopped,
+    )
+
+
+def _failure(context: TrainContext, done: Attempted, error: BaseException) -> wire.Outcome:
+    return wire.Outcome(
+        attempt=context.attempt,
+        rank=context.world_rank,
+        ok=False,
+        stage=done.stage,
+        error=_one_line(error),
+        traceback=_traceback_text(error) + _explanation(done.work, error),
+        exit_code=_exit_code(error),
+        body=_pickled_exception(error),
+    )
+
+
+def _explanation(work: Work | None, error: BaseException) -> str:
+    """Return what distrain or the framework's leaf adds to the text of an exception."""
+    text = work.backend.explain(error) if work is not None else None
+    innermost = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
+    if any(frame.f_globals.get("__name__") in ("bdb", "pdb") for frame, _ in innermost) and _reads_nothing():
+        text = (
+            "a debugger, such as breakpoint(), needs a terminal, which workers do not have: train in your own process "
+            "with ScalingConfig(num_workers=0), or --num-workers 0"
+        )
+    return f"distrain: {text}\n" if text else ""
+
+
+def _reads_nothing() -> bool:
+    """Tell whether stdin is /dev/null, as in workers."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    return True
+
+
+def _exit_code(error: BaseException) -> int:
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _traceback_text(error: BaseException) -> str:
+    """The traceback without our own frames on top; none for sys.exit(), which is no crash."""
+    if isinstance(error, SystemExit):
+        return ""
+    try:
+        return _shortened("".join(traceback.format_exception(type(error), error, _users_part(error))))
+    except Exception as broken:  # an exception that cannot even be formatted
+        return f"{type(error).__qualname__} (its text cannot be had: {broken!r})\n"
+
+
+def _users_part(error: BaseException) -> TracebackType | None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
+        trace = error.__traceback__  # only our frames: then they are what there is to see
+    return trace
+
+
+def _shortened(text: str) -> str:
+    """The text, without its middle if it is long: everybody who gets it searches it."""
+    left_out = len(text) - _LONGEST_TRACEBACK
+    if left_out <= 0:
+        return text
+    half = _LONGEST_TRACEBACK // 2
+    return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
+
+
+_LONGEST_TRACEBACK = 32 << 10
+_OWN_FILES = (os.path.dirname(os.path.dirname(__file__)), "<frozen runpy>", "<frozen importlib", runpy.__file__)
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, Terminated):
+        return f"was ended by {signal_in_words(error.number)}, not sent by distrain{_place(error)}"
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r:.300}){_place(error)}"
+    try:
+        text = str(error).strip()
+    except Exception:
+        text = "(its __str__ fails)"
+    first = text.splitlines()[0] if text else ""
+    if len(first) > _LONGEST_SUMMARY:
+        first = f"{first[:_LONGEST_SUMMARY]} ..."
+    return f"{type(error).__qualname__}: {first}" if first else type(error).__qualname__
+
+
+_LONGEST_SUMMARY = 300
+
+
+def _place(error: BaseException) -> str:
+    """Where an exception without a traceback on the screen was raised: the innermost line outside of libraries."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if not f.filename.startswith(_OWN_FILES) and not LIBRARY_FILE.search(f.filename)]
+    return f" at {os.path.basename(theirs[-1].filename)}:{theirs[-1].lineno}, in {theirs[-1].name}" if theirs else ""
+
+
+def _pickled_exception(error: BaseException) -> bytes:
+    """Best effort; it must also come back."""
+    try:
+        body: bytes = cloudpickle.dumps(Portable(error))
+        pickle.loads(body)  # noqa: S301 - our own
+    except Exception:
+        return b""
+    return body if len(body) <= _LARGEST_EXCEPTION else b""
+
+
+_LARGEST_EXCEPTION = 64 << 20
+"""Beyond it, an exception that holds data costs more than it tells."""

@@ -1,0 +1,53 @@
+"""Validates one checkpoint: calls the user's function in a process of its own. Runs in: validator, one at a time.
+
+The order comes in on stdin, the answer goes out on stdout; what the function prints goes to stderr, a log file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import signal
+import sys
+import traceback
+
+from distrain import wire
+from distrain.checkpoint import Checkpoint
+from distrain.system import process
+from distrain.system.remote_path import decode_filesystem
+from distrain.wire.channel import Channel
+from distrain.work import job
+from distrain.worker.metrics import encode_metrics
+
+
+def main(arguments: list[str]) -> None:
+    """``arguments``: the pid of the coordinator."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.die_with_parent(int(arguments[0]))
+    channel = Channel(*process.private_stdio())
+    frames = channel.wait()
+    if frames:
+        order = frames[0].message()
+        assert isinstance(order, wire.Validate)
+        channel.send(_validate(order))
+
+
+def _validate(order: wire.Validate) -> wire.Validated:
+    try:
+        os.chdir(order.directory)
+        sys.path[:] = order.sys_path
+        work = job.loads(order.body)
+        assert isinstance(work, job.FunctionWork)
+        overrides = pickle.loads(base64.b64decode(order.overrides))  # noqa: S301 - of our own worker
+        checkpoint = Checkpoint(order.checkpoint, decode_filesystem(order.filesystem))
+        metrics = work.function(checkpoint, **{**work.config, **overrides})
+        if not isinstance(metrics, dict):
+            raise TypeError(f"it must return a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})")
+        return wire.Validated(body=encode_metrics(metrics))
+    except BaseException as error:
+        traceback.print_exc()
+        return wire.Validated(body=json.dumps(None).encode(), failed=f"{type(error).__qualname__}: {error}")
+    finally:
+        sys.stderr.flush()

@@ -1,0 +1,51 @@
+"""run.json: what is kept of the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.coordinator.manifest import RunManifest, without_secrets
+from distrain.storage.local_store import RunStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_an_attempt_that_nobody_saw_ending_says_so_when_the_run_goes_on(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "run")
+    first = {"attempt": 0, "started": 1.0, "ended": 2.0, "failure": "rank 1: no"}
+    second = {"attempt": 1, "started": 3.0, "ended": None, "failure": None}
+    store.write_manifest({"status": "running", "attempts": [first, second]})
+    RunManifest(store, run_id="id", configs={}).write("running")
+    store.close()
+    attempts = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
+    assert attempts == [first, {**second, "failure": "the process that called fit() died"}]
+
+
+@pytest.mark.parametrize(
+    ("argv", "kept"),
+    [
+        ("train.py --api-key S --lr 0.1", "train.py --api-key *** --lr 0.1"),
+        ("train.py --api_key=S --token S x", "train.py --api_key=*** --token *** x"),
+        ("train.py -password S", "train.py -password ***"),
+        ("train.py --use-auth --epochs 3", "train.py --use-auth --epochs 3"),
+        ("train.py +logger.api_key=S lr=0.1", "train.py +logger.api_key=*** lr=0.1"),
+        ("launch --env WANDB_API_KEY=S --set hf.token=S", "launch --env WANDB_API_KEY=*** --set hf.token=***"),
+        ("train.py --store redis://me:S@host/0", "train.py --store redis://***@host/0"),
+        ("train.py --max-tokens 512 --tokenizer x key y", "train.py --max-tokens 512 --tokenizer x key y"),
+    ],
+)
+def test_what_looks_secret_is_not_kept(argv: str, kept: str) -> None:
+    assert " ".join(without_secrets(argv.split())) == kept
+
+
+def test_no_file_of_a_run_has_a_secret_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "sk-1234", "--lr", "0.1"])
+    store = RunStore(tmp_path / "run")
+    RunManifest(store, run_id="id", configs={}).write("running")
+    store.close()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["argv"][1:] == ["--api-key", "***", "--lr", "0.1"]

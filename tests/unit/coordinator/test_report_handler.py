@@ -1,0 +1,55 @@
+"""What the ranks report, with a real run directory and no ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from distrain import wire
+from distrain.config import CheckpointConfig
+from distrain.coordinator.report_handler import Ledger
+from distrain.storage.local_store import RunStore
+
+
+class NoValidations:
+    """A run without a validation function."""
+
+    changed: Any = None
+
+    def awaits(self, saved: object) -> bool:
+        return False
+
+
+def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> None:
+    store, told = RunStore(tmp_path / "run"), []
+    ledger = Ledger(
+        store,
+        CheckpointConfig(num_to_keep=1),
+        tell=told.append,
+        upload=lambda order: None,
+        saved=lambda path: None,
+        validations=NoValidations(),  # type: ignore[arg-type]
+    )
+    ledger.begin(0, 1)
+    ledger.handle(wire.Running(attempt=0, rank=0))
+    for number in range(1, wire.MOST_UNACKNOWLEDGED // 2):
+        ledger.handle(
+            wire.Reported(
+                attempt=0,
+                rank=0,
+                index=number,
+                time=0.0,
+                ordinal=number,
+                files=[("file", 1)],
+                body=b"{}",
+                real="/source",
+            )
+        )
+        ledger.flush()
+        directory = next(message.directory for message in reversed(told) if isinstance(message, wire.Grant))
+        Path(directory, "file").write_bytes(b"x")
+        files = [("file", 1, 0)]
+        ledger.handle(wire.Delivered(attempt=0, rank=0, ordinal=number, files=files, skipped=[]))
+        ledger.flush()
+    store.close()
+    assert [message for message in told if isinstance(message, wire.Acknowledged)]

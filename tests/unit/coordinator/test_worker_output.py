@@ -1,0 +1,464 @@
+"""What workers print: whole lines on the console, raw bytes in the files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import termios
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distrain.coordinator.worker_output import REPORT_INTERVAL_S, RankOutput, ReportLines
+from distrain.system import consoles
+from distrain.system.consoles import show, unblocked_consoles
+from distrain.system.log import log_level, say, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Console = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs" / "attempt_0"
+    folder.mkdir(parents=True)
+    return folder / "rank_3.log"
+
+
+@pytest.fixture
+def output(log: Path) -> Iterator[RankOutput]:
+    opened = RankOutput(3, log)
+    yield opened
+    opened.close()
+
+
+def shown(capsys: Console, log: Path, *pieces: bytes) -> list[str]:
+    """Lines on stdout while the pieces come in, and after the end."""
+    output = RankOutput(3, log)
+    for piece in pieces:
+        output.feed(1, piece)
+    output.close()
+    return capsys.readouterr().out.splitlines()
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_line_gets_its_rank_in_front(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"one\ntwo\n") == ["[rank 3] one", "[rank 3] two"]
+
+
+def test_ranks_are_aligned(capsys: Console, log: Path) -> None:
+    output = RankOutput(3, log, width=3)
+    output.feed(1, b"one\n")
+    output.close()
+    assert capsys.readouterr().out == "[rank   3] one\n"
+
+
+def test_with_many_hosts_every_line_names_its_own(capsys: Console, log: Path) -> None:
+    output = RankOutput(3, log, width=2, host="alpha")
+    output.feed(1, b"one\n")
+    output.close()
+    assert capsys.readouterr().out == "[rank  3 alpha] one\n"
+
+
+def test_a_line_is_shown_when_it_is_whole(capsys: Console, output: RankOutput) -> None:
+    output.feed(1, b"first ha")
+    assert capsys.readouterr().out == ""
+    output.feed(1, b"lf\n")
+    assert capsys.readouterr().out == "[rank 3] first half\n"
+
+
+def test_stdout_and_stderr_are_kept_apart(capsys: Console, output: RankOutput) -> None:
+    output.feed(1, b"to out")
+    output.feed(2, b"to err\n")
+    output.feed(1, b", still\n")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("[rank 3] to out, still\n", "[rank 3] to err\n")
+
+
+def test_a_last_line_without_an_end_is_shown_at_the_end(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"one\nno end") == ["[rank 3] one", "[rank 3] no end"]
+
+
+def test_the_prefix_of_torch_is_not_shown_beside_ours(capsys: Console, log: Path) -> None:
+    data = b"[rank3]: Traceback\n[rank3]:   File 'a.py'\n[rank3]:[W1122 12:00:00] slow\n[rank2]: somebody else\n"
+    lines = ["Traceback", "  File 'a.py'", "[W1122 12:00:00] slow", "[rank2]: somebody else"]
+    assert shown(capsys, log, data) == [f"[rank 3] {line}" for line in lines]
+    assert log.read_bytes() == data
+
+
+def test_an_empty_line_stays(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"a\n\nb\n") == ["[rank 3] a", "[rank 3] ", "[rank 3] b"]
+
+
+def test_of_a_progress_bar_the_last_state_is_shown(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b" 10%\r 50%", b"\r100%\n") == ["[rank 3] 100%"]
+
+
+def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
+    capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: clock)
+    for second in range(12):
+        clock = 100.0 + second
+        output.feed(2, f"\r{second}%".encode())
+    output.feed(2, b"\rdone\n")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["[rank 3] 5%", "[rank 3] 11%", "[rank 3] done"]
+
+
+def test_text_without_carriage_returns_waits_for_its_line_end(
+    capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distrain.coordinator.worker_output.PROGRESS_INTERVAL_S", 0.0)
+    output.feed(1, b"Epoch 1 ...")
+    output.feed(1, b" done\n")
+    assert capsys.readouterr().out == "[rank 3] Epoch 1 ... done\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"\x1b[31mred\x1b[0m\n", "\x1b[31mred\x1b[0m"),
+        (b"\x1b[A\x1b[2Jup and clear\x1b[K\n", "up and clear"),
+        (b"\x1b]0;title\x07text\n", "text"),
+        (b"\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n", "link"),
+        (b"a\x00\x0e\x07b\x7f\tc\n", "ab\tc"),
+        (b"\x1bcreset, cut \x1b\n", "reset, cut "),
+    ],
+)
+def test_a_rank_cannot_move_about_on_the_console(capsys: Console, log: Path, data: bytes, line: str) -> None:
+    assert shown(capsys, log, data) == [f"[rank 3] {line}"]
+    assert log.read_bytes() == data
+
+
+def test_windows_line_ends_are_line_ends(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"one\r\ntwo\r\n") == ["[rank 3] one", "[rank 3] two"]
+
+
+def test_a_character_may_be_split_over_packets(capsys: Console, log: Path) -> None:
+    data = "naïve █\n".encode()
+    assert shown(capsys, log, *(bytes([byte]) for byte in data)) == ["[rank 3] naïve █"]
+
+
+def test_invalid_utf_8_is_replaced(capsys: Console, log: Path) -> None:
+    assert shown(capsys, log, b"caf\xe9 \xff\n") == ["[rank 3] caf\ufffd \ufffd"]
+
+
+def test_a_line_that_never_ends_does_not_fill_the_memory(capsys: Console, output: RankOutput) -> None:
+    for _ in range(100):
+        output.feed(1, b"x" * 10_000)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 5
+    output.close()
+    lines += capsys.readouterr().out.splitlines()
+    assert sum(line.count("x") for line in lines) == 1_000_000
+
+
+def test_a_console_that_lacks_a_character_does_not_end_the_run(
+    output: RankOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    output.feed(1, "100% █████\n".encode())
+    assert raw.getvalue().startswith(b"[rank 3] 100% ")
+
+
+@given(
+    lines=st.lists(
+        st.text(st.characters(exclude_categories=["Cc"], exclude_characters="\u2028\u2029", codec="utf-8"), max_size=20)
+    ),
+    data=st.data(),
+)
+def test_any_split_gives_the_same_lines(
+    lines: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stream = "".join(f"{line}\n" for line in lines).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    output = RankOutput(0, tmp_path_factory.getbasetemp() / "split.log")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", console := io.StringIO())
+        for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+            output.feed(1, stream[start:end])
+        output.close()
+    assert console.getvalue() == "".join(f"[rank 0] {line}\n" for line in lines)
+
+
+def test_a_console_that_is_gone_does_not_end_the_run(
+    output: RankOutput, monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
+    console = io.StringIO()
+    console.close()
+    monkeypatch.setattr(sys, "stdout", console)
+    output.feed(1, b"one\n")
+    output.flush()
+    assert log.read_bytes() == b"one\n"
+
+
+# -- consoles that take no more --------------------------------------------------------------------------------------
+
+
+class Blocked:
+    """A console that takes nothing until :meth:`read_until`."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd, self.write_fd = read_fd, write_fd
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        if os.isatty(write_fd):
+            termios.tcflow(write_fd, termios.TCOOFF)  # Ctrl-S
+
+    @contextlib.contextmanager
+    def as_stderr(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        with io.TextIOWrapper(open(self.write_fd, "wb", closefd=False)) as stream, monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stream)
+            with unblocked_consoles():
+                yield
+
+    def read_until(self, last: str) -> None:
+        self._last = last
+        if os.isatty(self.write_fd):
+            termios.tcflow(self.write_fd, termios.TCOON)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with open(self.read_fd, closefd=False) as stream:
+            while self._last not in (line := stream.readline()):
+                self._lines.append(line.rstrip("\n"))
+            self._lines.append(line.rstrip("\n"))
+
+    def lines(self) -> list[str]:
+        self._reader.join(timeout=20.0)
+        return self._lines
+
+
+@pytest.fixture(params=["pipe", "terminal"])
+def blocked(request: pytest.FixtureRequest) -> Iterator[Blocked]:
+    read_fd, write_fd = os.pipe() if request.param == "pipe" else os.openpty()
+    yield Blocked(read_fd, write_fd)
+    for fd in (read_fd, write_fd):
+        os.close(fd)
+
+
+def test_a_blocked_console_is_not_waited_for_and_shows_everything_later(
+    blocked: Blocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with blocked.as_stderr(monkeypatch):
+        for number in range(2000):
+            say(f"line {number} {'x' * 100}")
+        blocked.read_until("line 1999")
+    assert [line.split()[:3] for line in blocked.lines()] == [["distrain:", "line", str(n)] for n in range(2000)]
+
+
+def test_a_blocked_console_that_misses_lines_says_how_many(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consoles, "_MOST_UNSHOWN_BYTES", 1 << 20)
+    with blocked.as_stderr(monkeypatch):
+        for number in range(5000):
+            say(f"line {number} {'x' * 1000}")
+        blocked.read_until("the logs have them")
+    *shown, last = blocked.lines()
+    assert len(shown) > 1000
+    missed = 5000 - len(shown)
+    assert last == f"distrain: {missed} lines are not shown, as this console was too slow; the logs have them"
+
+
+def test_two_streams_to_one_console_stay_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        (tmp_path / "console").open("a") as out,
+        (tmp_path / "console").open("a") as err,
+        unblocked_consoles(),
+    ):
+        monkeypatch.setattr(sys, "stderr", err)
+        for number in range(100):
+            show(out, f"out {number}\n")
+            say(f"err {number}")
+    lines = (tmp_path / "console").read_text().splitlines()
+    assert lines == [line for n in range(100) for line in (f"out {n}", f"distrain: err {n}")]
+
+
+def test_consoles_are_unblocked_until_the_last_run_ends(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of several threads may end in any order."""
+    with contextlib.ExitStack() as second:
+        with unblocked_consoles():
+            second.enter_context(blocked.as_stderr(monkeypatch))
+        for number in range(2000):
+            say(f"line {number} {'x' * 100}")
+        blocked.read_until("line 1999")
+    assert len(blocked.lines()) == 2000
+
+
+# -- files and last lines --------------------------------------------------------------------------------------------
+
+
+def test_the_file_holds_the_raw_bytes_of_both_streams(output: RankOutput, log: Path) -> None:
+    output.feed(1, b" 10%\r 50%\xff")
+    output.feed(2, b"warning\n")
+    output.note("a traceback\n")
+    output.feed(1, b"100%")
+    output.note("another\n")
+    output.close()
+    assert log.read_bytes() == b" 10%\r 50%\xffwarning\na traceback\n100%\nanother\n"
+
+
+def test_a_note_is_not_shown(capsys: Console, output: RankOutput) -> None:
+    output.note("a traceback\n")
+    output.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_note_may_hold_an_undecodable_file_name(output: RankOutput, log: Path) -> None:
+    output.note(b"FileNotFoundError: caf\xe9\n".decode(errors="surrogateescape"))
+    output.close()
+    assert log.read_bytes().startswith(b"FileNotFoundError: caf")
+
+
+def test_what_comes_after_the_end_is_added_to_the_file(output: RankOutput, log: Path) -> None:
+    output.feed(1, b"one\n")
+    output.close()
+    output.note("two\n")
+    output.close()
+    assert log.read_bytes() == b"one\ntwo\n"
+
+
+def test_a_rank_that_writes_nothing_has_no_file(log: Path) -> None:
+    RankOutput(3, log).close()
+    assert not log.exists()
+
+
+def test_flush_makes_the_file_readable(output: RankOutput, log: Path) -> None:
+    output.feed(1, b"one\n")
+    output.flush()
+    assert log.read_bytes() == b"one\n"
+
+
+def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> None:
+    output.feed(2, b"".join(b"line %d\n" % n for n in range(1000)))
+    output.close()
+    kept = len(output.last_lines)
+    assert 200 <= kept <= 500
+    assert list(output.last_lines) == [f"line {n}" for n in range(1000 - kept, 1000)]
+
+
+# -- reports ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_one_line_on_stderr(capsys: Console) -> None:
+    ReportLines().report(1, {"loss": 0.123456789, "epoch": 3, "eval": {"acc": 0.5}, "note": "x"}, now=100.0)
+    assert capsys.readouterr() == ("", "distrain: report 1: loss=0.123457, epoch=3, eval/acc=0.5, note=x\n")
+
+
+def test_a_report_without_metrics_is_a_line_too(capsys: Console) -> None:
+    ReportLines().report(1, {}, now=0.0)
+    assert capsys.readouterr().err == "distrain: report 1: no metrics\n"
+
+
+def test_fast_reports_are_throttled_and_the_last_one_is_shown(capsys: Console) -> None:
+    lines = ReportLines()
+    for index in range(1, 101):
+        lines.report(index, {}, now=10.0 + index * REPORT_INTERVAL_S / 1000)
+    assert capsys.readouterr().err == "distrain: report 1: no metrics\n"
+    lines.flush(now=11.0)
+    assert capsys.readouterr().err == "distrain: report 100: no metrics\n"
+
+
+def test_the_deadline_is_when_the_next_line_may_be_shown(capsys: Console) -> None:
+    lines = ReportLines()
+    assert lines.deadline() is None
+    lines.report(1, {}, now=10.0)
+    assert lines.deadline() is None
+    lines.report(2, {}, now=10.1)
+    assert lines.deadline() == 10.0 + REPORT_INTERVAL_S
+    lines.report(3, {}, now=10.0 + REPORT_INTERVAL_S)
+    assert lines.deadline() is None
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_a_metric_of_several_lines_is_shown_on_one(capsys: Console) -> None:
+    ReportLines().report(1, {"note": "two\nlines"}, now=0.0)
+    assert capsys.readouterr().err == "distrain: report 1: note=two lines\n"
+
+
+def test_nothing_is_shown_twice(capsys: Console) -> None:
+    lines = ReportLines()
+    lines.report(1, {}, now=10.0)
+    lines.flush(now=20.0)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# -- levels ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("DEBUG", ["progress", "notice"]),
+        ("INFO", ["progress", "notice"]),
+        ("WARNING", ["notice"]),
+        ("ERROR", []),
+        ("CRITICAL", []),
+    ],
+)
+def test_a_level_hides_what_is_below_it(capsys: Console, level: str, shown: list[str]) -> None:
+    with log_level(level):
+        say("progress")
+        warn("notice")
+    assert capsys.readouterr() == ("", "".join(f"distrain: {text}\n" for text in shown))
+
+
+def test_a_level_lasts_as_long_as_its_run(capsys: Console) -> None:
+    with contextlib.suppress(ValueError), log_level("ERROR"):
+        with log_level("INFO"):
+            say("inner")
+        say("outer")
+        raise ValueError
+    say("after")
+    assert capsys.readouterr().err == "distrain: inner\ndistrain: after\n"
+
+
+def test_levels_of_runs_in_threads_may_end_in_any_order(capsys: Console) -> None:
+    first, second = log_level("ERROR"), log_level("WARNING")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    say("hidden")
+    warn("of the second")
+    second.__exit__(None, None, None)
+    say("after")
+    assert capsys.readouterr().err == "distrain: of the second\ndistrain: after\n"
+
+
+def test_report_lines_are_progress_and_the_ranks_output_is_not_ours(capsys: Console, output: RankOutput) -> None:
+    with log_level("WARNING"):
+        ReportLines().report(1, {"loss": 1}, now=0.0)
+        output.feed(1, b"printed\n")
+    assert capsys.readouterr() == ("[rank 3] printed\n", "")
+
+
+def test_lines_are_records_of_logging(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of the user's own on the logger ``distrain`` gets them."""
+    logger = logging.getLogger("distrain")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, caplog.handler])
+    warn("50 % done, {really}")
+    assert ("distrain", logging.WARNING, "50 % done, {really}") in caplog.record_tuples
+
+
+def test_lines_of_ours_are_not_shown_twice_when_the_user_logs_too(capsys: Console) -> None:
+    root = logging.getLogger()
+    handler = logging.StreamHandler(sys.stderr)
+    root.addHandler(handler)
+    try:
+        warn("notice")
+    finally:
+        root.removeHandler(handler)
+    assert capsys.readouterr().err == "distrain: notice\n"

@@ -1,0 +1,289 @@
+"""Ranks that meet in collectives: who goes on with what, who is told why not, and when somebody is late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distrain.decisions.barriers import WARN_AFTER_S, Answer, Collectives, Late
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+BARRIER = "barrier()"
+BROADCAST = "broadcast_from_rank_zero()"
+
+
+def join(
+    collectives: Collectives,
+    rank: int,
+    index: int = 1,
+    operation: str = BARRIER,
+    data: bytes = b"",
+    now: float = 0.0,
+    timeout_s: float | None = None,
+) -> list[Answer]:
+    return collectives.joined(rank, index, operation, data, now, timeout_s)
+
+
+def join_all(collectives: Collectives, ranks: Iterable[int], index: int = 1, operation: str = BARRIER) -> list[Answer]:
+    """The answers to the last of them; the others must have to wait."""
+    *first, last = ranks
+    for rank in first:
+        assert join(collectives, rank, index, operation, b"%d" % rank) == []
+    return join(collectives, last, index, operation, b"%d" % last)
+
+
+def refusals(answers: list[Answer]) -> dict[int, str]:
+    """By rank; nobody may go on."""
+    assert all(answer.refused is not None and answer.data == b"" for answer in answers)
+    return {answer.rank: str(answer.refused) for answer in answers}
+
+
+def the_reason(answers: list[Answer]) -> str:
+    [reason] = set(refusals(answers).values())
+    return reason
+
+
+# -- everybody comes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_when_all_have_come_all_go_on_with_rank_0s_data(order: tuple[int, ...]) -> None:
+    assert join_all(Collectives(3), order) == [Answer(rank, 1, b"0") for rank in range(3)]
+
+
+def test_a_lone_rank_waits_for_nobody() -> None:
+    assert join(Collectives(1), 0, data=b"mine") == [Answer(0, 1, b"mine")]
+
+
+def test_the_nth_pairs_with_the_nth() -> None:
+    collectives = Collectives(2)
+    for index, operation in enumerate((BARRIER, BROADCAST, BROADCAST, BARRIER), start=1):
+        order = (0, 1) if index % 2 else (1, 0)
+        assert [(a.index, a.refused) for a in join_all(collectives, order, index, operation)] == [(index, None)] * 2
+
+
+def test_without_the_last_nobody_goes_on() -> None:
+    collectives = Collectives(3)
+    assert join(collectives, 0) == join(collectives, 2) == []
+
+
+def test_an_answer_is_given_once() -> None:
+    collectives = Collectives(2)
+    join_all(collectives, (0, 1))
+    assert collectives.finished(0) == []
+    assert collectives.deadline() is None
+
+
+# -- different operations --------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_mix_up_operations_all_hear_who_called_what() -> None:
+    collectives = Collectives(4)
+    for rank in (0, 1, 3):
+        join(collectives, rank, operation=BARRIER)
+    reasons = refusals(join(collectives, 2, operation=BROADCAST))
+    assert sorted(reasons) == [0, 1, 2, 3]
+    assert "rank(s) 0, 1, 3 called barrier(), rank(s) 2 called broadcast_from_rank_zero()" in reasons[0]
+    assert "call number 1" in reasons[0]
+
+
+def test_a_mix_up_is_told_before_the_last_has_come_and_to_who_comes_later() -> None:
+    collectives = Collectives(3)
+    join(collectives, 0, operation=BARRIER)
+    early = refusals(join(collectives, 1, operation=BROADCAST))
+    late = refusals(join(collectives, 2, operation=BARRIER))
+    assert (sorted(early), sorted(late)) == ([0, 1], [2])
+    assert early[0] == late[2]
+
+
+@pytest.mark.parametrize("operation", [BARRIER, BROADCAST])
+def test_who_comes_late_to_a_mix_up_does_not_pair_with_the_next_call_of_the_others(operation: str) -> None:
+    """They have caught the error and go on: their second call must wait for the latecomer's second."""
+    collectives = Collectives(3)
+    join(collectives, 0, 1, BARRIER)
+    join(collectives, 1, 1, BROADCAST)
+    assert join(collectives, 0, 2, BARRIER) == join(collectives, 1, 2, BARRIER) == []
+    late = join(collectives, 2, 1, operation)
+    assert [(answer.rank, answer.index, answer.refused is None) for answer in late] == [(2, 1, False)]
+    assert [answer.refused for answer in join(collectives, 2, 2, BARRIER)] == [None] * 3
+
+
+def test_after_a_mix_up_the_ranks_meet_again() -> None:
+    collectives = Collectives(2)
+    join(collectives, 0, 1, BARRIER)
+    join(collectives, 1, 1, BROADCAST)
+    for index in (2, 3):
+        assert [answer.refused for answer in join_all(collectives, (1, 0), index)] == [None, None]
+
+
+def test_a_rank_that_gave_up_waiting_does_not_pair_its_next_call_with_this_one() -> None:
+    """The alarm of a user's own timeout got it out of its first barrier."""
+    collectives = Collectives(2)
+    join(collectives, 0, 1, BARRIER)
+    answers = join(collectives, 0, 2, BARRIER) + join(collectives, 1, 1, BARRIER)
+    assert [answer for answer in answers if answer.refused is None] == []
+
+
+# -- ranks that have finished ----------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_finishes_fails_those_who_wait_for_it() -> None:
+    collectives = Collectives(4)
+    for rank in (1, 2, 3):
+        join(collectives, rank, operation=BROADCAST)
+    reasons = refusals(collectives.finished(0))
+    assert sorted(reasons) == [1, 2, 3]
+    assert "rank(s) 0 finished train_func without calling broadcast_from_rank_zero()" in reasons[1]
+    assert "rank(s) 1-3 wait" in reasons[1]
+
+
+def test_who_comes_after_a_rank_has_finished_fails_at_once() -> None:
+    collectives = Collectives(3)
+    assert collectives.finished(2) == []
+    assert "rank(s) 2 finished" in refusals(join(collectives, 0))[0]
+    assert "rank(s) 2 finished" in refusals(join(collectives, 1))[1]
+    assert "rank(s) 2 finished" in refusals(join(collectives, 0, index=2))[0]
+
+
+def test_all_that_have_finished_are_named() -> None:
+    collectives = Collectives(5)
+    for rank in (4, 1, 2):
+        collectives.finished(rank)
+    assert "rank(s) 1, 2, 4 finished" in the_reason(join(collectives, 0))
+
+
+def test_a_rank_that_has_met_all_may_finish() -> None:
+    collectives = Collectives(2)
+    join_all(collectives, (0, 1))
+    assert collectives.finished(0) == collectives.finished(1) == []
+
+
+# -- ranks that are late ---------------------------------------------------------------------------------------------
+
+
+def test_the_notice_names_who_waits_and_who_is_missing() -> None:
+    collectives = Collectives(5)
+    for rank, now in ((3, 10.0), (0, 20.0), (1, 30.0)):
+        join(collectives, rank, now=now)
+    assert collectives.deadline() == 10.0 + WARN_AFTER_S
+    assert collectives.tick(10.0 + WARN_AFTER_S * 0.99) == []
+    [late] = collectives.tick(10.0 + WARN_AFTER_S)
+    assert isinstance(late, Late)
+    assert "rank(s) 0, 1, 3 have been waiting in barrier()" in late.text
+    assert "rank(s) 2, 4 have not called it yet" in late.text
+
+
+def test_a_collective_is_late_once() -> None:
+    collectives = Collectives(3)
+    join(collectives, 0)
+    assert len(collectives.tick(WARN_AFTER_S)) == 1
+    assert collectives.deadline() is None
+    assert collectives.tick(WARN_AFTER_S * 3) == []
+    join(collectives, 1, now=WARN_AFTER_S * 4)
+    assert (collectives.deadline(), collectives.tick(WARN_AFTER_S * 9)) == (None, [])
+
+
+def test_the_next_collective_may_be_late_again() -> None:
+    collectives = Collectives(2)
+    for index in (1, 2):
+        start = index * 1000.0
+        join(collectives, 0, index, now=start)
+        assert collectives.deadline() == start + WARN_AFTER_S
+        assert len(collectives.tick(start + WARN_AFTER_S)) == 1
+        join(collectives, 1, index, now=start + 100)
+
+
+def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
+    collectives = Collectives(4)
+    join(collectives, 2, now=10.0, timeout_s=5.0)
+    join(collectives, 0, now=12.0, timeout_s=5.0)
+    assert collectives.deadline() == 15.0
+    assert collectives.tick(14.9) == []
+    told = refusals([answer for answer in collectives.tick(15.0) if isinstance(answer, Answer)])
+    assert told == dict.fromkeys((0, 2), "rank(s) 1, 3 have not come to barrier() within 5 s")
+    assert refusals(join(collectives, 1, now=16.0, timeout_s=5.0)) == {1: told[0]}, "the same for who comes later"
+    assert collectives.deadline() is None
+
+
+def test_a_long_timeout_comes_after_the_notice() -> None:
+    collectives = Collectives(2)
+    join(collectives, 0, timeout_s=WARN_AFTER_S * 2)
+    assert collectives.deadline() == WARN_AFTER_S
+    assert [type(told) for told in collectives.tick(WARN_AFTER_S)] == [Late]
+    assert collectives.deadline() == WARN_AFTER_S * 2
+    assert [type(told) for told in collectives.tick(WARN_AFTER_S * 2)] == [Answer]
+
+
+def test_a_timeout_that_is_not_over_is_nothing() -> None:
+    collectives = Collectives(2)
+    join(collectives, 0, timeout_s=5.0)
+    assert join(collectives, 1, now=4.0, timeout_s=5.0) == [Answer(0, 1), Answer(1, 1)]
+    assert (collectives.deadline(), collectives.tick(1e6)) == (None, [])
+
+
+def test_a_collective_in_time_is_not_late() -> None:
+    collectives = Collectives(2)
+    join_all(collectives, (0, 1))
+    assert (collectives.deadline(), collectives.tick(1e6)) == (None, [])
+
+
+# -- any order -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Oracle:
+    """What a rank still has to do, and what it has heard."""
+
+    operations: list[str]
+    heard: list[Answer] = field(default_factory=list)
+    waits: bool = False
+    finished: bool = False
+
+    @property
+    def called(self) -> int:
+        return len(self.heard) + self.waits
+
+
+programs = st.lists(st.sampled_from((BARRIER, BROADCAST)), max_size=4)
+
+
+@settings(max_examples=200)
+@given(
+    one=programs, world_size=st.integers(1, 4), others=st.lists(programs, min_size=3, max_size=3), same=st.booleans(),
+    data=st.data(),
+)  # fmt: skip
+def test_in_any_order_calls_pair_by_number_and_nobody_waits_for_ever(
+    one: list[str], world_size: int, others: list[list[str]], same: bool, data: st.DataObject
+) -> None:
+    """Every rank makes its calls whatever it hears, and finishes."""
+    ranks = [Oracle(list(one)), *(Oracle(list(one if same else other)) for other in others[: world_size - 1])]
+    collectives = Collectives(world_size)
+    while able := [rank for rank, oracle in enumerate(ranks) if not (oracle.waits or oracle.finished)]:
+        rank = data.draw(st.sampled_from(able))
+        me = ranks[rank]
+        if me.called < len(me.operations):
+            me.waits = True
+            operation = me.operations[len(me.heard)]
+            answers = join(collectives, rank, me.called, operation, f"{rank}:{me.called}".encode())
+        else:
+            me.finished = True
+            answers = collectives.finished(rank)
+        for answer in answers:
+            assert ranks[answer.rank].waits
+            ranks[answer.rank].waits = False
+            ranks[answer.rank].heard.append(answer)
+            assert answer.index == len(ranks[answer.rank].heard)
+    assert all(oracle.finished for oracle in ranks), "somebody waits for ever"
+    for index in range(max(len(oracle.heard) for oracle in ranks)):
+        heard = [oracle.heard[index] if index < len(oracle.heard) else None for oracle in ranks]
+        called = {oracle.operations[index] if index < len(oracle.operations) else None for oracle in ranks}
+        if len(called) == 1:
+            assert heard == [Answer(rank, index + 1, f"0:{index + 1}".encode()) for rank in range(world_size)]
+        else:
+            assert all(answer is None or answer.refused for answer in heard)

@@ -1,0 +1,1054 @@
+"""Joining the checkpoints of N ranks: who copies what, when it is committed, and who is told what."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from distrain.config import CheckpointConfig
+from distrain.decisions.checkpoint_assembly import (
+    FIRST_PATIENCE_S,
+    PATIENCE_S,
+    SILENCE_S,
+    Decision,
+    Discard,
+    Drop,
+    GrantFiles,
+    Refuse,
+    Rounds,
+    Say,
+    Source,
+)
+from distrain.storage.commit import Commit, CommittedFile
+from distrain.storage.retention import best_first, surplus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MISSING_RANK_S = 60.0
+
+
+def rounds_of(world_size: int, *, running_since: float = -SILENCE_S) -> Rounds:
+    """By default every rank has been in train_func long enough to have reported."""
+    rounds = Rounds(world_size, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
+    for rank in range(world_size):
+        rounds.running(rank, running_since)
+    return rounds
+
+
+def bring(
+    rounds: Rounds, rank: int, ordinal: int, *files: str, index: int | None = None, now: float = 0.0, **metrics: Any
+) -> list[Decision]:
+    """report() with a checkpoint; by default the rank reports nothing else, so index and ordinal agree."""
+    return rounds.reported(rank, index or ordinal, metrics, ordinal, files, now)
+
+
+def note(rounds: Rounds, rank: int, index: int, now: float = 0.0, **metrics: Any) -> list[Decision]:
+    """report() without a checkpoint."""
+    return rounds.reported(rank, index, metrics, None, (), now)
+
+
+def deliver(
+    rounds: Rounds, rank: int, ordinal: int, *files: str, skipped: Iterable[str] = (), crc: int = 1, now: float = 0.0
+) -> list[Decision]:
+    contents = [(path, 10, crc) for path in files], [(path, 10, crc) for path in skipped]
+    return rounds.delivered(rank, ordinal, *contents, now)
+
+
+def only(kind: type[Any], decisions: list[Decision]) -> list[Any]:
+    return [decision for decision in decisions if isinstance(decision, kind)]
+
+
+def the_commit(decisions: list[Decision]) -> Commit:
+    [commit] = only(Commit, decisions)
+    assert isinstance(commit, Commit)
+    return commit
+
+
+def owners(commit: Commit) -> dict[str, int]:
+    return {file.path: file.rank for file in commit.files}
+
+
+# -- one rank --------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_rank_is_granted_and_committed_at_once() -> None:
+    rounds = rounds_of(1)
+    assert bring(rounds, 0, 1, "b", "a", loss=0.5) == [GrantFiles(0, 1, ("a", "b"))]
+    files = (CommittedFile("a", 0, 10, 1), CommittedFile("b", 0, 10, 1))
+    assert deliver(rounds, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5})]
+
+
+def test_metrics_alone_decide_nothing() -> None:
+    assert note(rounds_of(2), 0, 1) == []
+
+
+def test_an_empty_checkpoint_is_committed() -> None:
+    rounds = rounds_of(1)
+    assert bring(rounds, 0, 1) == [GrantFiles(0, 1, ())]
+    assert the_commit(deliver(rounds, 0, 1)).files == ()
+
+
+def test_nothing_is_committed_before_it_is_delivered() -> None:
+    rounds = rounds_of(1)
+    bring(rounds, 0, 1, "a")
+    assert rounds.tick(1e6) == []
+
+
+# -- local files that are to be deleted ------------------------------------------------------------------------------
+
+
+def hand_over(rounds: Rounds, rank: int, ordinal: int, folder: str, *files: str, waits: bool = True) -> list[Decision]:
+    """report() with files that are to be deleted."""
+    source = Source(folder=folder, deletes=True, waits=waits)
+    return rounds.reported(rank, ordinal, {}, ordinal, files, 0.0, source)
+
+
+def test_a_checkpoint_is_committed_when_the_local_files_are_deleted() -> None:
+    rounds = rounds_of(1)
+    hand_over(rounds, 0, 1, "/a", "a")
+    assert deliver(rounds, 0, 1, "a") == [Discard(0, 1, at_once=True)]
+    assert the_commit(rounds.discarded(0, 1, 0.0)).ordinal == 1
+
+
+@pytest.mark.parametrize("other", ["/shared", "/shared/of 1", "/"])
+def test_a_directory_is_deleted_when_all_that_bring_it_have_delivered(other: str) -> None:
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/shared", "a")
+    assert deliver(rounds, 0, 1, "a") == []
+    assert only(Discard, hand_over(rounds, 1, 1, other, "a")) == []
+    done = deliver(rounds, 1, 1, skipped=["a"])
+    assert done == [Discard(0, 1, at_once=True), Discard(1, 1, at_once=True)]
+    assert rounds.discarded(0, 1, 0.0) == []
+    assert the_commit(rounds.discarded(1, 1, 0.0)).ordinal == 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_directory_of_one_rank_alone_waits_for_the_others_word_and_not_for_their_files(*, waits: bool) -> None:
+    """But if nobody waits for it, it is better safe."""
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/of 0", "a", waits=waits)
+    assert deliver(rounds, 0, 1, "a") == []
+    assert only(Discard, hand_over(rounds, 1, 1, "/of 01", "b")) == ([Discard(0, 1, at_once=True)] if waits else [])
+
+
+def test_a_rank_does_not_wait_for_ever_for_its_files_to_be_deleted() -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    hand_over(rounds, 0, 1, "/a", "a")
+    assert deliver(rounds, 0, 1, "a") == []
+    assert rounds.deadline() == FIRST_PATIENCE_S
+    assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
+    assert rounds.discarded(0, 1, 2.0) == []
+    decisions = rounds.finished(1, 3.0)
+    assert the_commit(decisions).ordinal == 1
+    assert only(Discard, decisions) == [Discard(0, 1, at_once=True)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_nothing_is_deleted_if_the_checkpoint_is_dropped(*, waits: bool) -> None:
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/a", "a", waits=waits)
+    hand_over(rounds, 1, 1, "/a", "a", waits=waits)
+    assert rounds.delivered(0, 1, [("a", 10, 1)], [], 0.0) == []
+    decisions = rounds.delivered(1, 1, [], [], 0.0, "disk full")
+    assert only(Discard, decisions) == ([Discard(0, 1, at_once=False)] if waits else [])
+    assert Drop(1) in decisions
+    assert rounds.discarded(0, 1, 0.0) == []
+
+
+def test_a_shared_directory_that_one_rank_was_told_to_leave_is_deleted_by_no_other() -> None:
+    """It may have new files there by then, and looks before it deletes anything."""
+    rounds = rounds_of(2, running_since=0.0)
+    hand_over(rounds, 0, 1, "/shared", "a")
+    deliver(rounds, 0, 1, "a")
+    assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
+    rounds.discarded(0, 1, 1.0)
+    hand_over(rounds, 1, 1, "/shared", "b")
+    done = deliver(rounds, 1, 1, "b")
+    assert Discard(1, 1, at_once=True) not in done
+    assert set(only(Discard, done)) == {Discard(0, 1, at_once=True), Discard(1, 1, at_once=False)}
+    assert the_commit(rounds.discarded(1, 1, 1.0)).ordinal == 1
+
+
+def test_what_a_lost_host_owes() -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    hand_over(rounds, 0, 1, "/a", "a")
+    assert rounds.awaits([0], ends=True)
+    assert not rounds.awaits([1], ends=False)
+    deliver(rounds, 0, 1, "a")
+    assert (rounds.awaits([0], ends=False), rounds.awaits([0], ends=True)) == (True, False)
+
+
+def test_a_checkpoint_whose_local_files_cannot_be_deleted_is_committed_and_they_are_told_of() -> None:
+    rounds = rounds_of(1)
+    hand_over(rounds, 0, 1, "/a", "a")
+    deliver(rounds, 0, 1, "a")
+    decisions = rounds.discarded(0, 1, 0.0, "disk full")
+    assert the_commit(decisions).ordinal == 1
+    assert only(Say, decisions) == [Say("local files of checkpoint 1 may still be in /a of rank 0: disk full")]
+
+
+def test_who_has_waited_in_vain_for_the_others_does_not_wait_again() -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    hand_over(rounds, 0, 1, "/a", "a")
+    assert deliver(rounds, 0, 1, "a") == []
+    assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
+    rounds.discarded(0, 1, 1.0)
+    hand_over(rounds, 0, 2, "/b", "a")
+    assert deliver(rounds, 0, 2, "a") == [Discard(0, 2, at_once=False)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_nothing_is_deleted_if_ranks_differ_in_who_stores_the_files(*, waits: bool) -> None:
+    """For then the checkpoint is dropped, by whoever makes it one, and at once."""
+    rounds = rounds_of(2)
+    rounds.reported(0, 1, {}, 1, (), 0.0, Source(in_place=True))
+    hand_over(rounds, 1, 1, "/b", "b", waits=waits)
+    decisions = deliver(rounds, 0, 1, "a")
+    decisions += deliver(rounds, 1, 1, "b")
+    assert only(Discard, decisions) == ([Discard(1, 1, at_once=False)] if waits else [])
+    assert the_commit(decisions).ranks == (0, 1)
+
+
+# -- files that are in place already ---------------------------------------------------------------------------------
+
+
+def test_files_in_place_are_looked_at_when_all_ranks_have_their_say() -> None:
+    rounds, source = rounds_of(3), Source(in_place=True, waits=False)
+    assert rounds.reported(0, 1, {}, 1, (), 0.0, source) == []
+    assert rounds.reported(2, 1, {}, 1, (), 0.0, source) == []
+    assert note(rounds, 1, 1) == [GrantFiles(0, 1, ()), GrantFiles(2, 1, ())]
+    deliver(rounds, 2, 1)
+    assert owners(the_commit(deliver(rounds, 0, 1, "a", "b"))) == {"a": 0, "b": 0}
+
+
+def test_what_a_function_has_stored_is_deleted_when_all_ranks_have_their_say() -> None:
+    rounds, source = rounds_of(2), Source(folder="/a", in_place=True, waits=False, deletes=True)
+    assert rounds.reported(0, 1, {}, 1, (), 0.0, source) == []
+    decisions = rounds.reported(1, 1, {}, 1, (), 0.0, source)
+    assert only(Discard, decisions) == [Discard(0, 1, at_once=True), Discard(1, 1, at_once=True)]
+    deliver(rounds, 1, 1)
+    assert the_commit(deliver(rounds, 0, 1, "a")).ordinal == 1
+
+
+# -- rank 0 only -----------------------------------------------------------------------------------------------------
+
+
+def test_rank_0_only_commits_when_rank_0_goes_on() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    assert deliver(rounds, 0, 1, "model") == []
+    assert the_commit(bring(rounds, 0, 2, "model", now=1)).ordinal == 1
+
+
+def test_rank_0_only_loses_no_checkpoint() -> None:
+    rounds, committed = rounds_of(3), []
+    for ordinal in (1, 2, 3):
+        committed += only(Commit, bring(rounds, 0, ordinal, "model", now=ordinal))
+        committed += only(Commit, deliver(rounds, 0, ordinal, "model", now=ordinal))
+    for rank in range(3):
+        committed += only(Commit, rounds.finished(rank, 4.0))
+    assert [commit.ordinal for commit in committed] == [1, 2, 3]
+
+
+def test_after_the_first_one_rank_0_only_commits_at_once() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    bring(rounds, 0, 2, "model", now=1)
+    assert the_commit(deliver(rounds, 0, 2, "model", now=1)).ordinal == 2
+
+
+def test_rank_0_only_commits_when_the_others_have_finished() -> None:
+    rounds = rounds_of(2)
+    assert rounds.finished(1, 0.0) == []
+    bring(rounds, 0, 1, "model")
+    assert the_commit(deliver(rounds, 0, 1, "model")).ranks == (0,)
+
+
+def test_rank_0_only_says_nothing_about_it() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    assert only(Say, note(rounds, 0, 2, now=1)) == []
+
+
+# -- some ranks ------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_1_and_3_only() -> None:
+    rounds = rounds_of(4)
+    bring(rounds, 1, 1, "shard-1")
+    bring(rounds, 3, 1, "shard-3")
+    assert only(GrantFiles, rounds.tick(FIRST_PATIENCE_S)) == [
+        GrantFiles(1, 1, ("shard-1",)),
+        GrantFiles(3, 1, ("shard-3",)),
+    ]
+    deliver(rounds, 1, 1, "shard-1", now=2)
+    assert deliver(rounds, 3, 1, "shard-3", now=2) == []
+    assert only(Commit, note(rounds, 1, 2, now=3)) == []
+    commit = the_commit(note(rounds, 3, 2, now=3))
+    assert owners(commit) == {"shard-1": 1, "shard-3": 3}
+    assert commit.ranks == (1, 3)
+
+
+def test_ranks_that_share_nothing_keep_all_their_files() -> None:
+    rounds = rounds_of(2)
+    assert bring(rounds, 0, 1, "shard-0") == [GrantFiles(0, 1, ("shard-0",))]
+    assert bring(rounds, 1, 1, "shard-1") == [GrantFiles(1, 1, ("shard-1",))]
+    deliver(rounds, 0, 1, "shard-0")
+    assert owners(the_commit(deliver(rounds, 1, 1, "shard-1"))) == {"shard-0": 0, "shard-1": 1}
+
+
+def test_ranks_that_report_in_step_without_a_checkpoint_are_not_waited_for() -> None:
+    rounds = rounds_of(2)
+    note(rounds, 1, 1)
+    bring(rounds, 0, 1, "model")
+    assert the_commit(deliver(rounds, 0, 1, "model")).ranks == (0,)
+
+
+def test_ranks_that_come_into_step_later_release_the_checkpoint() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    assert deliver(rounds, 0, 1, "model") == []
+    assert the_commit(note(rounds, 1, 1, now=2)).ranks == (0,)
+
+
+def test_a_rank_in_step_may_run_ahead_while_the_others_copy() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    for index in (1, 2, 3):
+        note(rounds, 1, index, now=index)
+    assert the_commit(deliver(rounds, 0, 1, "model", now=4)).ranks == (0,)
+
+
+def test_a_rank_that_has_reported_is_waited_for_although_the_others_go_on() -> None:
+    """Only ranks that have never reported are written off then; this one is one step behind."""
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        note(rounds, rank, 1)
+    bring(rounds, 0, 1, "shard-0", index=2)
+    deliver(rounds, 0, 1, "shard-0")
+    note(rounds, 0, 3, now=1)
+    assert only(Refuse, bring(rounds, 1, 1, "shard-1", index=2, now=1.1)) == []
+    assert the_commit(deliver(rounds, 1, 1, "shard-1", now=1.2)).ranks == (0, 1)
+
+
+def test_a_rank_that_brought_one_is_waited_for_however_long_it_takes() -> None:
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}", now=10)
+        deliver(rounds, rank, 1, f"shard-{rank}", now=10)
+    bring(rounds, 0, 2, "shard-0", now=20)
+    deliver(rounds, 0, 2, "shard-0", now=20)
+    assert only(Commit, bring(rounds, 0, 3, "shard-0", now=30)) == []
+    assert only(Commit, rounds.tick(30 + 10 * MISSING_RANK_S)) == []
+    bring(rounds, 1, 2, "shard-1", now=1000)
+    assert the_commit(deliver(rounds, 1, 2, "shard-1", now=1000)).ordinal == 2
+
+
+def test_waiting_long_for_such_a_rank_is_said_once() -> None:
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}")
+        deliver(rounds, rank, 1, f"shard-{rank}")
+    bring(rounds, 0, 2, "shard-0")
+    deliver(rounds, 0, 2, "shard-0")
+    [said] = rounds.tick(MISSING_RANK_S)
+    assert isinstance(said, Say)
+    assert "rank(s) 1" in said.text
+    assert rounds.tick(2 * MISSING_RANK_S) == []
+
+
+def test_a_rank_that_brought_one_and_finished_is_not_waited_for() -> None:
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}")
+        deliver(rounds, rank, 1, f"shard-{rank}")
+    bring(rounds, 0, 2, "shard-0")
+    deliver(rounds, 0, 2, "shard-0")
+    assert the_commit(rounds.finished(1, 1.0)).ranks == (0,)
+
+
+# -- the same file name ----------------------------------------------------------------------------------------------
+
+
+def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothing() -> None:
+    rounds = rounds_of(3)
+    assert bring(rounds, 0, 1, "model") == [GrantFiles(0, 1, ("model",))]
+    for rank in (1, 2):
+        assert bring(rounds, rank, 1, "model") == [GrantFiles(rank, 1, ())]
+    for rank in (1, 2):
+        deliver(rounds, rank, 1, skipped=["model"])
+    commit = the_commit(deliver(rounds, 0, 1, "model"))
+    assert owners(commit) == {"model": 0}
+    assert commit.ranks == (0, 1, 2)
+
+
+def test_a_rank_copies_what_only_it_has() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    assert bring(rounds, 1, 1, "model", "rng-1") == [GrantFiles(1, 1, ("rng-1",))]
+
+
+def test_rank_1_waits_for_rank_0_and_is_then_spared_the_copy() -> None:
+    rounds = rounds_of(2)
+    assert bring(rounds, 1, 1, "model") == []
+    assert bring(rounds, 0, 1, "model", now=FIRST_PATIENCE_S / 2) == [
+        GrantFiles(0, 1, ("model",)),
+        GrantFiles(1, 1, ()),
+    ]
+
+
+def test_rank_1_waits_no_longer_than_its_patience() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "model")
+    assert rounds.tick(FIRST_PATIENCE_S * 0.99) == []
+    assert rounds.tick(FIRST_PATIENCE_S) == [GrantFiles(1, 1, ("model",))]
+
+
+def test_rank_1_waits_longer_for_what_rank_0_brought_last_time() -> None:
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        bring(rounds, rank, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    deliver(rounds, 1, 1)
+    assert bring(rounds, 1, 2, "model", now=100) == []
+    assert rounds.tick(100 + PATIENCE_S * 0.99) == []
+    assert rounds.tick(100 + PATIENCE_S) == [GrantFiles(1, 2, ("model",))]
+
+
+def test_rank_1_does_not_wait_at_all_for_what_only_it_brought_last_time() -> None:
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}")
+        rounds.tick(FIRST_PATIENCE_S)
+        deliver(rounds, rank, 1, f"shard-{rank}", now=FIRST_PATIENCE_S)
+    assert bring(rounds, 1, 2, "shard-1", now=100) == [GrantFiles(1, 2, ("shard-1",))]
+
+
+def test_when_patience_ran_out_the_lowest_rank_is_kept_all_the_same() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "model")
+    assert rounds.tick(FIRST_PATIENCE_S) == [GrantFiles(1, 1, ("model",))]
+    deliver(rounds, 1, 1, "model", now=2)
+    assert bring(rounds, 0, 1, "model", now=3) == [GrantFiles(0, 1, ("model",))]
+    assert owners(the_commit(deliver(rounds, 0, 1, "model", now=4))) == {"model": 0}
+
+
+def test_rank_1_does_not_wait_for_a_finished_rank_0() -> None:
+    rounds = rounds_of(2)
+    rounds.finished(0, 0.0)
+    assert bring(rounds, 1, 1, "model") == [GrantFiles(1, 1, ("model",))]
+
+
+# -- ranks that are just slow ----------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_has_just_started_is_slow_not_silent() -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    bring(rounds, 0, 1, "shard-0", now=0.1)
+    deliver(rounds, 0, 1, "shard-0", now=0.1)
+    assert only(Commit, bring(rounds, 0, 2, "shard-0", now=0.2)) == []
+    bring(rounds, 1, 1, "shard-1", now=1)
+    assert the_commit(deliver(rounds, 1, 1, "shard-1", now=1)).ranks == (0, 1)
+
+
+def test_a_slow_rank_becomes_a_silent_one() -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    bring(rounds, 0, 1, "model", now=0.1)
+    deliver(rounds, 0, 1, "model", now=0.1)
+    note(rounds, 0, 2, now=0.2)
+    assert rounds.deadline() == SILENCE_S
+    assert rounds.tick(SILENCE_S * 0.99) == []
+    assert the_commit(rounds.tick(SILENCE_S)).ranks == (0,)
+
+
+def test_a_rank_that_is_not_in_train_func_yet_is_not_silent() -> None:
+    rounds = Rounds(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    assert only(Commit, note(rounds, 0, 2, now=SILENCE_S * 3)) == []
+
+
+def test_a_silent_rank_that_reports_after_all_is_waited_for_again() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "shard-0")
+    deliver(rounds, 0, 1, "shard-0")
+    bring(rounds, 0, 2, "shard-0", now=1)
+    assert only(Refuse, bring(rounds, 1, 2, "shard-1", index=1, now=1)) == []
+    deliver(rounds, 0, 2, "shard-0", now=1)
+    assert the_commit(deliver(rounds, 1, 2, "shard-1", now=1)).ranks == (0, 1)
+
+
+def test_at_the_end_of_an_attempt_nobody_is_just_slow() -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    bring(rounds, 0, 1, "model", now=0.1)
+    deliver(rounds, 0, 1, "model", now=0.1)
+    note(rounds, 0, 2, now=0.2)
+    assert the_commit(rounds.close(0.3)).ranks == (0,)
+
+
+def test_the_end_of_an_attempt_commits_nothing_that_is_not_whole() -> None:
+    rounds = rounds_of(1)
+    bring(rounds, 0, 1, "model")
+    assert rounds.close(1.0) == []
+
+
+def test_a_checkpoint_may_wait_for_nothing_but_uploads() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "shard-0")
+    assert not rounds.awaits_only({(0, 1)}, 0), "rank 1 has not said what it brings"
+    bring(rounds, 1, 1, "shard-1")
+    assert not rounds.awaits_only({(0, 1)}, 0), "nobody is bringing the files of rank 1"
+    assert rounds.awaits_only({(0, 1), (1, 1)}, 0)
+    deliver(rounds, 0, 1, "shard-0")
+    assert rounds.awaits_only({(1, 1)}, 0)
+    assert the_commit(deliver(rounds, 1, 1, "shard-1")).ranks == (0, 1)
+    assert not rounds.awaits_only(set(), 0)
+
+
+def test_an_upload_that_is_awaited_is_not_held_up_by_local_files_that_are_not_deleted_yet() -> None:
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/a", "a", waits=False)
+    hand_over(rounds, 1, 1, "/b", "b", waits=False)
+    deliver(rounds, 0, 1, "a")
+    assert rounds.awaits_only({(1, 1)}, 0)
+    deliver(rounds, 1, 1, "b")
+    assert rounds.awaits_only({(0, 1), (1, 1)}, 0), "they are being deleted"
+    assert the_commit(rounds.close(0.0)).ranks == (0, 1)
+
+
+# -- ranks that are ahead of others ------------------------------------------------------------------------------------
+
+
+def run_ahead(rounds: Rounds, ordinals: Iterable[int], now: float = 0.0) -> list[int]:
+    """Rank 0 brings checkpoints and stores what it may; returns the ordinals of those."""
+    granted = []
+    for ordinal in ordinals:
+        if GrantFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now):
+            granted.append(ordinal)
+            deliver(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now)
+    return granted
+
+
+def test_a_rank_that_is_ahead_waits_for_the_checkpoints_before() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "shard-1")
+    assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
+    committed, granted = deliver(rounds, 1, 1, "shard-1")
+    assert isinstance(committed, Commit)
+    assert granted == GrantFiles(0, 3, ("shard-0-3",))
+
+
+def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_not_its_next() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "shard-1")
+    deliver(rounds, 1, 1, "shard-1")
+    assert run_ahead(rounds, [1, 2, 3, 4]) == [1, 2, 3]
+    bring(rounds, 1, 2, "shard-1")
+    assert GrantFiles(0, 4, ("shard-0-4",)) in deliver(rounds, 1, 2, "shard-1")
+
+
+def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
+    rounds = Rounds(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
+    rounds.running(0, 0.0)
+    assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
+    rounds.running(1, 1.0)
+    assert rounds.tick(1.0) == [GrantFiles(0, 3, ("shard-0-3",))]
+
+
+@pytest.mark.parametrize("reports", [0, 1])
+def test_a_rank_does_not_wait_for_others_that_never_bring_checkpoints(reports: int) -> None:
+    rounds = rounds_of(2, running_since=0.0)
+    if reports:
+        note(rounds, 1, 100)
+    assert run_ahead(rounds, range(1, 6)) == [1, 2, 3, 4, 5]
+
+
+def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
+    """Rank 1 has brought one checkpoint, and brings no more."""
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "shard-1")
+    deliver(rounds, 1, 1, "shard-1")
+    assert run_ahead(rounds, [1, 2, 3, 4], now=5.0) == [1, 2, 3]
+    assert rounds.deadline() == 5.0 + MISSING_RANK_S
+    decisions = rounds.tick(5.0 + MISSING_RANK_S)
+    assert only(GrantFiles, decisions) == [GrantFiles(0, 4, ("shard-0-4",))]
+    assert "rank(s) 1 brought earlier ones" in only(Say, decisions)[0].text
+    assert run_ahead(rounds, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
+
+
+# -- what is still being stored when a rank fails ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_reported_without_one() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    assert rounds.storing({1}, (), 0.0) == frozenset(), "rank 1 has not made that report"
+    note(rounds, 1, 1)
+    assert rounds.storing({1}, (), 0.0) == {(0, 1)}
+    assert rounds.storing({0, 1}, (), 0.0) == frozenset(), "nobody is left to store it"
+    deliver(rounds, 0, 1, "model")
+    assert rounds.storing({1}, (), 0.0) == frozenset()
+
+
+def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_delivered() -> None:
+    rounds = rounds_of(3)
+    for rank in range(3):
+        bring(rounds, rank, 1, f"shard-{rank}")
+    assert rounds.storing({1}, (), 0.0) == frozenset(), "rank 1 has not stored its own part"
+    deliver(rounds, 1, 1, "shard-1")
+    assert rounds.storing({1}, (), 0.0) == {(0, 1), (2, 1)}
+    rounds.delivered(2, 1, [], [], 0.0, "disk full")
+    assert rounds.storing({1}, (), 0.0) == frozenset(), "it will be dropped"
+
+
+def test_nobody_waits_for_a_checkpoint_after_one_that_cannot_be() -> None:
+    rounds = rounds_of(3)
+    bring(rounds, 2, 1, "shard-2")
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}")
+        deliver(rounds, rank, 1, f"shard-{rank}")
+        bring(rounds, rank, 2, f"shard-{rank}")
+    deliver(rounds, 1, 2, "shard-1")
+    assert rounds.storing({1}, (), 0.0) == {(2, 1), (0, 2)}
+    assert rounds.storing({2}, (), 0.0) == frozenset()
+
+
+def test_a_rank_that_brings_checkpoints_is_due_with_the_next_after_another_one_has_failed() -> None:
+    rounds = rounds_of(3)
+    for rank in (0, 1):
+        note(rounds, rank, 1)
+        note(rounds, rank, 2)
+    bring(rounds, 0, 1, "model", index=3)
+    note(rounds, 1, 3)
+    deliver(rounds, 0, 1, "model")
+    assert rounds.expected({1}, ()) == frozenset(), "rank 0 has made as many reports"
+    note(rounds, 1, 4)
+    assert rounds.expected({1}, ()) == {0}
+    assert rounds.expected({1, 2}, ()) == frozenset(), "rank 2 has not made that report"
+    note(rounds, 1, 6)
+    assert rounds.expected({1}, ()) == frozenset(), "they are not in step"
+
+
+@pytest.mark.parametrize(("rank", "other", "due"), [(0, 1, True), (1, 0, False)])
+def test_of_the_ranks_that_have_never_reported_only_rank_0_is_due(rank: int, other: int, *, due: bool) -> None:
+    rounds = rounds_of(2)
+    note(rounds, other, 1)
+    assert rounds.expected({other}, ()) == (frozenset({rank}) if due else frozenset())
+    rounds.finished(rank, 0.0)
+    assert rounds.expected({other}, ()) == frozenset()
+
+
+def test_a_rank_that_was_storing_when_it_failed_has_not_made_that_report() -> None:
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        bring(rounds, rank, 1, f"shard-{rank}")
+    for rank in (0, 1):
+        deliver(rounds, rank, 1, f"shard-{rank}")
+    bring(rounds, 1, 2, "shard-1")
+    assert rounds.expected({1}, ()) == frozenset()
+    assert rounds.expected({1}, {(1, 2)}) == {0}, "an uploader stores it"
+    deliver(rounds, 1, 2, "shard-1")
+    assert rounds.expected({1}, ()) == {0}
+
+
+def test_what_uploaders_bring_needs_no_rank() -> None:
+    rounds = rounds_of(2)
+    hand_over(rounds, 0, 1, "/a", "a", waits=False)
+    note(rounds, 1, 1)
+    assert rounds.storing({1}, {(0, 1)}, 0.0) == frozenset()
+
+
+# -- ranks that show no sign -----------------------------------------------------------------------------------------
+
+
+def test_a_silent_rank_is_written_off_in_time_with_one_notice() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model", now=5)
+    assert rounds.tick(MISSING_RANK_S * 0.99) == []
+    said, committed = rounds.tick(MISSING_RANK_S)
+    assert isinstance(said, Say)
+    assert "rank(s) 1" in said.text
+    assert "missing_rank_s" in said.text
+    assert isinstance(committed, Commit)
+
+
+def test_the_notice_comes_once() -> None:
+    rounds, said = rounds_of(2), []
+    for ordinal in (1, 2):
+        start = ordinal * 1000.0
+        said += only(Say, bring(rounds, 0, ordinal, "model", now=start))
+        deliver(rounds, 0, ordinal, "model", now=start)
+        said += only(Say, rounds.tick(start + MISSING_RANK_S))
+    assert len(said) == 1
+
+
+def test_the_notice_names_only_ranks_that_are_missing() -> None:
+    rounds = rounds_of(3)
+    rounds.finished(1, 0.0)
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    [said] = only(Say, rounds.tick(MISSING_RANK_S))
+    assert "rank(s) 2," in said.text
+
+
+def test_a_written_off_rank_that_comes_later_is_refused_with_the_reason() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    rounds.tick(MISSING_RANK_S)
+    [refusal] = bring(rounds, 1, 1, "model", now=MISSING_RANK_S + 1)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.rank, refusal.ordinal) == (1, 1)
+    assert "without rank 1" in refusal.why
+    assert "missing_rank_s" in refusal.why
+
+
+def test_a_refused_rank_may_say_that_an_exception_took_it_out_of_report() -> None:
+    """Before it heard of the refusal."""
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    rounds.tick(MISSING_RANK_S)
+    assert only(Refuse, bring(rounds, 1, 1, "model"))
+    assert rounds.delivered(1, 1, [], [], MISSING_RANK_S, "TimeoutError('alarm')") == []
+    bring(rounds, 0, 2, "model", now=MISSING_RANK_S)
+    bring(rounds, 1, 2, "model", now=MISSING_RANK_S)
+    deliver(rounds, 1, 2, skipped=["model"])
+    assert the_commit(deliver(rounds, 0, 2, "model")).ordinal == 2
+
+
+# -- metrics and contents --------------------------------------------------------------------------------------------
+
+
+def test_the_metrics_are_rank_0s() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "b", loss=1.0)
+    bring(rounds, 0, 1, "a", loss=0.0)
+    deliver(rounds, 1, 1, "b")
+    assert the_commit(deliver(rounds, 0, 1, "a")).metrics == {"loss": 0.0}
+
+
+def test_the_metrics_are_rank_0s_when_it_brings_no_checkpoint() -> None:
+    rounds = rounds_of(2)
+    note(rounds, 0, 1, loss=0.0)
+    bring(rounds, 1, 1, "b", loss=1.0)
+    assert the_commit(deliver(rounds, 1, 1, "b")).metrics == {"loss": 0.0}
+
+
+def test_the_metrics_are_the_lowest_ranks_when_rank_0_never_reported() -> None:
+    rounds = rounds_of(2)
+    rounds.finished(0, 0.0)
+    bring(rounds, 1, 1, "b", loss=1.0)
+    assert the_commit(deliver(rounds, 1, 1, "b")).metrics == {"loss": 1.0}
+
+
+def test_equal_contents_are_not_worth_a_word() -> None:
+    rounds = rounds_of(2)
+    for rank in (0, 1):
+        bring(rounds, rank, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    assert only(Say, deliver(rounds, 1, 1, skipped=["model"])) == []
+
+
+def test_different_contents_give_one_notice() -> None:
+    rounds, said = rounds_of(2), []
+    for ordinal in (1, 2):
+        for rank in (0, 1):
+            bring(rounds, rank, ordinal, "model")
+        deliver(rounds, 0, ordinal, "model", crc=1)
+        said += only(Say, deliver(rounds, 1, ordinal, skipped=["model"], crc=2))
+    [notice] = said
+    assert "'model'" in notice.text
+
+
+def test_different_contents_are_noticed_also_when_both_were_copied() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "model")
+    rounds.tick(FIRST_PATIENCE_S)
+    deliver(rounds, 1, 1, "model", crc=2, now=2)
+    bring(rounds, 0, 1, "model", now=3)
+    assert len(only(Say, deliver(rounds, 0, 1, "model", crc=1, now=4))) == 1
+
+
+@pytest.mark.parametrize(("path", "notices"), [("dict.pkl", 0), ("best/model.keras", 0), ("keras", 1)])
+def test_files_that_always_differ_are_not_compared(path: str, notices: int) -> None:
+    rounds = Rounds(2, CheckpointConfig(), incomparable=("dict.pkl", ".keras"))
+    for rank in (0, 1):
+        bring(rounds, rank, 1, path)
+    deliver(rounds, 0, 1, path, crc=1)
+    assert len(only(Say, deliver(rounds, 1, 1, skipped=[path], crc=2))) == notices
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ("model/a/b", "model", "'model' is a directory on rank 0 and a file on rank 2"),
+        ("model", "model/a/b", "'model' is a file on rank 0 and a directory on rank 2"),
+    ],
+)
+def test_a_name_that_is_a_file_and_a_directory_is_refused_and_the_checkpoint_dropped(
+    first: str, second: str, why: str
+) -> None:
+    rounds = rounds_of(3)
+    bring(rounds, 0, 1, first)
+    bring(rounds, 1, 1, first, "model-1")
+    [refusal] = only(Refuse, bring(rounds, 2, 1, second))
+    assert (refusal.rank, refusal.why.startswith(f"checkpoint 1: {why}; give them different names")) == (2, True)
+    deliver(rounds, 0, 1, first)
+    said, dropped = deliver(rounds, 1, 1, "model-1", skipped=[first])
+    assert why in said.text  # type: ignore[union-attr]
+    assert dropped == Drop(1)
+    for rank in range(3):
+        assert only(Refuse, bring(rounds, rank, 2, "model")) == []
+
+
+def test_names_that_only_begin_alike_are_no_clash() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model/a", "models")
+    assert only(Refuse, bring(rounds, 1, 1, "model.txt", "model/b", "models")) == []
+
+
+# -- when to look again ----------------------------------------------------------------------------------------------
+
+
+def test_no_deadline_without_a_checkpoint() -> None:
+    rounds = rounds_of(2)
+    note(rounds, 0, 1)
+    assert rounds.deadline() is None
+
+
+def test_the_first_deadline_is_the_end_of_patience() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "model", now=5)
+    assert rounds.deadline() == 5 + FIRST_PATIENCE_S
+
+
+def test_then_comes_the_deadline_of_missing_ranks() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model", now=5)
+    assert rounds.deadline() == 5 + MISSING_RANK_S
+
+
+def test_a_deadline_that_was_looked_at_is_over() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "model")
+    deliver(rounds, 0, 1, "model")
+    rounds.tick(MISSING_RANK_S)
+    assert rounds.deadline() is None
+
+
+def test_a_deadline_that_nobody_looked_at_is_not_forgotten() -> None:
+    """However long the loop was busy with something else."""
+    rounds = rounds_of(2)
+    bring(rounds, 1, 1, "model", now=0)
+    assert rounds.deadline() == FIRST_PATIENCE_S
+    assert rounds.deadline() == FIRST_PATIENCE_S  # still, as no tick came
+    assert len(rounds.tick(FIRST_PATIENCE_S + 5)) == 1
+
+
+# -- any order of events ---------------------------------------------------------------------------------------------
+
+FILES = ("a", "b", "c")
+STEPS = 3
+
+
+@dataclass
+class Oracle:
+    """What a rank has brought, by ordinal."""
+
+    brought: dict[int, frozenset[str]] = field(default_factory=dict)
+    granted: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    delivered: set[int] = field(default_factory=set)
+    index: int = 0
+    finished: bool = False
+
+    @property
+    def busy(self) -> bool:
+        return len(self.delivered) < len(self.brought)
+
+
+class JoiningMachine(RuleBasedStateMachine):
+    """Ranks announce, deliver and finish in any order. ``in_step``: nobody starts report n+1 before all sent report n,
+    as training with collectives has it; then every checkpoint is committed. Else latecomers may be refused."""
+
+    @initialize(world_size=st.integers(1, 4), in_step=st.booleans())
+    def begin(self, world_size: int, in_step: bool) -> None:
+        self.rounds = Rounds(world_size, CheckpointConfig(missing_rank_s=1e6))
+        self.ranks = [Oracle() for _ in range(world_size)]
+        for rank in range(world_size):
+            self.rounds.running(rank, -SILENCE_S)
+        self.in_step = in_step
+        self.committed = 0
+        self.now = 0.0
+
+    def may_report(self, rank: int) -> bool:
+        me = self.ranks[rank]
+        ahead = self.in_step and any(other.index < me.index for other in self.ranks)
+        return not (me.busy or me.finished or ahead) and len(me.brought) < STEPS
+
+    def _obey(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case GrantFiles(rank, ordinal, files):
+                    assert ordinal not in self.ranks[rank].granted
+                    assert set(files) <= self.ranks[rank].brought[ordinal]
+                    self.ranks[rank].granted[ordinal] = files
+                case Refuse(rank, _, _):
+                    assert not self.in_step
+                    self.ranks[rank].finished = True  # its report() raised
+                case Commit():
+                    self._check(decision)
+
+    def _check(self, commit: Commit) -> None:
+        self.committed += 1
+        assert commit.ordinal == self.committed
+        bringers = [rank for rank, oracle in enumerate(self.ranks) if commit.ordinal in oracle.brought]
+        assert commit.ranks == tuple(bringers)
+        lowest: dict[str, int] = {}
+        for rank in bringers:
+            assert commit.ordinal in self.ranks[rank].delivered
+            for path in self.ranks[rank].brought[commit.ordinal]:
+                lowest.setdefault(path, rank)
+        assert owners(commit) == lowest
+
+    @rule(rank=st.integers(0, 3), files=st.frozensets(st.sampled_from(FILES)), metrics_only=st.booleans())
+    def report(self, rank: int, files: frozenset[str], metrics_only: bool) -> None:
+        if rank >= len(self.ranks) or not self.may_report(rank):
+            return
+        me = self.ranks[rank]
+        me.index += 1
+        if metrics_only and not self.in_step:
+            self._obey(self.rounds.reported(rank, me.index, {}, None, (), self.now))
+            return
+        ordinal = len(me.brought) + 1
+        if ordinal > self.committed:
+            me.brought[ordinal] = files
+        self._obey(self.rounds.reported(rank, me.index, {}, ordinal, files, self.now))
+
+    @rule(rank=st.integers(0, 3))
+    def copy(self, rank: int) -> None:
+        if rank >= len(self.ranks):
+            return
+        me = self.ranks[rank]
+        for ordinal in sorted(me.granted.keys() - me.delivered):
+            me.delivered.add(ordinal)
+            contents = [(path, 1, 1) for path in me.granted[ordinal]]
+            self._obey(self.rounds.delivered(rank, ordinal, contents, [], self.now))
+
+    @rule(seconds=st.sampled_from((0.1, FIRST_PATIENCE_S, PATIENCE_S)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self._obey(self.rounds.tick(self.now))
+
+    @precondition(lambda self: not self.in_step)
+    @rule(rank=st.integers(0, 3))
+    def finish(self, rank: int) -> None:
+        if rank < len(self.ranks) and not self.ranks[rank].busy and not self.ranks[rank].finished:
+            self.ranks[rank].finished = True
+            self._obey(self.rounds.finished(rank, self.now))
+
+    def teardown(self) -> None:
+        """Every rank brings what is left to it and finishes; then nothing may be left uncommitted."""
+        if not hasattr(self, "ranks"):
+            return
+        for _ in range(STEPS + 1):
+            self.wait(PATIENCE_S)
+            for rank in range(len(self.ranks)):
+                self.copy(rank)
+            if self.in_step:
+                for rank in range(len(self.ranks)):
+                    self.report(rank, frozenset("a"), metrics_only=False)
+        for rank, oracle in enumerate(self.ranks):
+            oracle.finished = True
+            self._obey(self.rounds.finished(rank, self.now))
+        brought = {ordinal for oracle in self.ranks for ordinal in oracle.brought}
+        assert self.committed == len(brought)
+        if self.in_step:
+            assert self.committed == STEPS
+
+
+TestJoining = JoiningMachine.TestCase
+TestJoining.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+
+
+# -- which to keep ---------------------------------------------------------------------------------------------------
+
+
+def keeping(number: int | None, attribute: str | None = "loss", order: str = "min") -> CheckpointConfig:
+    return CheckpointConfig(
+        num_to_keep=number,
+        checkpoint_score_attribute=attribute,
+        checkpoint_score_order=order,  # type: ignore[arg-type]
+    )
+
+
+def losses(*values: object) -> list[dict[str, object]]:
+    return [{"loss": value} for value in values]
+
+
+@pytest.mark.parametrize(("order", "best"), [("min", [1, 2, 0]), ("max", [0, 2, 1])])
+def test_best_first_by_score(order: str, best: list[int]) -> None:
+    assert best_first(losses(3, 1, 2), keeping(None, order=order)) == best
+
+
+def test_without_a_score_the_newest_is_the_best() -> None:
+    assert best_first(losses(1, 2, 3), keeping(None, None)) == [2, 1, 0]
+
+
+def test_of_equal_scores_the_newer_is_better() -> None:
+    assert best_first(losses(1, 1, 1), keeping(None)) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("order", ["min", "max"])
+@pytest.mark.parametrize("bad", [math.nan, None, "text", True, {"nested": 1}])
+def test_a_score_that_is_no_number_is_worst_in_either_order(bad: object, order: str) -> None:
+    assert best_first(losses(1, bad, 2), keeping(None, order=order))[-1] == 1
+
+
+@pytest.mark.parametrize("order", ["min", "max"])
+def test_a_missing_score_is_worst_in_either_order(order: str) -> None:
+    assert best_first([{"loss": 1}, {}, {"loss": 2}], keeping(None, order=order))[-1] == 1
+
+
+def test_a_slash_looks_into_nested_metrics() -> None:
+    metrics = [{"eval": {"loss": 2}}, {"eval": {"loss": 1}}, {"eval": 0}]
+    assert best_first(metrics, keeping(None, "eval/loss")) == [1, 0, 2]
+
+
+def test_a_slash_may_be_a_part_of_the_name() -> None:
+    assert best_first([{"eval/loss": 1}, {"eval/loss": 2}], keeping(None, "eval/loss")) == [0, 1]
+
+
+def test_an_integer_beyond_floats_is_a_score_too() -> None:
+    assert best_first(losses(10**400, 1), keeping(None)) == [1, 0]
+
+
+def test_without_a_number_everything_is_kept() -> None:
+    assert surplus(losses(1, 2, 3), keeping(None)) == []
+
+
+def test_surplus_spares_the_best() -> None:
+    assert surplus(losses(3, 1, 2, 0), keeping(2)) == [0, 2]
+
+
+def test_surplus_spares_the_latest_although_it_is_the_worst() -> None:
+    assert surplus(losses(1, 2, 3), keeping(1)) == [1]
+
+
+def test_surplus_without_a_score_keeps_the_newest() -> None:
+    assert surplus(losses(1, 2, 3), keeping(2, None)) == [0]
+
+
+def test_fewer_than_the_number_are_all_kept() -> None:
+    assert surplus(losses(1), keeping(3)) == []
+    assert surplus([], keeping(1)) == []

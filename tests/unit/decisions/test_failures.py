@@ -1,0 +1,273 @@
+"""Exit facts -> who is to blame, and the screen that says so."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+import pytest
+
+from distrain import wire
+from distrain.decisions.failures import culprit_first, failure_of, failure_screen, rank_list, signal_in_words
+from distrain.errors import RankFailure
+from distrain.worker import user_code
+
+
+def outcome(**fields: Any) -> wire.Outcome:
+    defaults = {
+        "attempt": 0, "rank": 0, "ok": False, "stage": "run", "error": "ValueError: boom",
+        "traceback": "Traceback...\nValueError: boom\n", "exit_code": 1, "body": b"pickled",
+    }  # fmt: skip
+    return wire.Outcome(**{**defaults, **fields})
+
+
+def exited(**fields: Any) -> wire.Exited:
+    return wire.Exited(**{"attempt": 0, "rank": 0, **fields})
+
+
+def judged(outcome: wire.Outcome | None = None, exited: wire.Exited | None = None) -> RankFailure | None:
+    return failure_of(0, "one", 1, outcome=outcome, exited=exited)
+
+
+def failed(outcome: wire.Outcome | None = None, exited: wire.Exited | None = None) -> RankFailure:
+    failure = judged(outcome, exited)
+    assert failure is not None
+    return failure
+
+
+def failure(rank: int, order: int = 0, **fields: Any) -> RankFailure:
+    defaults = {
+        "host": "one", "summary": "ValueError: boom", "traceback": "the traceback", "exit_code": 1,
+        "consequence": False,
+    }  # fmt: skip
+    return RankFailure(rank=rank, order=order, **{**defaults, **fields})
+
+
+def screen(*failures: RankFailure, stopped: list[int] | None = None) -> str:
+    last_lines = {0: ["its", "last words"], 1: []}
+    return failure_screen(failures, stopped=stopped or [], last_lines=last_lines)
+
+
+# -- what is a failure -----------------------------------------------------------------------------------------------
+
+
+def test_a_good_outcome_is_no_failure() -> None:
+    assert judged(outcome(ok=True, error=None), exited(exit_code=0)) is None
+
+
+def test_an_abort_after_a_good_outcome_is_no_failure() -> None:
+    assert judged(outcome(ok=True, error=None), exited(signal=signal.SIGABRT)) is None
+
+
+def test_what_we_killed_did_not_fail() -> None:
+    assert judged(exited=exited(signal=signal.SIGKILL, by_us=True)) is None
+
+
+def test_a_rank_that_is_still_there_did_not_fail() -> None:
+    assert judged() is None
+
+
+def test_an_exception_is_a_failure_with_its_text() -> None:
+    found = failed(outcome())
+    assert (found.summary, found.exit_code, found.payload) == ("ValueError: boom", 1, b"pickled")
+    assert "Traceback" in found.traceback
+
+
+def test_an_exception_counts_more_than_the_exit_that_followed() -> None:
+    assert failed(outcome(), exited(signal=signal.SIGABRT)).summary == "ValueError: boom"
+
+
+@pytest.mark.parametrize(("stage", "words"), [("import", "unpickling"), ("setup", "process group")])
+def test_a_failure_before_train_func_says_when(stage: str, words: str) -> None:
+    summary = failed(outcome(stage=stage)).summary
+    assert "before train_func" in summary
+    assert words in summary
+
+
+def test_a_scripts_exit_code_is_kept() -> None:
+    assert failed(outcome(error="SystemExit: 3", exit_code=3)).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, ["SIGKILL (9)", "out of memory"]),
+        (signal.SIGSEGV, ["SIGSEGV (11)", "native code"]),
+        (signal.SIGBUS, ["SIGBUS", "/dev/shm"]),
+        (signal.SIGABRT, ["SIGABRT (6)"]),
+        (signal.SIGTERM, ["SIGTERM (15)"]),
+        (signal.SIGRTMIN + 5, ["signal 39"]),
+    ],
+)
+def test_a_signal_is_told_in_words(number: int, words: list[str]) -> None:
+    found = failed(exited=exited(signal=int(number)))
+    assert all(word in found.summary for word in [*words, "not sent by distrain"])
+    assert found.exit_code == 128 + number
+
+
+TIMED_OUT = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600044 ms"
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "consequence"),
+    [
+        (signal.SIGABRT, TIMED_OUT, True),
+        (signal.SIGABRT, "NCCL error: remote process exited or there was a network error, NCCL version 2.27.3", True),
+        (signal.SIGABRT, "Observed flight recorder dump signal from another rank via TCPStore.", True),
+        (signal.SIGABRT, "ProcessGroupNCCL watchdog hang.", False),
+        (signal.SIGABRT, "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", False),
+        (signal.SIGABRT, "std::bad_alloc", False),
+        (signal.SIGABRT, "", False),
+        (signal.SIGKILL, TIMED_OUT, False),
+    ],
+)
+def test_an_abort_that_blames_a_peer_is_a_consequence(number: int, reason: str, consequence: bool) -> None:
+    found = failure_of(0, "one", 1, outcome=None, exited=exited(signal=int(number)), reason=reason)
+    assert found is not None
+    assert found.consequence is consequence
+    assert (reason in found.summary) is (number == signal.SIGABRT)
+
+
+def test_peak_memory_is_told() -> None:
+    assert "peak memory 1536 MiB" in failed(exited=exited(signal=9, max_rss_bytes=1536 << 20)).summary
+
+
+def test_a_silent_exit_is_told_and_never_counts_as_success() -> None:
+    found = failed(exited=exited(exit_code=0))
+    assert "exited with code 0" in found.summary
+    assert found.exit_code == 1
+
+
+def test_the_code_of_a_silent_exit_is_kept() -> None:
+    assert failed(exited=exited(exit_code=7)).exit_code == 7
+
+
+def test_a_lost_rank_says_how() -> None:
+    assert failed(exited=exited(lost="the forkserver died")).summary == "lost: the forkserver died"
+
+
+# -- who is to blame -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3921",
+        "RuntimeError: Connection reset by peer",
+        "DistNetworkError: Broken pipe",
+        "DistBackendError: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+        "DistNetworkError: failed to recv, got 0 bytes: recvValue failed on SocketImpl",
+    ],
+)
+def test_what_survivors_of_a_dead_peer_raise_is_a_consequence(error: str) -> None:
+    assert failed(outcome(error=error)).consequence
+
+
+@pytest.mark.parametrize("error", ["ValueError: boom", "RuntimeError: CUDA out of memory", "KeyError: 'peer'"])
+def test_other_errors_are_no_consequences(error: str) -> None:
+    assert not failed(outcome(error=error)).consequence
+
+
+def test_the_culprit_comes_before_consequences_that_arrived_first() -> None:
+    found = culprit_first([failure(0, 1, consequence=True), failure(1, 3), failure(2, 2)])
+    assert [f.rank for f in found] == [2, 1, 0]
+
+
+# -- the screen ------------------------------------------------------------------------------------------------------
+
+
+def test_one_failure_shows_rank_host_summary_and_traceback() -> None:
+    text = screen(failure(3, host="gpubox"))
+    assert text.splitlines()[0] == "rank 3 on gpubox: ValueError: boom"
+    assert "  the traceback" in text
+
+
+def test_without_a_traceback_the_last_output_is_shown() -> None:
+    text = screen(failure(0, traceback=""))
+    assert "its last output:\n    its\n    last words" in text
+
+
+def test_with_a_traceback_or_without_output_it_is_not() -> None:
+    assert "last output" not in screen(failure(0))
+    assert "last output" not in screen(failure(1, traceback=""))
+
+
+def test_equal_failures_are_one_group() -> None:
+    text = screen(*(failure(rank, rank) for rank in (0, 1, 2, 5)))
+    assert text.splitlines()[0] == "ranks 0-2, 5 on one: ValueError: boom"
+    assert text.count("the traceback") == 1
+
+
+def test_a_group_names_all_its_hosts_once() -> None:
+    text = screen(failure(0, host="one"), failure(1, 1, host="two"), failure(2, 2, host="two"))
+    assert "on one, two: " in text
+
+
+def test_numbers_and_addresses_do_not_split_a_group() -> None:
+    one = failure(0, summary="boom at 0x7f12ab, step 17", traceback="line 3")
+    other = failure(1, 1, summary="boom at 0x55aa00, step 18", traceback="line 3")
+    assert screen(one, other).splitlines()[0].startswith("ranks 0, 1 ")
+
+
+def test_different_failures_are_told_one_by_one() -> None:
+    lines = screen(failure(0, 0, summary="KeyError: 'a'"), failure(1, 1)).splitlines()
+    assert [line for line in lines if line.startswith("rank ")] == [
+        "rank 0 on one: KeyError: 'a'",
+        "rank 1 on one: ValueError: boom",
+    ]
+
+
+def test_a_consequence_comes_last_without_its_traceback() -> None:
+    victim = failure(0, 0, summary="RuntimeError: Connection closed", traceback="a long story", consequence=True)
+    text = screen(victim, failure(1, 1))
+    assert text.splitlines()[0].startswith("rank 1 ")
+    assert "rank 0 on one: RuntimeError: Connection closed (a consequence" in text
+    assert "a long story" not in text
+
+
+def test_consequences_alone_keep_a_traceback() -> None:
+    assert "a long story" in screen(failure(0, traceback="a long story", consequence=True))
+
+
+def test_ranks_that_we_stopped_are_named() -> None:
+    assert "ranks 1-3: stopped by distrain" in screen(failure(0), stopped=[1, 2, 3])
+
+
+def test_a_long_traceback_is_cut_in_the_middle() -> None:
+    text = screen(failure(0, traceback="\n".join(f"frame {n}" for n in range(500))))
+    assert "frame 0\n" in text
+    assert "frame 499" in text
+    assert "lines left out" in text
+    assert len(text.splitlines()) < 70
+
+
+def test_a_traceback_that_fits_is_whole() -> None:
+    assert "left out" not in screen(failure(0, traceback="\n".join(f"frame {n}" for n in range(60))))
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 2, 3, 4, 5], "0, 2-5"), ([7, 7], "7"), ([0, 1, 3, 4], "0, 1, 3, 4")],
+)
+def test_rank_list(ranks: list[int], text: str) -> None:
+    assert rank_list(ranks) == text
+
+
+def test_a_signal_has_its_name_if_there_is_one() -> None:
+    assert signal_in_words(9) == "SIGKILL (9)"
+    assert signal_in_words(signal.SIGRTMIN + 7) == f"signal {signal.SIGRTMIN + 7}"
+
+
+def test_the_middle_of_a_long_traceback_is_left_out_where_it_enters() -> None:
+    try:
+        raise ValueError("begins" + "x y 12 " * 600_000 + "ends")
+    except ValueError as error:
+        text = user_code._traceback_text(error)
+    assert len(text) < 40_000
+    assert "begins" in text
+    assert re.search(r"\n\.\.\. 4\d{6} characters left out \.\.\.\n", text)
+    assert text.endswith("ends\n")

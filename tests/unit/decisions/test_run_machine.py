@@ -1,0 +1,1316 @@
+"""The run as a state machine, driven by hand: events in, actions out, no process and no clock."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain import wire
+from distrain.backend import BackendConfig
+from distrain.config import FailureConfig, ScalingConfig
+from distrain.decisions.run_machine import (
+    CONNECT_TIMEOUT_S,
+    EXIT_TIMEOUT_S,
+    EXPECTED_TIMEOUT_S,
+    LEASE_MARGIN_S,
+    RETURN_S,
+    STOP_TIMEOUT_S,
+    STORING_TIMEOUT_S,
+    Action,
+    AttemptEnded,
+    AttemptStarts,
+    CheckpointSaved,
+    Connect,
+    HostLost,
+    HostSaid,
+    Hung,
+    RunMachine,
+    RunRequest,
+    Say,
+    StopAsked,
+    StorageFailed,
+    Storing,
+    Tell,
+    Tick,
+)
+from distrain.decisions.states import RunState
+from distrain.errors import InvalidTransition
+from distrain.hosts.host import HostOrder
+from distrain.work.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distrain.hosts.world import RankPlan, WorldPlan
+
+GRACE_S = 2.0
+LEASE_S = 15.0
+CONSEQUENCE = "RuntimeError: Connection closed by peer"
+
+
+def request(names: list[str], workers: int, **options: Any) -> RunRequest:
+    defaults: dict[str, Any] = {
+        "run_id": "id", "run_name": "run", "storage_path": "/runs", "job": Job(blob=b"job", preload=("torch",)),
+        "backend": BackendConfig(), "scaling": ScalingConfig(num_workers=workers), "failure_config": FailureConfig(),
+        "hosts": {name: order(max(1, workers // len(names))) for name in names}, "stop_grace_s": GRACE_S,
+        "argv": ["train.py"], "python_flags": [],
+    }  # fmt: skip
+    return RunRequest(**{**defaults, **options})
+
+
+def order(slots: int, **options: Any) -> HostOrder:
+    return HostOrder(**{"lease_s": LEASE_S, "slots": slots, "directory": "/work", "sys_path": ["/work"], **options})
+
+
+def hello(cpus: int = 4, gpus: int | None = None, network: str = "here", address: str = "") -> wire.Hello:
+    return wire.Hello(
+        wire=1, distrain="0", python="3.11", run_id="id", hostname="h", pid=1, cpus=cpus, memory_bytes=0, gpus=gpus,
+        network=network, address=address,
+    )  # fmt: skip
+
+
+class Play:
+    """A machine and what may happen to it. Rank 0 and 1 are on ``one``, 2 and 3 on ``two``."""
+
+    def __init__(
+        self, hosts: int = 1, workers: int = 2, *, orders: dict[str, HostOrder] | None = None, **options: Any
+    ) -> None:
+        self.hosts = ["one", "two", "three"][:hosts]
+        if orders is not None:
+            options["hosts"] = orders
+        self.machine = RunMachine(request(self.hosts, workers, **options))
+        self.now = 100.0
+        self.asked = asked(self.machine.start(self.now))
+
+    @property
+    def state(self) -> RunState:
+        return self.machine.state
+
+    def happens(self, event: Any) -> list[Action]:
+        return self.machine.handle(event, self.now)
+
+    def says(self, host: str, message: wire.Message) -> list[Action]:
+        return self.happens(HostSaid(host, message))
+
+    def host_of(self, rank: int) -> str:
+        assert self.machine.plan is not None
+        return self.machine.plan.ranks[rank].host
+
+    def rank_says(self, kind: type[wire.Message], rank: int, **fields: Any) -> list[Action]:
+        message = kind(**{"attempt": self.machine.attempt, "rank": rank, **fields})
+        return self.says(self.host_of(rank), message)
+
+    def all_ranks(self) -> range:
+        assert self.machine.plan is not None
+        return range(self.machine.plan.world_size)
+
+    # -- stages, each from the one before ---
+
+    def connect(self) -> list[Action]:
+        return [action for host in self.hosts for action in self.says(host, hello())]
+
+    def reserve(self) -> list[Action]:
+        return self.says("one", wire.Reserved(attempt=self.machine.attempt, ports=[4000]))
+
+    def spawn(self) -> None:
+        for rank in self.all_ranks():
+            self.rank_says(wire.Spawned, rank, pid=1000 + rank)
+
+    def enter(self) -> None:
+        for rank in self.all_ranks():
+            self.rank_says(wire.Running, rank)
+
+    def run(self) -> Play:
+        """Up to every rank being in train_func."""
+        self.connect()
+        self.begin_attempt()
+        return self
+
+    def begin_attempt(self) -> None:
+        self.reserve()
+        self.spawn()
+        self.enter()
+
+    def succeeds(self, rank: int, **fields: Any) -> list[Action]:
+        good = {"ok": True, "stage": "run", "error": None, "traceback": "", "exit_code": 0, "body": b"value"}
+        return self.rank_says(wire.Outcome, rank, **{**good, **fields})
+
+    def raises(self, rank: int, error: str = "ValueError") -> list[Action]:
+        bad = {"ok": False, "stage": "run", "error": error, "traceback": "", "exit_code": 1, "body": b""}
+        return self.rank_says(wire.Outcome, rank, **bad)
+
+    def all_succeed(self) -> list[Action]:
+        return [action for rank in self.all_ranks() for action in self.succeeds(rank)]
+
+    def exits(self, rank: int, **fields: Any) -> list[Action]:
+        return self.rank_says(wire.Exited, rank, **(fields or {"exit_code": 0}))
+
+    def gone(self, *hosts: str) -> list[Action]:
+        attempt = self.machine.attempt
+        return [a for host in hosts or self.hosts for a in self.says(host, wire.Gone(attempt=attempt))]
+
+
+def told(actions: list[Action], kind: type[wire.Message]) -> list[tuple[str, Any]]:
+    """Host and message of every message of a kind."""
+    return [(a.host, a.message) for a in actions if isinstance(a, Tell) and isinstance(a.message, kind)]
+
+
+def stops(actions: list[Action]) -> dict[str, float]:
+    """Hosts that are told to stop, and the grace they are given."""
+    return {host: message.grace_s for host, message in told(actions, wire.Stop)}
+
+
+def asked(actions: list[Action]) -> list[str]:
+    """Hosts that an agent is to be started on."""
+    return [action.host for action in actions if isinstance(action, Connect)]
+
+
+def said(actions: list[Action]) -> str:
+    return "\n".join(action.text for action in actions if isinstance(action, Say))
+
+
+# -- the happy path --------------------------------------------------------------------------------------------------
+
+
+def test_the_way_of_a_run_with_one_host() -> None:
+    play, states = Play(), []
+    for stage in (play.connect, play.reserve, play.spawn, play.enter, play.all_succeed, play.gone):
+        states.append(play.state)
+        stage()
+    assert states == [
+        RunState.CONNECTING,
+        RunState.RESERVING,
+        RunState.STARTING,
+        RunState.STARTING,
+        RunState.RUNNING,
+        RunState.RELEASING,
+    ]
+    assert play.state is RunState.FINISHED
+    assert play.machine.failures == []
+
+
+def test_a_hello_is_answered_with_the_job_and_a_request_for_a_port() -> None:
+    actions = Play().connect()
+    [(host, prepare)] = told(actions, wire.Prepare)
+    assert (host, prepare.body, prepare.preload, prepare.workers) == ("one", b"job", ["torch"], 2)
+    assert told(actions, wire.Reserve) == [("one", wire.Reserve(attempt=0, ports=1))]
+    assert [a.attempt for a in actions if isinstance(a, AttemptStarts)] == [0]
+
+
+def test_nothing_starts_before_every_host_has_said_hello() -> None:
+    play = Play(hosts=2, workers=4)
+    assert play.says("one", hello()) == []
+    actions = play.says("two", hello())
+    assert {host for host, _ in told(actions, wire.Prepare)} == {"one", "two"}
+
+
+def test_only_rank_0s_host_reserves_ports_and_all_hosts_start_with_them() -> None:
+    play = Play(hosts=2, workers=4)
+    assert [host for host, _ in told(play.connect(), wire.Reserve)] == ["one"]
+    starts = dict(told(play.reserve(), wire.Start))
+    assert {host: [spec["rank"] for spec in start.ranks] for host, start in starts.items()} == {
+        "one": [0, 1],
+        "two": [2, 3],
+    }
+    assert {spec["environment"]["MASTER_PORT"] for start in starts.values() for spec in start.ranks} == {"4000"}
+
+
+def test_start_holds_the_fields_of_a_worker_spec() -> None:
+    play = Play()
+    play.connect()
+    [(_, start)] = told(play.reserve(), wire.Start)
+    spec = wire.WorkerSpec(**start.ranks[1])
+    assert (spec.rank, spec.world_size, spec.local_rank, spec.checkpoint) == (1, 2, 1, None)
+
+
+def test_two_hosts_finish_when_both_are_empty() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.all_succeed()
+    play.gone("one")
+    assert play.state is RunState.RELEASING
+    assert play.gone("two") == [AttemptEnded(0)]
+    assert play.state is RunState.FINISHED
+
+
+def test_a_host_that_gets_no_rank_is_not_waited_for() -> None:
+    play = Play(hosts=2, workers=1).run()
+    play.all_succeed()
+    play.gone("one")
+    assert play.state is RunState.FINISHED
+
+
+def test_ranks_are_released_when_all_are_done() -> None:
+    play = Play().run()
+    assert play.succeeds(0) == []
+    released = told(play.succeeds(1), wire.Release)
+    assert [(host, message.rank) for host, message in released] == [("one", 0), ("one", 1)]
+
+
+def test_a_rank_that_has_left_is_not_released() -> None:
+    play = Play().run()
+    play.succeeds(0)
+    play.exits(0)
+    assert [message.rank for _, message in told(play.succeeds(1), wire.Release)] == [1]
+
+
+def test_good_outcomes_are_kept() -> None:
+    play = Play().run()
+    play.all_succeed()
+    assert {rank: outcome.body for rank, outcome in play.machine.outcomes.items()} == {0: b"value", 1: b"value"}
+
+
+def test_a_notice_is_passed_on_with_the_hosts_name() -> None:
+    assert said(Play().run().says("one", wire.Notice(text="hear, hear"))) == "one: hear, hear"
+
+
+def test_a_worker_may_be_heard_before_the_news_that_it_was_spawned() -> None:
+    """Both come over different descriptors of the agent, so their order is not certain."""
+    play = Play()
+    play.connect()
+    play.reserve()
+    play.enter()
+    play.spawn()
+    play.all_succeed()
+    play.gone()
+    assert play.state is RunState.FINISHED
+
+
+# -- what is no failure ----------------------------------------------------------------------------------------------
+
+
+def test_an_abort_after_a_good_outcome_is_no_failure() -> None:
+    play = Play().run()
+    play.succeeds(0)
+    assert play.exits(0, signal=int(signal.SIGABRT)) == []
+    play.succeeds(1)
+    play.gone()
+    assert play.state is RunState.FINISHED
+    assert play.machine.failures == []
+
+
+def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_is_finished() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.exits(0)
+    play.now += EXIT_TIMEOUT_S
+    actions = play.happens(Tick())
+    assert stops(actions) == {"one": 0.0}
+    assert "rank(s) 1 had finished" in said(actions)
+    play.exits(1, signal=9, by_us=True)
+    play.gone()
+    assert play.state is RunState.FINISHED
+
+
+def test_messages_of_an_earlier_attempt_are_ignored() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.raises(0)
+    play.gone()
+    play.begin_attempt()
+    for message in (
+        wire.Exited(attempt=0, rank=1, signal=9),
+        wire.Outcome(attempt=0, rank=0, ok=False, stage="run", error="late", traceback="", exit_code=1, body=b""),
+        wire.Gone(attempt=0),
+        wire.Reserved(attempt=0, ports=[1]),
+        wire.Spawned(attempt=0, rank=0, pid=1),
+    ):
+        assert play.says("one", message) == []
+    assert play.state is RunState.RUNNING
+    assert play.machine.failures == []
+
+
+def test_a_port_reserved_for_an_earlier_attempt_starts_nothing() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.raises(0)
+    play.gone()
+    assert play.says("one", wire.Reserved(attempt=0, ports=[1])) == []
+    assert play.state is RunState.RESERVING
+
+
+def test_nothing_matters_after_the_end() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.gone()
+    for event in (HostLost("one", "gone"), StopAsked("SIGINT"), Tick(), HostSaid("one", hello())):
+        assert play.happens(event) == []
+    assert play.state is RunState.FINISHED
+
+
+def test_a_storage_that_fails_when_all_have_done_their_work_fails_the_run() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=3)).run()
+    play.succeeds(0)
+    assert stops(play.happens(StorageFailed("disk full"))) == {"one": 0.0}
+    play.succeeds(1)
+    play.gone()
+    assert play.state is RunState.FAILED
+    assert (play.machine.problem, play.machine.is_done) == ("disk full", True)
+
+
+def test_a_storage_that_fails_after_the_end_makes_a_finished_run_a_failed_one() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.gone()
+    assert play.happens(StorageFailed("disk full")) == []
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "disk full")
+
+
+def test_a_storage_that_fails_while_the_run_is_stopped_is_noted() -> None:
+    play = Play().run()
+    play.happens(StopAsked("SIGINT"))
+    play.happens(StorageFailed("disk full"))
+    play.gone()
+    assert (play.state, play.machine.storage_failed) == (RunState.ABORTED, True)
+
+
+# -- failures and restarts -------------------------------------------------------------------------------------------
+
+
+def test_a_failure_stops_every_host_at_once() -> None:
+    play = Play(hosts=2, workers=4).run()
+    assert stops(play.raises(3)) == {"one": 0.0, "two": 0.0}
+    assert play.state is RunState.STOPPING
+
+
+def test_a_death_stops_every_host_at_once() -> None:
+    play = Play(hosts=2, workers=4).run()
+    assert stops(play.exits(0, signal=9)) == {"one": 0.0, "two": 0.0}
+
+
+def test_a_consequence_leaves_its_cause_the_time_to_say_so() -> None:
+    play = Play(hosts=2, workers=4).run()
+    known = {host: message.culprit_known for host, message in told(play.raises(3, CONSEQUENCE), wire.Stop)}
+    assert known == {"one": False, "two": False}
+
+
+def test_a_failure_by_itself_needs_no_time() -> None:
+    [(_, stop)] = told(Play().run().raises(1), wire.Stop)
+    assert stop.culprit_known
+
+
+def test_the_rank_that_went_first_is_blamed_for_a_restart() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.raises(0, CONSEQUENCE)
+    play.raises(1)
+    assert said(play.gone()).startswith("rank 1 failed on one: ValueError")
+
+
+def test_without_a_budget_the_run_has_failed_when_all_hosts_are_empty() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(3)
+    play.gone("two")
+    assert play.state is RunState.STOPPING
+    play.gone("one")
+    assert play.state is RunState.FAILED
+    assert [failure.rank for failure in play.machine.failures] == [3]
+    assert play.machine.stopped_ranks == [0, 1, 2]
+
+
+def test_failures_are_in_order_of_arrival_and_those_we_killed_are_none() -> None:
+    play = Play(workers=3).run()
+    play.raises(2)
+    play.raises(0)
+    play.exits(1, signal=9, by_us=True)
+    assert [failure.rank for failure in play.machine.failures] == [2, 0]
+    assert play.machine.stopped_ranks == [1]
+
+
+def test_a_rank_that_finished_is_neither_failed_nor_stopped() -> None:
+    play = Play().run()
+    play.succeeds(0)
+    play.raises(1)
+    assert play.machine.stopped_ranks == []
+
+
+def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.raises(1)
+    actions = play.gone()
+    assert [type(action) for action in actions] == [AttemptEnded, Say, AttemptStarts, Tell]
+    assert told(actions, wire.Reserve) == [("one", wire.Reserve(attempt=1, ports=1))]
+    assert said(actions).startswith("rank 1 failed on one: ValueError")
+    assert (play.state, play.machine.attempt) == (RunState.RESERVING, 1)
+    assert said(play.reserve()).startswith("restart 1 (of 1) from the beginning")
+
+
+def test_a_retry_can_finish_the_run() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.raises(1)
+    play.gone()
+    play.begin_attempt()
+    play.all_succeed()
+    play.gone()
+    assert play.state is RunState.FINISHED
+    assert play.machine.failures == []
+
+
+def test_a_retry_resumes_from_the_latest_checkpoint() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    play.happens(CheckpointSaved("/runs/run/checkpoint_000000"))
+    play.raises(1)
+    play.gone()
+    actions = play.reserve()
+    assert "from /runs/run/checkpoint_000000" in said(actions)
+    [(_, start)] = told(actions, wire.Start)
+    assert {spec["checkpoint"] for spec in start.ranks} == {"/runs/run/checkpoint_000000"}
+    assert {spec["environment"]["TORCHELASTIC_RESTART_COUNT"] for spec in start.ranks} == {"1"}
+
+
+def test_a_continued_run_counts_its_attempts_on_and_its_restarts_anew() -> None:
+    play = Play(first_attempt=3)
+    play.connect()
+    [(_, start)] = told(play.reserve(), wire.Start)
+    assert start.attempt == 3
+    assert start.ranks[0]["environment"]["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+
+def test_an_exhausted_budget_fails_the_run() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=2, retry_same_failure=True)).run()
+    for _ in range(2):
+        play.raises(0)
+        play.gone()
+        play.begin_attempt()
+    play.raises(0)
+    play.gone()
+    assert (play.state, play.machine.retries.used) == (RunState.FAILED, 2)
+
+
+def test_minus_one_never_gives_up() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=-1, retry_same_failure=True)).run()
+    for _ in range(50):
+        play.raises(0)
+        play.gone()
+        assert "no limit" in said(play.reserve())
+        play.spawn()
+        play.enter()
+    assert (play.state, play.machine.attempt) == (RunState.RUNNING, 50)
+
+
+# -- a checkpoint that is being stored when a rank fails ---------------------------------------------------------------
+
+
+def play_that_waits(*storing: tuple[int, int], **options: Any) -> Play:
+    """Rank 3 of 4 on two hosts has raised while others were storing."""
+    play = Play(hosts=2, workers=4, **options).run()
+    play.happens(Storing(frozenset(storing or {(0, 1)})))
+    assert stops(play.raises(3)) == {}
+    return play
+
+
+def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
+    play = play_that_waits((0, 1), (2, 1))
+    assert play.happens(Storing(frozenset({(2, 1)}))) == []
+    assert stops(play.happens(Storing(frozenset()))) == {"one": 0.0, "two": 0.0}
+    play.gone()
+    assert play.state is RunState.FAILED
+    assert [failure.rank for failure in play.machine.failures] == [3]
+
+
+def test_the_wait_for_a_checkpoint_is_announced() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.happens(Storing(frozenset({(0, 1), (1, 1), (2, 1)})))
+    assert said(play.raises(3)) == ("rank 3 failed; waiting up to 30 s for the checkpoint that ranks 0-2 are storing")
+
+
+def test_later_checkpoints_do_not_prolong_the_wait() -> None:
+    play = play_that_waits((0, 1))
+    assert stops(play.happens(Storing(frozenset({(0, 2)})))) == {"one": 0.0, "two": 0.0}
+
+
+def test_the_wait_for_a_checkpoint_is_bounded() -> None:
+    play = play_that_waits()
+    assert play.machine.deadline() == play.now + STORING_TIMEOUT_S
+    play.now += STORING_TIMEOUT_S
+    assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
+    assert play.machine.deadline() == play.now + LEASE_S + LEASE_MARGIN_S
+
+
+@pytest.mark.parametrize("event", [StopAsked("SIGINT"), StorageFailed("disk full")])
+def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept(event: Any) -> None:
+    play = play_that_waits(failure_config=FailureConfig(max_failures=1))
+    assert stops(play.happens(event)) == {"one": 0.0, "two": 0.0}
+    play.gone()
+    assert play.state is RunState.FAILED
+
+
+def play_that_expects(*expected: int) -> Play:
+    """Rank 3 of 4 on two hosts has raised after a report that others are due to make."""
+    play = Play(hosts=2, workers=4).run()
+    play.happens(Storing(expected=frozenset(expected)))
+    rank = "ranks 0, 2 are" if len(expected) > 1 else "rank 0 is"
+    assert said(play.raises(3)) == f"rank 3 failed; waiting up to 5 s for the checkpoint that {rank} due to report"
+    return play
+
+
+def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_and_stores_it() -> None:
+    play = play_that_expects(0, 2)
+    assert play.happens(Storing(expected=frozenset({0}))) == []
+    assert play.happens(Storing(frozenset({(0, 7)}))) == []
+    assert play.machine.deadline() == play.now + STORING_TIMEOUT_S
+    assert stops(play.happens(Storing(frozenset({(0, 8)})))) == {"one": 0.0, "two": 0.0}
+
+
+def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_long() -> None:
+    play = play_that_expects(0)
+    play.now += EXPECTED_TIMEOUT_S
+    assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
+
+
+def test_reports_of_others_do_not_prolong_the_wait_for_a_rank_that_is_due() -> None:
+    play = play_that_expects(0)
+    until = play.machine.deadline()
+    play.now += 1.0
+    assert play.happens(Storing(frozenset({(2, 1)}), frozenset({0}))) == []
+    assert play.machine.deadline() == until
+
+
+def test_a_second_failure_does_not_end_the_wait_for_a_checkpoint() -> None:
+    play = play_that_waits()
+    play.happens(Storing(frozenset({(0, 1)})))
+    assert play.raises(2, CONSEQUENCE) == []
+    assert play.machine.waits_for_checkpoint
+
+
+def test_an_attempt_whose_ranks_all_end_while_it_waits_is_over() -> None:
+    play = play_that_waits(failure_config=FailureConfig(max_failures=1, backoff_s=5.0))
+    play.gone()
+    assert play.state is RunState.WAITING
+    assert play.happens(Storing(frozenset())) == []
+
+
+def test_a_lost_host_is_a_failure_that_leaves_time_to_store_a_checkpoint() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.happens(Storing(frozenset({(0, 1)})))
+    assert stops(play.happens(HostLost("two", "gone"))) == {}
+    assert stops(play.happens(Storing(frozenset()))) == {"one": 0.0}
+
+
+# -- asked to stop ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_request_to_stop_leaves_the_grace() -> None:
+    play = Play(hosts=2, workers=4).run()
+    actions = play.happens(StopAsked("SIGINT"))
+    assert stops(actions) == {"one": GRACE_S, "two": GRACE_S}
+    assert "SIGINT" in said(actions)
+    assert play.machine.deadline() == play.now + GRACE_S + STOP_TIMEOUT_S
+
+
+def test_the_second_request_kills_at_once() -> None:
+    play = Play().run()
+    play.happens(StopAsked("SIGINT"))
+    assert stops(play.happens(StopAsked("SIGINT"))) == {"one": 0.0}
+
+
+def test_a_stopped_run_is_aborted_whatever_its_ranks_said_about_it() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=5)).run()
+    play.happens(StopAsked("SIGTERM"))
+    play.raises(0)
+    play.exits(1, signal=9, by_us=True)
+    play.gone()
+    assert (play.state, play.machine.stop_reason) == (RunState.ABORTED, "SIGTERM")
+
+
+def test_asking_to_stop_during_a_failure_prevents_the_retry() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=5)).run()
+    play.raises(0)
+    play.happens(StopAsked("SIGINT"))
+    play.gone()
+    assert play.state is RunState.FAILED  # the failure is what the user should hear of
+
+
+def test_asking_to_stop_when_all_had_finished_leaves_the_run_finished() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.happens(StopAsked("SIGINT"))
+    play.gone()
+    assert play.state is RunState.FINISHED
+
+
+def test_asking_to_stop_before_anything_started_ends_at_once() -> None:
+    for stages in (["says hello"], ["says hello", "reserves"]):
+        play = Play(hosts=2, workers=4)
+        if "reserves" in stages:
+            play.connect()
+        play.happens(StopAsked("SIGINT"))
+        assert play.state is RunState.ABORTED
+
+
+def test_asking_to_stop_while_workers_start_stops_them() -> None:
+    play = Play()
+    play.connect()
+    play.reserve()
+    assert stops(play.happens(StopAsked("SIGINT"))) == {"one": GRACE_S}
+
+
+# -- lost hosts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_lost_while_connecting_fails_the_run() -> None:
+    play = Play(hosts=2, workers=4)
+    play.says("one", hello())
+    play.happens(HostLost("two", "no route"))
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no route")
+
+
+def test_the_only_host_lost_while_reserving_fails_the_run() -> None:
+    play = Play()
+    play.connect()
+    play.happens(HostLost("one", "its agent has ended"))
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "one: its agent has ended")
+
+
+def test_one_of_two_hosts_lost_before_anything_started_fails_the_run() -> None:
+    play = Play(hosts=2, workers=4)
+    play.connect()
+    play.happens(HostLost("two", "silent"))
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: silent")
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4], ids=["starting", "spawned", "running"])
+def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) -> None:
+    play = Play(hosts=2, workers=4)
+    for stage in (play.connect, play.reserve, play.spawn, play.enter)[:stages]:
+        stage()
+    assert stops(play.happens(HostLost("two", "silent"))) == {"one": 0.0}
+    play.gone("one")
+    assert play.state is RunState.FAILED
+    problem = str(play.machine.problem).splitlines()
+    assert problem[0] == "two: silent"
+    assert problem[1].startswith("FailureConfig(max_failures=1) lets a run go on once: on spare slots")
+    assert [failure.summary for failure in play.machine.failures] == ["lost: silent"] * 2
+
+
+def test_the_only_host_lost_while_running_fails_the_run_at_once() -> None:
+    play = Play().run()
+    [ended] = play.happens(HostLost("one", "silent"))
+    assert isinstance(ended, AttemptEnded)
+    assert {failure.kind for failure in ended.failures} == {"lost"}
+    assert play.state is RunState.FAILED
+
+
+def test_a_host_lost_while_stopping_is_not_waited_for() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(0)
+    play.gone("one")
+    play.happens(HostLost("two", "silent"))
+    assert play.state is RunState.FAILED
+    assert play.machine.failures[0].rank == 0
+
+
+def test_a_host_lost_after_all_the_work_was_done_is_no_failure() -> None:
+    play = Play().run()
+    play.all_succeed()
+    play.happens(HostLost("one", "silent"))
+    assert play.state is RunState.FINISHED
+
+
+def test_losing_a_host_without_ranks_does_not_end_the_training() -> None:
+    play = Play(hosts=2, workers=1).run()
+    assert play.happens(HostLost("two", "silent")) == []
+    assert play.state is RunState.RUNNING
+
+
+def test_a_host_that_cannot_go_on_stops_the_run() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=5)).run()
+    assert stops(play.says("two", wire.HostFailed(text="no forkserver"))) == {"one": 0.0, "two": 0.0}
+    play.gone()
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: no forkserver")
+
+
+# -- restarts after the loss of a host -------------------------------------------------------------------------------
+
+
+def after_a_loss(*, wait_s: float = 30.0, restarts: int = 3, **options: Any) -> tuple[Play, list[Action]]:
+    """Two hosts of two slots each at least, of which ``two`` is lost; what is done when nothing is left of the
+    attempt."""
+    config = FailureConfig(max_failures=restarts, host_wait_s=wait_s, retry_same_failure=True)
+    play = Play(hosts=2, workers=4, failure_config=config, **options).run()
+    play.happens(HostLost("two", "silent"))
+    return play, play.gone("one")
+
+
+def elastic(least: int, most: int) -> dict[str, Any]:
+    return {"scaling": ScalingConfig(num_workers=(least, most)), "orders": {"one": order(2), "two": order(2)}}
+
+
+SPARE = {"one": order(2), "two": order(2), "three": order(2)}
+
+
+def places(play: Play) -> list[str]:
+    """The host of each rank."""
+    assert play.machine.plan is not None
+    return [rank.host for rank in play.machine.plan.ranks]
+
+
+def test_only_hosts_that_are_needed_are_asked() -> None:
+    assert Play(workers=4, orders=SPARE).asked == ["one", "two"]
+
+
+def test_placement_does_not_depend_on_who_answers_first() -> None:
+    play = Play(hosts=3, workers=3, orders={"one": order(1), "two": order(1), "three": order(2)})
+    for host in ("three", "one"):
+        assert play.says(host, hello()) == []
+    play.says("two", hello())
+    assert places(play) == ["one", "two", "three"]
+
+
+def test_spare_slots_take_the_place_of_a_lost_host() -> None:
+    play, actions = after_a_loss(orders=SPARE)
+    assert (play.state, asked(actions)) == (RunState.CONNECTING, ["three"])
+    assert said(actions) == "rank(s) 2, 3 on two were lost: silent\ntrying to reach three"
+    actions = play.says("three", hello())
+    assert places(play) == ["one", "one", "three", "three"]
+    assert said(actions) == "4 workers on one, three, without two"
+    assert [host for host, _ in told(actions, wire.Prepare)] == ["three"]
+    play.begin_attempt()
+    play.all_succeed()
+    play.gone("one", "three")
+    assert play.state is RunState.FINISHED
+
+
+def test_spare_slots_on_a_host_that_is_there_are_used_at_once() -> None:
+    orders = {"one": order(2), "two": order(1), "three": order(4)}
+    play = Play(hosts=3, workers=4, orders=orders, failure_config=FailureConfig(max_failures=1)).run()
+    play.happens(HostLost("two", "silent"))
+    actions = play.gone("one", "three")
+    assert asked(actions) == []
+    assert places(play) == ["one", "one", "three", "three"]
+    assert dict(told(actions, wire.Prepare))["three"].workers == 2  # it had one, and as many threads for it
+
+
+def test_without_spare_slots_the_lost_host_is_tried_again() -> None:
+    play, actions = after_a_loss()
+    assert asked(actions) == ["two"]
+    assert "trying to reach two again" in said(actions)
+    actions = play.says("two", hello())
+    assert places(play) == ["one", "one", "two", "two"]
+    assert [host for host, _ in told(actions, wire.Prepare)] == ["two"]  # a fresh agent, which knows of nothing
+    assert (play.machine.attempt, play.machine.retries.used) == (1, 1)
+
+
+def test_a_lost_host_is_waited_for_and_then_named() -> None:
+    play, _ = after_a_loss(wait_s=5.0)
+    tries = 0
+    while play.state is RunState.CONNECTING:
+        tries += 1
+        play.happens(HostLost("two", "no route"))
+        if play.state is RunState.CONNECTING:
+            play.now = play.machine.deadline() or 0.0
+            assert asked(play.happens(Tick())) == ["two"]
+    assert play.state is RunState.FAILED
+    assert tries == 3  # at 0, 2 and 4 seconds
+    assert str(play.machine.problem) == (
+        "two: silent\n    tried again: no route\n"
+        "two did not come back within 5 s (FailureConfig.host_wait_s), and the other hosts have 2 slots for 4 workers. "
+        "Mend it, or give the run spare slots or num_workers=(min, max)"
+    )
+    assert play.machine.earlier == deque(["attempt 0 before: rank(s) 2, 3 on two were lost: silent"])
+
+
+def test_without_waiting_a_lost_host_is_tried_once() -> None:
+    """Its agent may just have been killed."""
+    play, actions = after_a_loss(wait_s=0.0)
+    assert asked(actions) == ["two"]
+    play.happens(HostLost("two", "no route"))
+    assert play.state is RunState.FAILED
+    assert "two did not come back at once" in str(play.machine.problem)
+
+
+def test_a_lost_host_that_does_not_answer_is_given_up_in_time() -> None:
+    play, _ = after_a_loss(wait_s=0.0)
+    play.now += CONNECT_TIMEOUT_S
+    play.happens(Tick())
+    assert play.state is RunState.FAILED
+    assert f"no answer within {CONNECT_TIMEOUT_S:g} s" in str(play.machine.problem)
+
+
+def test_the_budget_counts_lost_hosts() -> None:
+    play, _ = after_a_loss(restarts=1)
+    play.says("two", hello())
+    play.begin_attempt()
+    play.happens(HostLost("two", "silent again"))
+    assert asked(play.gone("one")) == []
+    assert (play.state, play.machine.problem) == (RunState.FAILED, "two: silent again")
+
+
+def test_the_only_host_may_come_back() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=1)).run()
+    actions = play.happens(HostLost("one", "its agent was killed"))
+    assert (play.state, asked(actions)) == (RunState.CONNECTING, ["one"])
+    play.connect()
+    play.begin_attempt()
+    assert play.state is RunState.RUNNING
+
+
+def test_two_lost_hosts_are_tried_at_the_same_time() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
+    play.happens(HostLost("one", "silent"))
+    actions = play.happens(HostLost("two", "silent"))
+    assert asked(actions) == ["one", "two"]
+    play.connect()
+    assert play.state is RunState.RESERVING
+
+
+def test_a_host_lost_while_another_attempt_is_being_prepared_is_a_failure_like_others() -> None:
+    play, _ = after_a_loss()
+    play.says("two", hello())
+    assert play.state is RunState.RESERVING
+    assert stops(play.happens(HostLost("one", "silent"))) == {"two": 0.0}
+    assert asked(play.gone("two")) == ["one"]
+
+
+def test_a_host_lost_while_a_restart_is_waited_for_is_tried_when_it_starts() -> None:
+    config = FailureConfig(max_failures=2, backoff_s=5.0)
+    play = Play(hosts=2, workers=4, failure_config=config).run()
+    play.raises(0)
+    play.gone()
+    assert play.happens(HostLost("two", "silent")) == []
+    play.now += 5.0
+    assert asked(play.happens(Tick())) == ["two"]
+    play.says("two", hello())
+    play.begin_attempt()
+    assert play.state is RunState.RUNNING
+
+
+def test_a_run_that_waits_for_a_host_can_be_stopped() -> None:
+    play, _ = after_a_loss()
+    play.happens(StopAsked("SIGINT"))
+    assert play.state is RunState.ABORTED
+
+
+def test_a_failure_of_a_rank_is_not_what_a_run_ends_for_that_then_lacks_hosts() -> None:
+    config = FailureConfig(max_failures=2, backoff_s=5.0, host_wait_s=0.0)
+    play = Play(hosts=2, workers=4, failure_config=config).run()
+    play.raises(0)
+    play.gone()
+    play.happens(HostLost("two", "silent"))
+    play.now += 5.0
+    play.happens(Tick())
+    play.happens(HostLost("two", "no route"))
+    assert (play.state, play.machine.failures) == (RunState.FAILED, [])
+    assert str(play.machine.problem).startswith("two: silent")
+    assert play.machine.earlier == deque(["attempt 0 before: rank 0 failed on one: ValueError"])
+
+
+def test_a_host_that_is_told_lost_twice_is_lost_once() -> None:
+    play, _ = after_a_loss(restarts=0)
+    assert play.state is RunState.FAILED
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
+    play.happens(HostLost("two", "silent"))
+    assert play.happens(HostLost("two", "and gone")) == []
+    assert [failure.summary for failure in play.machine.failures] == ["lost: silent"] * 2
+
+
+def test_an_unreachable_host_is_replaced_at_the_start_and_that_is_said() -> None:
+    play = Play(hosts=3, workers=4, orders=SPARE)
+    play.says("one", hello())
+    assert asked(play.happens(HostLost("two", "no route"))) == ["three"]
+    assert said(play.says("three", hello())) == "4 workers on one, three, without two\n    two: no route"
+
+
+# -- several things at once ------------------------------------------------------------------------------------------
+
+
+def test_a_host_whose_ranks_have_done_their_work_is_not_missed() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
+    play.succeeds(2)
+    play.succeeds(3)
+    actions = play.happens(HostLost("two", "cut"))
+    assert said(actions) == "two: its ranks had done their work, and the others go on without it: cut"
+    assert (stops(actions), play.state) == ({}, RunState.RUNNING)
+    play.succeeds(0)
+    released = told(play.succeeds(1), wire.Release)
+    assert [(host, message.rank) for host, message in released] == [("one", 0), ("one", 1)]
+    play.gone("one")
+    assert (play.state, play.machine.failures) == (RunState.FINISHED, [])
+
+
+def test_a_host_of_which_one_rank_has_done_its_work_is_lost_with_the_other() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
+    play.succeeds(2)
+    assert stops(play.happens(HostLost("two", "cut"))) == {"one": 0.0}
+    assert "rank(s) 3 on two were lost: cut" in said(play.gone("one"))
+
+
+def test_a_silent_host_is_lost_before_it_is_given_up() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1)).run()
+    play.raises(0)
+    play.gone("one")
+    play.now += STOP_TIMEOUT_S
+    assert play.happens(Tick()) == []
+    play.now += LEASE_S - STOP_TIMEOUT_S
+    assert asked(play.happens(HostLost("two", "silent for 15 s"))) == ["two"]
+    assert play.state is RunState.CONNECTING
+
+
+def test_stopping_again_does_not_take_longer() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(0)
+    play.now += 5.0
+    for _ in range(2):
+        play.happens(StopAsked("SIGINT"))
+        assert play.machine.deadline() == play.now - 5.0 + LEASE_S + LEASE_MARGIN_S
+    play = Play(hosts=2, workers=4).run()
+    for _ in range(3):
+        play.happens(StopAsked("SIGINT"))
+        assert play.machine.deadline() <= 100.0 + GRACE_S + STOP_TIMEOUT_S
+        play.now += 1.0
+
+
+def test_a_host_whose_ranks_have_returned_is_missed_if_its_checkpoints_are_not_committed() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
+    play.succeeds(2)
+    play.succeeds(3)
+    play.exits(2)
+    assert stops(play.happens(HostLost("two", "cut", owes=True))) == {"one": 0.0}
+    actions = play.gone("one")
+    assert asked(actions) == ["two"]
+    assert "rank(s) 2, 3 on two were lost: cut" in said(actions)
+
+
+def test_a_host_that_is_lost_with_a_checkpoint_when_all_ranks_have_returned_is_missed() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.all_succeed()
+    assert stops(play.happens(HostLost("two", "cut", owes=True))) == {"one": 0.0}
+    play.gone("one")
+    assert (play.state, [failure.rank for failure in play.machine.failures]) == (RunState.FAILED, [2, 3])
+
+
+def test_what_a_rank_has_raised_is_not_forgotten_when_its_host_is_lost_with_a_checkpoint() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(2)
+    play.happens(HostLost("two", "cut", owes=True))
+    play.gone("one")
+    assert [failure.lost for failure in play.machine.failures] == [False, True]
+
+
+def test_this_machine_is_given_up_earlier_as_its_lease_is_for_ctrl_z() -> None:
+    play = Play(workers=2, orders={"one": order(2, is_local=True, lease_s=86400.0)}).run()
+    play.raises(0)
+    assert play.machine.deadline() == play.now + STOP_TIMEOUT_S
+
+
+def test_a_host_that_freezes_when_all_work_is_done_does_not_make_the_run_a_failed_one() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.all_succeed()
+    play.gone("one")
+    for wait_s in (EXIT_TIMEOUT_S, LEASE_S + LEASE_MARGIN_S):
+        play.now += wait_s
+        actions = play.happens(Tick())
+    assert "two: processes could not be ended in time" in said(actions)
+    assert play.state is RunState.FINISHED
+
+
+@pytest.mark.parametrize("backoff_s", [0.0, 3.0])
+def test_a_hang_that_is_told_after_its_attempt_has_ended_is_none(backoff_s: float) -> None:
+    config = FailureConfig(max_failures=3, backoff_s=backoff_s)
+    play = Play(hosts=2, workers=4, failure_config=config).run()
+    play.happens(HostLost("two", "silent"))
+    hung = Hung(after_s=2.0, where=("rank 0 somewhere",), suspects=(0,))
+    assert play.happens(hung) == []
+    play.gone("one")
+    state = play.state
+    assert play.happens(hung) == []
+    assert (play.state, play.machine.hung, play.machine.retries.used) == (state, None, 1)
+
+
+def test_an_end_that_is_told_again_while_the_lost_host_is_asked_is_one_end() -> None:
+    play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=1, host_wait_s=30.0)).run()
+    play.raises(0)
+    play.gone("one")
+    assert asked(play.happens(HostLost("two", "cut"))) == ["two"]
+    assert play.gone("one") == []
+    assert (play.state, play.machine.retries.used) == (RunState.CONNECTING, 1)
+
+
+def test_a_host_that_comes_back_with_too_little_is_what_the_run_ends_for() -> None:
+    gpus = [{"name": "A", "uuid": f"GPU-{n}", "board": f"GPU-{n}"} for n in range(4)]
+    scaling = ScalingConfig(num_workers=4, use_gpu=True)
+    config = FailureConfig(max_failures=3, host_wait_s=30.0)
+    play = Play(hosts=2, workers=4, scaling=scaling, failure_config=config)
+    play.says("one", hello(gpus=gpus[:2]))
+    play.says("two", hello(gpus=gpus[2:]))
+    play.begin_attempt()
+    play.raises(0, CONSEQUENCE)
+    play.happens(HostLost("two", "cut"))
+    play.gone("one")
+    play.says("two", hello(gpus=gpus[2:3]))
+    assert (play.state, play.machine.failures) == (RunState.FAILED, [])
+    assert str(play.machine.problem).startswith("two has 1 GPUs, but 2 worker(s)")
+
+
+def test_each_lost_host_is_told_with_its_own_ranks_and_reason() -> None:
+    play = Play(hosts=3, workers=6, failure_config=FailureConfig(max_failures=1, host_wait_s=30.0)).run()
+    play.happens(HostLost("two", "cut"))
+    play.happens(HostLost("three", "power"))
+    told_of = said(play.gone("one"))
+    assert "rank(s) 2, 3 on two were lost: cut; rank(s) 4, 5 on three were lost: power" in told_of
+
+
+# -- as many workers as there are slots ------------------------------------------------------------------------------
+
+
+def test_of_min_and_max_the_most_that_there_are_slots_for_start() -> None:
+    assert places(Play(hosts=2, **elastic(1, 9)).run()) == ["one", "one", "two", "two"]
+    assert places(Play(hosts=2, **elastic(1, 3)).run()) == ["one", "one", "two"]
+
+
+def test_a_run_goes_on_smaller_when_the_lost_host_cannot_be_reached() -> None:
+    play, actions = after_a_loss(**elastic(1, 4))
+    assert asked(actions) == ["two"]  # its agent may just have been killed
+    actions = play.happens(HostLost("two", "no route"))
+    assert places(play) == ["one", "one"]
+    assert said(actions) == "2 workers on one, without two"
+    [(_, start)] = told(play.reserve(), wire.Start)
+    assert [spec["world_size"] for spec in start.ranks] == [2, 2]
+
+
+def test_a_run_does_not_wait_long_for_a_host_that_it_can_do_without() -> None:
+    play, _ = after_a_loss(**elastic(1, 4))
+    assert play.machine.deadline() == play.now + RETURN_S
+    play.now += RETURN_S
+    play.happens(Tick())
+    assert places(play) == ["one", "one"]
+    play.begin_attempt()
+    assert play.says("two", hello()) == []  # it takes part from the next restart on
+    play.raises(0)
+    play.gone("one")
+    assert places(play) == ["one", "one", "two", "two"]
+
+
+def test_a_run_grows_again_at_a_restart() -> None:
+    play, _ = after_a_loss(**elastic(1, 4))
+    play.happens(HostLost("two", "no route"))
+    play.begin_attempt()
+    play.raises(0)
+    actions = play.gone("one")
+    assert asked(actions) == ["two"]
+    assert "trying to reach two again" in said(actions)
+    assert said(play.says("two", hello())) == "4 workers on one, two"
+    assert places(play) == ["one", "one", "two", "two"]
+
+
+def test_below_min_the_lost_host_is_waited_for() -> None:
+    play, _ = after_a_loss(wait_s=10.0, **elastic(3, 4))
+    play.happens(HostLost("two", "no route"))
+    assert play.state is RunState.CONNECTING
+    play.now += 10.0
+    play.happens(Tick())
+    play.happens(HostLost("two", "no route"))
+    assert play.state is RunState.FAILED
+    assert "the other hosts have 2 slots for 3 workers" in str(play.machine.problem)
+
+
+def test_a_run_of_min_and_max_starts_without_those_who_cannot_be_reached() -> None:
+    play = Play(hosts=2, **elastic(1, 4))
+    play.says("one", hello())
+    assert play.state is RunState.CONNECTING
+    assert "without two\n    two: no route" in said(play.happens(HostLost("two", "no route")))
+    assert places(play) == ["one", "one"]
+
+
+def test_too_few_slots_for_min_are_an_error() -> None:
+    play = Play(hosts=2, **elastic(5, 9))
+    play.connect()
+    assert play.state is RunState.FAILED
+    assert "num_workers is 5, but the hosts have only 4 slots" in str(play.machine.problem)
+
+
+# -- where ranks meet ------------------------------------------------------------------------------------------------
+
+
+def meeting(first: dict[str, Any], second: dict[str, Any], *, reserved: str = "", **orders: Any) -> tuple[Play, Any]:
+    """Two hosts with these HELLOs and a rank each; what was asked of the first, and what all were told."""
+    hosts = {"one": order(1, **orders), "two": order(1)}
+    play = Play(hosts=2, orders=hosts)
+    [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.Reserve)
+    started = told(play.says("one", wire.Reserved(attempt=0, ports=[4000], address=reserved)), wire.Start)
+    return play, (asked.toward, dict(started))
+
+
+def where(started: dict[str, wire.Start]) -> list[tuple[str, str, Any]]:
+    """Of each host: MASTER_ADDR, the address whose interface is to be taken, and the interface if we name it."""
+    specs = [(message.ranks[0], message.rendezvous) for message in started.values()]
+    return [(s["environment"]["MASTER_ADDR"], to, s["defaults"].get("GLOO_SOCKET_IFNAME")) for s, to in specs]
+
+
+def test_ranks_of_one_machine_meet_on_loopback() -> None:
+    there = {"network": "n", "address": "10.0.0.1"}
+    _, (toward, started) = meeting(there, there)
+    assert toward == ""
+    assert where(started) == [("127.0.0.1", "", "lo")] * 2
+
+
+def test_ranks_of_several_machines_meet_where_ssh_has_reached_the_first() -> None:
+    _, (toward, started) = meeting({"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"})
+    assert toward == ""
+    assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
+
+
+def test_machines_that_cannot_be_told_apart_do_not_meet_on_loopback() -> None:
+    _, (_, started) = meeting({"network": "", "address": "10.0.0.1"}, {"network": "", "address": "10.0.0.2"})
+    assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
+
+
+def test_a_first_host_without_ssh_finds_its_address_by_the_way_to_the_second() -> None:
+    """Its own SSH_CONNECTION is that of a user who has logged in from elsewhere."""
+    first, second = {"network": "a", "address": "192.0.2.9"}, {"network": "b", "address": "10.0.0.2"}
+    _, (toward, started) = meeting(first, second, reserved="10.0.0.1", is_local=True)
+    assert toward == "10.0.0.2"
+    assert where(started) == [("10.0.0.1", "10.0.0.1", None)] * 2
+
+
+def test_the_users_own_address_and_port_are_taken() -> None:
+    first, second = {"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"}
+    wanted = {"MASTER_ADDR": "192.168.0.1", "MASTER_PORT": "29500"}
+    _, (_, started) = meeting(first, second, environment=wanted)
+    assert where(started) == [("192.168.0.1", "192.168.0.1", None)] * 2
+    assert {message.ranks[0]["environment"]["MASTER_PORT"] for message in started.values()} == {"29500"}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
+def test_several_machines_cannot_meet_on_loopback(address: str) -> None:
+    first, second = {"network": "a", "address": "10.0.0.1"}, {"network": "b", "address": "10.0.0.2"}
+    play, (_, started) = meeting(first, second, environment={"MASTER_ADDR": address})
+    assert not started
+    assert play.state is RunState.FAILED
+    problem = str(play.machine.problem)
+    assert problem.startswith(f"one: rank 0 cannot be reached from two: {address} means another machine on each host")
+    assert "MASTER_ADDR" in problem
+
+
+def test_an_unknown_address_is_an_error_that_says_so() -> None:
+    play, (_, started) = meeting({"network": "a"}, {"network": "b"})
+    assert not started
+    assert "the address of one is not known" in str(play.machine.problem)
+
+
+def test_every_host_gets_its_own_directory_path_and_environment() -> None:
+    orders = {
+        "one": order(1, environment={"A": "1"}),
+        "two": order(1, directory="/two", sys_path=["/x", None], environment={"A": "2"}, lease_s=3.0),
+    }
+    play = Play(hosts=2, orders=orders)
+    prepared = dict(told(play.connect(), wire.Prepare))
+    assert [(p.directory, p.environment, p.lease_s) for p in prepared.values()] == [
+        ("/work", {"A": "1"}, 15.0),
+        ("/two", {"A": "2"}, 3.0),
+    ]
+    specs = [message.ranks[0] for _, message in told(play.reserve(), wire.Start)]
+    assert [(spec["directory"], spec["sys_path"]) for spec in specs] == [("/work", ["/work"]), ("/two", ["/x", None])]
+
+
+# -- too late, too much ----------------------------------------------------------------------------------------------
+
+
+def test_hosts_that_do_not_answer_in_time_are_named() -> None:
+    play = Play(hosts=2, workers=4)
+    play.says("one", hello())
+    assert play.machine.deadline() == play.now + CONNECT_TIMEOUT_S
+    play.now += CONNECT_TIMEOUT_S
+    play.happens(Tick())
+    assert play.state is RunState.FAILED
+    assert play.machine.problem == f"two: no answer within {CONNECT_TIMEOUT_S:g} s"
+
+
+def test_a_tick_before_the_deadline_does_nothing() -> None:
+    play = Play()
+    play.now += CONNECT_TIMEOUT_S - 0.1
+    assert play.happens(Tick()) == []
+    assert play.state is RunState.CONNECTING
+
+
+def test_a_port_that_is_not_reserved_in_time_fails_the_run_with_that_reason() -> None:
+    play = Play()
+    play.connect()
+    play.now += CONNECT_TIMEOUT_S
+    play.happens(Tick())
+    assert play.state is RunState.FAILED
+    assert "could not be ended" not in str(play.machine.problem)
+
+
+def test_there_is_no_deadline_while_training() -> None:
+    assert Play().run().machine.deadline() is None
+
+
+def test_hosts_that_cannot_be_emptied_are_given_up_by_name() -> None:
+    play = Play(hosts=2, workers=4).run()
+    play.raises(0)
+    play.gone("one")
+    play.now += LEASE_S + LEASE_MARGIN_S
+    play.happens(Tick())
+    assert play.state is RunState.FAILED
+    assert str(play.machine.problem).startswith("two: ")
+
+
+def test_missing_resources_fail_the_run_before_anything_starts() -> None:
+    play = Play(scaling=ScalingConfig(num_workers=2, use_gpu=True))
+    assert play.says("one", hello(gpus=[{"name": "NVIDIA H100", "uuid": "GPU-0", "board": "GPU-0"}])) == []
+    assert play.state is RunState.FAILED
+    assert play.machine.resources_missing
+    assert "one has 1 GPUs" in str(play.machine.problem)
+
+
+# -- illegal moves ---------------------------------------------------------------------------------------------------
+
+
+def test_an_illegal_move_of_a_rank_tells_the_story() -> None:
+    play = Play().run()
+    with pytest.raises(InvalidTransition) as error:
+        play.rank_says(wire.Running, 0)
+    text = str(error.value)
+    assert "rank 0: SPAWNED -> RUNNING" in text
+    assert text.splitlines()[-1] == "attempt 0, rank 0: RUNNING -> RUNNING"
+
+
+def test_an_illegal_move_of_the_run_tells_the_story() -> None:
+    play = Play().run()
+    with pytest.raises(InvalidTransition, match=r"CONNECTING -> RESERVING(.|\n)*RUNNING -> WAITING"):
+        play.machine._move(RunState.WAITING)
+
+
+def test_the_story_does_not_grow_without_end() -> None:
+    play = Play(failure_config=FailureConfig(max_failures=-1, retry_same_failure=True)).run()
+    for _ in range(100):
+        play.raises(0)
+        play.gone()
+        play.begin_attempt()
+    assert len(play.machine.story) == 200
+
+
+def test_a_host_may_say_gone_twice_while_the_next_attempt_is_waited_for() -> None:
+    """Once as its workers have ended, and once as it is told to stop."""
+    play = Play(failure_config=FailureConfig(max_failures=1, backoff_s=5.0)).run()
+    play.raises(0)
+    play.gone()
+    assert play.state is RunState.WAITING
+    assert play.gone() == []
+    play.now += 5.0
+    assert any(isinstance(action, AttemptStarts) for action in play.happens(Tick()))
+    assert play.machine.retries.used == 1
+
+
+class _Endpoints(BackendConfig):
+    """A framework whose ranks listen."""
+
+    has_endpoints = True
+
+    def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
+        return {"ENDPOINTS": " ".join(endpoints)}
+
+
+def test_every_rank_has_an_endpoint_on_its_own_host() -> None:
+    hosts = {"one": order(2, is_local=True), "two": order(1)}
+    play = Play(hosts=2, workers=3, orders=hosts, backend=_Endpoints())
+    play.says("one", hello(network="a"))
+    asked = told(play.says("two", hello(network="b", address="fd77::2")), wire.Reserve)
+    assert [(host, reserve.ports, reserve.toward) for host, reserve in asked] == [("one", 3, "fd77::2"), ("two", 1, "")]
+    assert (
+        told(play.says("one", wire.Reserved(attempt=0, ports=[4000, 4001, 4002], address="fd77::1")), wire.Start) == []
+    )
+    started = dict(told(play.says("two", wire.Reserved(attempt=0, ports=[5000])), wire.Start))
+    ranks = [spec["environment"] for message in started.values() for spec in message.ranks]
+    assert {rank["ENDPOINTS"] for rank in ranks} == {"[fd77::1]:4001 [fd77::1]:4002 [fd77::2]:5000"}
+    assert {(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks} == {("fd77::1", "4000")}

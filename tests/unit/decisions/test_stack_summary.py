@@ -1,0 +1,311 @@
+"""What faulthandler wrote -> who is where."""
+
+from __future__ import annotations
+
+import pytest
+
+from distrain.decisions.stack_summary import grouped, last_words, mismatched, native_reason, place, suspects
+
+OURS = "/opt/venv/lib/python3.11/site-packages/distrain"
+BOTTOM = [
+    (f"{OURS}/work/job.py", 90, "run"),
+    (f"{OURS}/worker/user_code.py", 50, "execute"),
+    (f"{OURS}/worker/main.py", 80, "run_worker"),
+]
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
+
+ALL_REDUCE = [
+    (f"{TORCH}/distributed_c10d.py", 2810, "all_reduce"),
+    (f"{TORCH}/c10d_logger.py", 81, "wrapper"),
+    ("/home/me/train.py", 88, "train_func"),
+    ("/home/me/train.py", 120, "main"),
+]
+TOKENIZE = [("/home/me/tokenizer.py", 12, "split"), ("/home/me/train.py", 80, "train_func")]
+
+Frames = list[tuple[str, int, str]]
+
+
+def thread(frames: Frames, title: str = "Current thread 0x00007f12 (most recent call first):") -> str:
+    return (
+        "\n".join([title, *(f'  File "{file}", line {line} in {function}' for file, line, function in frames)]) + "\n"
+    )
+
+
+def stack(frames: Frames) -> str:
+    """Of a worker whose main thread is there."""
+    return thread([*frames, *BOTTOM])
+
+
+# -- one rank --------------------------------------------------------------------------------------------------------
+
+
+def test_the_users_innermost_line_and_what_it_has_called() -> None:
+    assert place(stack(ALL_REDUCE)) == "in all_reduce at train.py:88"
+
+
+def test_without_a_call_into_a_library_the_users_function() -> None:
+    assert place(stack(TOKENIZE)) == "in split at tokenizer.py:12"
+
+
+@pytest.mark.parametrize(
+    "wrapper", ["wrapper", "inner", "_fn", "_call_impl", "__call__", "decorate_context", "<lambda>"]
+)
+def test_wrappers_are_not_what_was_called(wrapper: str) -> None:
+    frames = [(f"{TORCH}/x.py", 1, "deep"), (f"{TORCH}/x.py", 2, wrapper), ("/home/me/train.py", 3, "train")]
+    assert place(stack(frames)) == "in deep at train.py:3"
+
+
+def test_the_outermost_of_what_was_called_counts() -> None:
+    frames = [
+        ("/usr/lib/python3.11/selectors.py", 415, "select"),
+        ("/usr/lib/python3.11/multiprocessing/connection.py", 930, "wait"),
+        ("/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 700, "__next__"),
+        ("/home/me/train.py", 5, "epoch"),
+    ]
+    assert place(stack(frames)) == "in __next__ at train.py:5"
+
+
+def test_our_own_functions_count_as_called() -> None:
+    frames = [
+        (f"{OURS}/wire/channel.py", 1, "wait"),
+        (f"{OURS}/collective.py", 24, "barrier"),
+        ("/home/me/train.py", 7, "f"),
+    ]
+    assert place(stack(frames)) == "in barrier at train.py:7"
+
+
+def test_an_editable_install_of_ours_is_ours_too() -> None:
+    frames = [
+        ("/home/me/distrain/worker/session.py", 1, "meet"),
+        ("/home/me/distrain/collective.py", 24, "barrier"),
+        ("/home/me/examples/train.py", 7, "train"),
+        ("/home/me/distrain/work/job.py", 90, "run"),
+        ("/home/me/distrain/worker/main.py", 80, "run_worker"),
+    ]
+    assert place(thread(frames)) == "in barrier at train.py:7"
+
+
+def test_a_folder_of_the_user_whose_name_begins_like_ours_is_the_users() -> None:
+    frames = [
+        ("/work/distrain_jobs/train.py", 7, "train"),
+        ("/work/distrain/work/job.py", 90, "run"),
+        ("/work/distrain/worker/main.py", 80, "run_worker"),
+    ]
+    assert place(thread(frames)) == "in train at train.py:7"
+
+
+@pytest.mark.parametrize(
+    ("function", "phase"),
+    [
+        ("_let_go", "at the end of train_func"),
+        ("_failure", "handling an exception of its own"),
+        ("_load", "loading train_func"),
+        ("setup", "setting up the process group"),
+        ("send", "in read at linecache.py:137"),
+    ],
+)
+def test_without_a_frame_of_the_user(function: str, phase: str) -> None:
+    frames = [("/usr/lib/python3.11/linecache.py", 137, "read"), (f"{OURS}/x.py", 9, function), BOTTOM[-1]]
+    assert place(thread(frames)) == phase
+
+
+def test_a_function_of_the_user_with_a_name_of_ours_is_the_users() -> None:
+    frames = [("/home/me/train.py", 7, "setup"), *BOTTOM]
+    assert place(thread(frames)) == "in setup at train.py:7"
+
+
+# -- last words ------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_crash_the_users_frames_are_quoted() -> None:
+    frames = [("/usr/lib/python3.11/ctypes/__init__.py", 517, "string_at"), ("/home/me/train.py", 25, "train")]
+    bottom = [*BOTTOM, (f"{OURS}/agent/forkserver.py", 9, "main"), ("<frozen runpy>", 88, "_run_code")]
+    dump = thread([*frames, *bottom], "Current thread 0x00007f12 (most recent call first):")
+    printed = f"epoch 1\nFatal Python error: Segmentation fault\n\n{dump}\nExtension modules: numpy, torch (total: 99)"
+    assert last_words(printed.splitlines()) == [
+        "Fatal Python error: Segmentation fault",
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 517 in string_at',
+        '  File "/home/me/train.py", line 25 in train',
+    ]
+
+
+CAUGHT = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600044 ms"
+WATCHDOG = f"""\
+epoch 1
+[rank0]:[E1122 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 0] {CAUGHT}
+[rank0]:[E1122 10:00:00.1 ProcessGroupNCCL.cpp:684] To avoid data inconsistency, we are taking the entire process down.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 Rank 0] Process group watchdog thread terminated with exception: [Rank 0] {CAUGHT}
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:632 (most recent call first):
+""" + "\n".join(f"frame #{n}: c10d::Work::wait() + 0x{n:x} (0x7f00 in libtorch_cuda.so)" for n in range(12))
+"""As torch 2.15 says it."""
+
+
+def test_what_nccls_watchdog_said_is_quoted_before_the_crash() -> None:
+    dump = thread([("/home/me/train.py", 25, "train"), *BOTTOM], "Current thread 0x00007f12 (most recent call first):")
+    lines = f"{WATCHDOG}\nFatal Python error: Aborted\n\n{dump}".splitlines()
+    assert native_reason(lines) == CAUGHT
+    assert last_words(lines) == [
+        *(WATCHDOG.splitlines()[n] for n in (1, 3, 4)),
+        "Fatal Python error: Aborted",
+        '  File "/home/me/train.py", line 25 in train',
+    ]
+
+
+def test_native_frames_do_not_push_out_the_message() -> None:
+    assert last_words(WATCHDOG.splitlines()) == WATCHDOG.splitlines()[:6]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("  what():  std::bad_alloc", "std::bad_alloc"),
+        ("RuntimeError: NCCL error: unhandled cuda error, NCCL version 2.27.3", None),
+        ("what() happened", ""),
+        (
+            "[PG ID 0 Rank 1] Terminating the process after attempting to dump debug info, due to Observed a signal.",
+            "Observed a signal.",
+        ),
+        ("epoch 1", ""),
+    ],
+)
+def test_why_native_code_gave_up(line: str, reason: str | None) -> None:
+    assert native_reason(["epoch 0", line]) == (
+        "NCCL error" + line.partition("NCCL error")[2] if reason is None else reason
+    )
+
+
+def test_without_a_crash_the_last_lines_are_quoted() -> None:
+    assert last_words([f"line {n}" for n in range(30)]) == [f"line {n}" for n in range(20, 30)]
+    assert last_words([]) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "Current thread 0x00007f12 (most recent call first):\n  <no Python frame>\n"]
+)
+def test_without_any_frame(text: str) -> None:
+    assert place(text) == "is somewhere without a Python frame"
+
+
+def test_the_main_thread_counts_wherever_it_stands() -> None:
+    pin = thread([("/opt/x/site-packages/torch/pin.py", 1, "loop")], "Thread 0x00007f01 (most recent call first):")
+    main = stack(ALL_REDUCE)
+    mine = thread([("/home/me/prefetch.py", 5, "fetch")], "Thread 0x00007f02 (most recent call first):")
+    assert place(pin + "\n" + main) == "in all_reduce at train.py:88"
+    assert place(main.replace("Current thread", "Thread") + "\n" + mine) == "in all_reduce at train.py:88"
+
+
+def test_threads_have_names_from_python_3_14_on() -> None:
+    title = "Thread 0x00007f01 [pin_memory] (most recent call first):"
+    assert place(thread([("/a/b.py", 1, "loop")], title) + "\n" + stack(TOKENIZE)) == "in split at tokenizer.py:12"
+
+
+def test_a_stack_that_was_cut_short() -> None:
+    """faulthandler shows 100 frames at most: the bottom is missing in a deep recursion."""
+    frames: Frames = [("/home/me/tree.py", 4, "descend")] * 100
+    assert place(thread(frames) + "  ...\n") == "in descend at tree.py:4"
+
+
+def test_a_text_that_was_cut_in_the_middle_of_a_line() -> None:
+    assert place(stack(TOKENIZE)[:-20]).startswith("in split at tokenizer.py:12")
+
+
+def test_a_function_in_a_notebook() -> None:
+    frames = [("/tmp/ipykernel_77/123456.py", 3, "train")]
+    assert place(stack(frames)) == "in train at 123456.py:3"
+
+
+# -- all ranks -------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_at_the_same_place_are_one_line_most_ranks_first() -> None:
+    stacks = {rank: stack(TOKENIZE if rank == 3 else ALL_REDUCE) for rank in range(8)}
+    assert grouped(stacks) == [
+        "7 ranks (0-2, 4-7) in all_reduce at train.py:88",
+        "rank 3 in split at tokenizer.py:12",
+    ]
+
+
+def test_other_lines_are_other_places() -> None:
+    stacks = {0: stack(ALL_REDUCE), 1: stack([(f"{TORCH}/c.py", 1, "all_reduce"), ("/home/me/train.py", 99, "f")])}
+    assert grouped(stacks) == ["rank 0 in all_reduce at train.py:88", "rank 1 in all_reduce at train.py:99"]
+
+
+def test_the_place_inside_of_the_library_makes_no_difference() -> None:
+    other = [(f"{TORCH}/distributed_c10d.py", 2999, "all_reduce"), *ALL_REDUCE[1:]]
+    assert grouped({0: stack(ALL_REDUCE), 1: stack(other)}) == ["2 ranks (0, 1) in all_reduce at train.py:88"]
+
+
+def test_who_did_not_answer_and_who_has_finished_come_last() -> None:
+    lines = grouped({2: stack(TOKENIZE)}, silent=[5, 4], finished=[0, 1, 3])
+    assert lines == [
+        "rank 2 in split at tokenizer.py:12",
+        "2 ranks (4, 5) did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy",
+        "3 ranks (0, 1, 3) finished train_func",
+    ]
+
+
+def test_one_who_did_not_answer() -> None:
+    (line,) = grouped({}, silent=[5])
+    assert line.startswith("rank 5 did not answer")
+
+
+def test_nobody() -> None:
+    assert grouped({}) == []
+
+
+# -- whom the others wait for ----------------------------------------------------------------------------------------
+
+
+def test_who_is_not_where_most_are_and_who_did_not_answer() -> None:
+    stacks = {rank: stack(TOKENIZE if rank == 3 else ALL_REDUCE) for rank in range(5)}
+    assert suspects(stacks, silent=[5]) == [3, 5]
+    assert suspects(stacks) == [3]
+
+
+def test_all_at_the_same_place_are_all_suspects() -> None:
+    assert suspects({rank: stack(ALL_REDUCE) for rank in range(3)}) == [0, 1, 2]
+
+
+def test_two_halves_are_all_suspects() -> None:
+    assert suspects({0: stack(ALL_REDUCE), 1: stack(TOKENIZE)}) == [0, 1]
+
+
+def test_nobody_is_no_suspect() -> None:
+    assert suspects({}) == []
+
+
+# -- collectives that do not match -----------------------------------------------------------------------------------
+
+BROADCAST = [(f"{TORCH}/distributed_c10d.py", 4055, "broadcast"), ("/home/me/train.py", 90, "train_func")]
+SAVE = thread([(f"{TORCH}/distributed_c10d.py", 5163, "gather"), (f"{TORCH}/checkpoint/utils.py", 220, "save")])
+WRITE = [(f"{TORCH}/checkpoint/filesystem.py", 7, "write"), ("/home/me/train.py", 95, "train_func")]
+
+
+def test_ranks_in_different_collectives_are_told_apart() -> None:
+    assert mismatched({0: stack(ALL_REDUCE), 1: stack(BROADCAST), 2: stack(ALL_REDUCE)}) == [
+        "2 ranks (0, 2) in all_reduce at train.py:88: all_reduce",
+        "rank 1 in broadcast at train.py:90: broadcast",
+    ]
+
+
+def test_two_collectives_of_one_rank_at_a_time_do_not_match() -> None:
+    assert mismatched({rank: SAVE + stack(ALL_REDUCE) for rank in (0, 1)}) == [
+        "2 ranks (0, 1) in all_reduce at train.py:88: all_reduce and, in another thread, gather"
+    ]
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        {},
+        {0: stack(ALL_REDUCE), 1: stack(ALL_REDUCE)},
+        {0: stack(ALL_REDUCE), 1: stack(TOKENIZE)},
+        {0: SAVE + stack(TOKENIZE), 1: SAVE + stack(ALL_REDUCE)},
+        {0: stack(ALL_REDUCE), 1: stack(WRITE)},
+        {0: stack(ALL_REDUCE), 1: ""},
+    ],
+    ids=["nobody", "the same", "one is at work", "one works beside a thread", "one writes", "one is nowhere"],
+)
+def test_ranks_that_may_go_on_are_no_mismatch(stacks: dict[int, str]) -> None:
+    assert mismatched(stacks) == []

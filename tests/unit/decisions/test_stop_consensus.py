@@ -1,0 +1,207 @@
+"""At which call of should_stop() all ranks stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distrain.decisions.stop_consensus import PATIENCE_S, Order, StopVotes
+
+
+def votes(*listeners: int, asked: bool = True) -> StopVotes:
+    made = StopVotes()
+    for rank in listeners:
+        assert made.listen(rank) == set()
+    assert not asked or made.ask() == set(listeners)
+    return made
+
+
+def stop(call: int, *ranks: int) -> list[Order]:
+    return [Order(ranks, call, final=True)]
+
+
+def go_on(call: int, *ranks: int) -> list[Order]:
+    return [Order(ranks, call, final=False)]
+
+
+# -- who is asked ----------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_asked_before_there_is_a_request() -> None:
+    made = votes(0, 1, asked=False)
+    assert made.listeners == {0, 1}
+    assert made.deadline is None
+
+
+def test_who_begins_to_listen_later_is_asked_then() -> None:
+    made = votes(0)
+    assert made.listen(1) == {1}
+    assert made.listeners == {0, 1}
+
+
+# -- all come to their votes -----------------------------------------------------------------------------------------
+
+
+def test_the_highest_call_is_where_all_stop() -> None:
+    made = votes(0, 1, 2)
+    assert made.vote(1, 7, 0.0) == []
+    assert made.vote(0, 8, 0.0) == []
+    assert made.vote(2, 7, 0.0) == stop(8, 0, 1, 2)
+    assert made.deadline is None
+
+
+def test_one_rank_decides_alone() -> None:
+    assert votes(3).vote(3, 5, 0.0) == stop(5, 3)
+
+
+def test_the_decision_stays() -> None:
+    made = votes(0)
+    assert made.vote(0, 5, 0.0) == stop(5, 0)
+    assert made.listen(1) == {1}
+    assert made.vote(1, 1, 9.0) == stop(5, 1)
+    assert made.deadline is None
+    assert made.tick(100.0) == []
+
+
+def test_a_rank_that_finishes_is_not_waited_for() -> None:
+    made = votes(0, 1)
+    assert made.vote(0, 5, 0.0) == []
+    assert made.finished(1) == stop(5, 0)
+    assert made.listeners == {0}
+
+
+def test_the_vote_of_a_rank_that_has_finished_does_not_count() -> None:
+    made = votes(0, 1)
+    assert made.vote(1, 9, 0.0) == []
+    assert made.finished(1) == []
+    assert made.vote(0, 5, 0.0) == stop(5, 0)
+
+
+def test_without_votes_there_is_no_decision() -> None:
+    made = votes(0, 1)
+    assert made.finished(0) == []
+    assert made.finished(1) == []
+    assert votes().finished(0) == []
+
+
+def test_who_fails_while_it_waits_leaves_nothing_to_wait_for() -> None:
+    made = votes(0, 1)
+    made.vote(0, 7, 10.0)
+    made.finished(0)
+    assert made.deadline is None
+
+
+# -- some do not come ------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_is_sent_on_when_the_others_do_not_come() -> None:
+    made = votes(0, 1, 2)
+    assert made.vote(0, 7, 10.0) == []
+    assert made.vote(1, 6, 10.5) == []
+    assert made.deadline == 10.0 + PATIENCE_S
+    assert made.tick(10.0 + PATIENCE_S / 2) == []
+    assert made.tick(10.0 + PATIENCE_S) == go_on(8, 0, 1)
+    assert made.deadline is None
+
+
+def test_then_all_meet_at_the_next_call() -> None:
+    made = votes(0, 1)
+    made.vote(0, 7, 0.0)  # the other one has left its seventh call, and waits for this one in a collective
+    assert made.tick(PATIENCE_S) == go_on(8, 0)
+    assert made.vote(1, 8, 5.0) == []
+    assert made.vote(0, 8, 5.0) == stop(8, 0, 1)
+
+
+def test_who_comes_late_is_sent_on_at_once() -> None:
+    made = votes(0, 1)
+    made.vote(0, 7, 0.0)
+    made.tick(PATIENCE_S)
+    assert made.vote(1, 7, 5.0) == go_on(8, 1)
+    assert made.vote(1, 8, 6.0) == []
+    assert made.vote(0, 8, 6.0) == stop(8, 0, 1)
+
+
+def test_patience_grows() -> None:
+    made = votes(0, 1)
+    made.vote(0, 1, 0.0)
+    made.tick(PATIENCE_S)
+    made.vote(0, 2, 10.0)
+    assert made.deadline == 10.0 + 2 * PATIENCE_S
+
+
+@dataclass
+class Rank:
+    """A loop of a collective of all, then should_stop()."""
+
+    call: int = 0
+    heard: bool = False
+    sent_on: int = 0
+    stop_at: int | None = None
+    waits: bool = False
+    stopped: bool = False
+    mail: list[Any] = field(default_factory=list)
+
+
+@given(st.data())
+def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
+    """Whoever is faster, and whenever the request comes: nobody is left in a collective."""
+    world = data.draw(st.integers(1, 4))
+    made, ranks, now = StopVotes(), [Rank() for _ in range(world)], 0.0
+    ask_after = data.draw(st.integers(0, 12))
+    asked = False
+
+    def can_move(rank: Rank) -> bool:
+        """In a collective until everybody has come to it; in a vote until there is an answer."""
+        if rank.stopped:
+            return False
+        if rank.waits:
+            return bool(rank.mail)
+        return all(
+            other.call > rank.call or (other.call == rank.call and not other.waits and not other.stopped)
+            for other in ranks
+        )
+
+    def carry_out(orders: list[Order]) -> None:
+        for order in orders:
+            for number in order.ranks:
+                ranks[number].mail.append(order)
+
+    def read(rank: Rank) -> None:
+        for letter in rank.mail:
+            if letter == "asked":
+                rank.heard = True
+            elif letter.final:
+                rank.stop_at = letter.call
+            else:
+                rank.sent_on = letter.call
+        rank.mail.clear()
+
+    for step in range(2000):
+        if step >= ask_after and not asked and len(made.listeners) == world:
+            asked = True
+            for number in made.ask():
+                ranks[number].mail.append("asked")
+        movers = [number for number, rank in enumerate(ranks) if can_move(rank)]
+        if not movers:
+            if all(rank.stopped for rank in ranks):
+                break
+            assert made.deadline is not None, "everybody waits"
+            now = made.deadline
+            carry_out(made.tick(now))
+            continue
+        number = data.draw(st.sampled_from(movers)) if step < 100 else movers[0]
+        rank = ranks[number]
+        if not rank.waits:
+            rank.call += 1
+            if rank.call == 1:
+                made.listen(number)
+        read(rank)
+        rank.stopped = rank.stop_at is not None and rank.call >= rank.stop_at
+        rank.waits = rank.heard and rank.stop_at is None and rank.call >= rank.sent_on
+        if rank.waits:
+            carry_out(made.vote(number, rank.call, now))
+    assert all(rank.stopped for rank in ranks)
+    assert len({rank.call for rank in ranks}) == 1

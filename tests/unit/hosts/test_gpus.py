@@ -1,0 +1,184 @@
+"""Which GPUs a process sees, from what is in the machine and CUDA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.agent import forkserver
+from distrain.hosts import gpus
+from distrain.hosts.host import Gpu, gpu_problem
+from tests.nvml import make_driver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def whole(number: int) -> list[Gpu]:
+    return [Gpu(name="NVIDIA H100", uuid=f"GPU-{number}f3a", board=f"GPU-{number}f3a")]
+
+
+def split(number: int, instances: int) -> list[Gpu]:
+    board = f"GPU-{number}f3a"
+    return [Gpu(name="NVIDIA H100", uuid=f"MIG-{number}{index}ab", board=board) for index in range(instances)]
+
+
+FOUR = [whole(0), whole(1), whole(2), whole(3)]
+MIXED = [whole(0), split(1, 2), split(2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [
+        (None, "0123"),
+        ("", ""),
+        ("0", "0"),
+        ("3,1", "31"),
+        ("0, 1, 2", "012"),
+        ("-1", ""),
+        ("0,-1,1", "0"),
+        ("0,7,1", "0"),
+        ("NoDevFiles", ""),
+        ("GPU-2f3a,1", "2"),
+        ("1,GPU-2f3a", "1"),
+        ("GPU-2f3a,GPU-0", "20"),
+        ("GPU-2f3a,GPU-2", ""),
+        ("GPU-2,GPU-9,GPU-1", "2"),
+        ("GPU-", ""),
+        ("GPU-3", "3"),
+        ("GPU-9,1", ""),
+        ("MIG-00ab", ""),
+        ("1,1", ""),
+        ("0,7,7", ""),
+        ("2gpus,+1", "21"),
+        ("\u00b2", ""),
+    ],
+)
+def test_gpus_are_seen_as_cuda_shows_them(listed: str | None, seen: str) -> None:
+    assert [gpu.uuid for gpu in gpus.visible(FOUR, listed)] == [f"GPU-{number}f3a" for number in seen]
+
+
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [
+        (None, ["GPU-0f3a", "MIG-10ab", "MIG-11ab", "MIG-20ab", "MIG-21ab", "MIG-22ab"]),
+        ("MIG-21ab,MIG-10ab", ["MIG-21ab", "MIG-10ab"]),
+        ("MIG-22", ["MIG-22ab"]),
+        ("1", ["MIG-10ab", "MIG-11ab"]),
+        ("GPU-1f3a", ["MIG-10ab", "MIG-11ab"]),
+        ("GPU-0,MIG-20ab", ["GPU-0f3a"]),
+        ("MIG-20ab,MIG-2", ["MIG-20ab"]),
+        ("MIG-20ab,MIG-20ab", []),
+    ],
+)
+def test_a_split_gpu_is_its_instances(listed: str | None, seen: list[str]) -> None:
+    assert [gpu.uuid for gpu in gpus.visible(MIXED, listed)] == seen
+
+
+def test_without_gpus_nothing_is_seen() -> None:
+    assert gpus.visible([], "0,1") == ()
+
+
+@pytest.mark.parametrize("boards", [FOUR, MIXED], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    ("named", "bad"),
+    [
+        ("0,2", None),
+        ("2,0", None),
+        ("GPU-2,GPU-0", None),
+        ("0,7", "GPU 7"),
+        ("7,0", "GPU 7"),
+        ("GPU-0,GPU-none", "GPU-none"),
+        ("MIG-99", "MIG-99"),
+        ("GPU-0,GPU-0f3a", "GPU-0"),
+    ],
+)
+def test_the_first_gpu_of_a_hostfile_that_is_not_there_is_named(
+    boards: list[list[Gpu]], named: str, bad: str | None
+) -> None:
+    problem = gpu_problem(named.split(","), gpus.visible(boards, named))
+    assert problem is None if bad is None else f"gpus={named} in the hostfile, but it has no {bad}, or" in str(problem)
+
+
+def test_instances_of_one_gpu_are_gpus_of_their_own_in_a_hostfile() -> None:
+    named = "MIG-10,MIG-11,MIG-20"
+    assert gpu_problem(named.split(","), gpus.visible(MIXED, named)) is None
+    assert "no MIG-12" in str(gpu_problem(["MIG-10", "MIG-12"], gpus.visible(MIXED, "MIG-10,MIG-12")))
+
+
+# -- the driver ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an NVML whose GPUs are as the environment says."""
+    return make_driver(tmp_path_factory.mktemp("driver"))
+
+
+def found_by(**environment: str) -> tuple[list[str], str]:
+    """The UUIDs and the problem that a new process finds."""
+    code = (
+        "import json, os; from distrain.hosts.gpus import find_gpus; found, problem = find_gpus(os.environ);"
+        "print(json.dumps([[f'{gpu.board}:{gpu.uuid}' for gpu in found], problem]))"
+    )
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(9)))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **visible, **environment}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found, problem = json.loads(done.stdout)
+    return found, problem
+
+
+@pytest.mark.parametrize(
+    ("gpus", "found", "problem"),
+    [
+        ("gg", ["GPU-1:GPU-1", "GPU-2:GPU-2"], ""),
+        ("glg", ["GPU-1:GPU-1", "GPU-3:GPU-3"], "GPU 1 cannot be used: GPU is lost (NVML error 15)"),
+        ("gpg", ["GPU-1:GPU-1", "GPU-3:GPU-3"], ""),
+        ("mg", ["GPU-1:MIG-10", "GPU-1:MIG-12", "GPU-2:GPU-2"], ""),
+        ("ge", ["GPU-1:GPU-1"], ""),
+        ("", [], ""),
+    ],
+)
+def test_only_gpus_that_work_are_found(driver: Path, gpus: str, found: list[str], problem: str) -> None:
+    assert found_by(LD_LIBRARY_PATH=str(driver), FAKE_GPUS=gpus) == (found, problem)
+
+
+def test_a_driver_of_another_version_than_its_library_is_named(driver: Path) -> None:
+    found, problem = found_by(LD_LIBRARY_PATH=str(driver), FAKE_INIT="18", FAKE_GPUS="g")
+    assert found == []
+    assert problem == (
+        "the NVIDIA driver cannot be used: RM has detected an NVML/RM version mismatch (NVML error 18); its libraries "
+        "were updated since its kernel module was loaded; restart the host"
+    )
+
+
+def test_without_a_driver_there_is_no_gpu_and_nothing_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where this host has one: its library is shadowed by something that is none."""
+    (tmp_path / "libnvidia-ml.so.1").touch()
+    assert found_by(LD_LIBRARY_PATH=str(tmp_path)) == ([], "")
+
+
+# -- what must not be forked -----------------------------------------------------------------------------------------
+
+
+def test_an_open_gpu_is_seen_behind_a_gap_in_the_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The descriptor that lists the others falls into the gap, and is closed when its turn comes."""
+    gpu = tmp_path / "nvidia-uvm"
+    gpu.touch()
+    monkeypatch.setattr(forkserver, "_CUDA_DEVICE", str(gpu))
+    gap = os.open(os.devnull, os.O_RDONLY)
+    fd = os.open(gpu, os.O_RDONLY)
+    os.close(gap)
+    try:
+        assert forkserver._cuda_is_initialised()
+    finally:
+        os.close(fd)
+    assert not forkserver._cuda_is_initialised()

@@ -1,0 +1,27 @@
+"""What a host has, as far as it can be told without one of every kind."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from distrain.hosts import host_info
+
+
+def test_cpus_are_at_least_one_and_at_most_the_affinity() -> None:
+    assert 1 <= host_info.usable_cpus() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [(None, 3), (1.5, 1), (0.2, 1), (2.0, 2), (64.0, 3)])
+def test_a_quota_cuts_the_cpus(quota: float | None, cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_info, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    assert host_info.usable_cpus() == cpus
+
+
+def test_gpus_are_only_looked_for_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_info, "find_gpus", lambda environment: pytest.fail("looked"))
+    facts = host_info.survey(with_gpus=False)
+    assert facts.gpus is None
+    assert facts.memory_bytes > 0

@@ -1,0 +1,57 @@
+"""Addresses and interfaces, as the kernel of this machine has them."""
+
+from __future__ import annotations
+
+import socket
+
+import psutil
+import pytest
+
+from distrain.hosts.network import address_toward, interface_variables, network_id, ssh_address
+
+
+def test_all_processes_of_a_machine_have_the_same_network() -> None:
+    assert network_id()
+    assert network_id() == network_id()
+
+
+@pytest.mark.parametrize(
+    ("connection", "address"),
+    [
+        ("10.0.0.9 50000 10.0.0.1 22", "10.0.0.1"),
+        ("fd77::1 50000 fd77::2 2222", "fd77::2"),
+        ("fe80::1%eth0 50000 fe80::2%eth0 22", "fe80::2%eth0"),
+        ("127.0.0.1 50000 127.0.0.1 22", ""),
+        ("::1 50000 ::1 22", ""),
+        ("", ""),
+        ("nonsense", ""),
+    ],
+)
+def test_ssh_tells_the_address_at_which_others_reach_us(
+    connection: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", connection)
+    assert ssh_address() == address
+
+
+def test_without_ssh_there_is_no_such_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    assert ssh_address() == ""
+
+
+def own_addresses() -> list[tuple[str, str]]:
+    families = (socket.AF_INET,)
+    return [(n, a.address) for n, entries in psutil.net_if_addrs().items() for a in entries if a.family in families]
+
+
+def test_the_way_to_an_address_of_ours_is_its_interface() -> None:
+    found = own_addresses()
+    assert found
+    for name, address in found:
+        assert address_toward(address) == address
+        assert interface_variables(address) == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+
+
+def test_no_way_is_an_error() -> None:
+    with pytest.raises(OSError, match=r"Name or service not known|Temporary failure in name resolution"):
+        address_toward("no-such-host.invalid")

@@ -1,0 +1,57 @@
+"""Orders to the one who stores elsewhere: every one is answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from distrain import wire
+from distrain.storage.executor import Keeper
+from distrain.system.remote_path import Place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ORDERS = [
+    wire.Publish(token=7, directory="checkpoint_000003", manifest={"files": {}}, metadata={}),
+    wire.Amend(token=7, directory="checkpoint_000003", fields={}),
+    wire.Remove(token=7, directories=["checkpoint_000003"]),
+    wire.Mirror(token=7),
+]
+
+
+class _Broken(MemoryFileSystem):  # type: ignore[misc]
+    """One whose authors have not thought of everything."""
+
+    cachable = False
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        raise KeyError("no such bucket")
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Keeper:
+    (tmp_path / "run.json").write_text("{}")
+    keeper = Keeper(Place("run", _Broken()))
+    keeper._opened = wire.OpenStorage(url="run", filesystem="", spool=str(tmp_path))
+    return keeper
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_an_order_that_raises_anything_is_answered_by_its_name_and_the_cause(keeper: Keeper, order: Any) -> None:
+    answer = keeper.do(order)
+    assert isinstance(answer, wire.Kept)
+    assert (answer.token, answer.failed) == (7, f"{type(order).__name__}: KeyError: 'no such bucket'")
+
+
+def test_an_upload_that_raises_anything_says_where_its_files_are(keeper: Keeper) -> None:
+    order = wire.Upload(
+        attempt=0, rank=1, ordinal=2, source="/mine", directory="checkpoint_000003", files=["a"], others=[], delete=True
+    )
+    answer = keeper.do(order)
+    assert isinstance(answer, wire.Delivered)
+    assert answer.failed is not None
+    assert "KeyError" in answer.failed
+    assert "/mine" in answer.failed

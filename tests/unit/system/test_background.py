@@ -1,0 +1,132 @@
+"""The thread for work that may take long: order, results, errors and its end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.system.background import Background
+from distrain.system.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def background(loop: Loop) -> Iterator[Background]:
+    background = Background(loop, "test")
+    yield background
+    background.close()
+
+
+def test_work_is_done_in_order_and_reported_in_the_loops_thread(loop: Loop, background: Background) -> None:
+    done: list[tuple[int, bool, bool]] = []
+    me = threading.current_thread()
+    for number in range(100):
+        background.do(
+            lambda number=number: (number, threading.current_thread() is me),
+            lambda result: done.append((*result, threading.current_thread() is me)),
+        )
+    while background.pending:
+        loop.step()
+    assert done == [(number, False, True) for number in range(100)]
+
+
+def test_the_loop_does_not_wait(loop: Loop, background: Background) -> None:
+    go_on, fired, done = threading.Event(), [], []
+    background.do(lambda: go_on.wait(20.0), done.append)
+    loop.call_in("timer", 0.0, lambda: fired.append(True))
+    loop.step()
+    assert (fired, done) == ([True], [])
+    go_on.set()
+    while background.pending:
+        loop.step()
+    assert done == [True]
+
+
+def test_an_error_of_the_work_is_reported(loop: Loop, background: Background) -> None:
+    error = OSError("no space")
+
+    def work() -> None:
+        raise error
+
+    failed: list[OSError] = []
+    background.do(work, None, failed.append)
+    background.do(lambda: 1, lambda _: None)
+    while background.pending:
+        loop.step()
+    assert failed == [error]
+
+
+def test_an_error_that_nobody_expects_is_raised_in_the_loop(loop: Loop, background: Background) -> None:
+    background.do(lambda: sys.exit(3), None, lambda error: None)
+    with pytest.raises(SystemExit):
+        loop.step()
+    assert background.pending == 0
+
+
+def test_work_may_report_on_the_way(loop: Loop, background: Background) -> None:
+    told: list[str] = []
+    background.do(lambda: background.report(lambda: told.append("half")), lambda _: told.append("whole"))
+    while background.pending:
+        loop.step()
+    assert told == ["half", "whole"]
+
+
+def test_after_the_end_nothing_is_reported(loop: Loop, background: Background) -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), []
+    background.do(lambda: (begun.set(), go_on.wait(20.0)), done.append)
+    background.do(lambda: done.append("dropped"), done.append)
+    assert begun.wait(20.0)
+    background.close()
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "distrain-test":
+            thread.join(20.0)
+            assert not thread.is_alive()
+    assert (done, background.pending) == ([], 0)
+
+
+def test_without_a_loop_work_is_done_at_once() -> None:
+    background, done = Background(None, "test"), []
+    background.do(lambda: 7, done.append)
+    with pytest.raises(ZeroDivisionError):
+        background.do(lambda: 1 // 0, done.append)
+    assert done == [7]
+
+
+def test_a_report_that_raises_keeps_no_other_one_back(loop: Loop, background: Background) -> None:
+    done: list[int] = []
+
+    def fail(number: int) -> None:
+        raise RuntimeError
+
+    background.do(lambda: 1, fail)
+    background.do(lambda: 2, done.append)
+    while background._reports or not done:
+        try:
+            loop.step()
+        except RuntimeError:
+            continue
+    assert (done, background.pending) == ([2], 0)
+
+
+def test_without_a_thread_the_work_fails(loop: Loop, background: Background, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    failed: list[OSError] = []
+    background.do(lambda: 1, None, failed.append)
+    assert "raise the limit on processes" in str(failed[0])
+    assert background.pending == 0

@@ -1,0 +1,226 @@
+"""The loop: descriptors, timers, and what callbacks may do to both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.system.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    opened = Loop()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """A pipe's reading and writing end; a test that closes one must say so by replacing it with a copy."""
+    ends = os.pipe()
+    yield ends
+    for fd in ends:
+        os.close(fd)
+
+
+def moment() -> float:
+    return time.monotonic() - 1.0
+
+
+# -- descriptors -----------------------------------------------------------------------------------------------------
+
+
+def test_data_calls_back(loop: Loop, pipe: tuple[int, int]) -> None:
+    seen: list[bytes] = []
+    loop.on_readable(pipe[0], lambda: seen.append(os.read(pipe[0], 100)))
+    os.write(pipe[1], b"data")
+    loop.step()
+    assert seen == [b"data"]
+
+
+def test_the_end_of_a_stream_calls_back(loop: Loop) -> None:
+    read_fd, write_fd = os.pipe()
+    seen: list[bytes] = []
+    loop.on_readable(read_fd, lambda: seen.append(os.read(read_fd, 100)))
+    os.close(write_fd)
+    loop.step()
+    loop.forget(read_fd)
+    os.close(read_fd)
+    assert seen == [b""]
+
+
+def test_a_descriptor_that_takes_data_calls_back_until_told_otherwise(loop: Loop, pipe: tuple[int, int]) -> None:
+    calls: list[str] = []
+    loop.on_writable(pipe[1], lambda: calls.append("writable"))
+    loop.step()
+    loop.step()
+    loop.on_writable(pipe[1], None)
+    loop.call_at("now", moment(), lambda: calls.append("timer"))
+    loop.step()
+    assert calls == ["writable", "writable", "timer"]
+
+
+def test_a_new_callback_replaces_the_old_one(loop: Loop, pipe: tuple[int, int]) -> None:
+    calls: list[str] = []
+    loop.on_readable(pipe[0], lambda: calls.append("old"))
+    loop.on_readable(pipe[0], lambda: calls.append("new"))
+    os.write(pipe[1], b"data")
+    loop.step()
+    assert calls == ["new"]
+
+
+def test_a_forgotten_descriptor_is_not_called_in_the_same_turn(loop: Loop) -> None:
+    pipes = [os.pipe(), os.pipe()]
+    calls: list[int] = []
+
+    def read(index: int) -> None:
+        calls.append(index)
+        loop.forget(pipes[1 - index][0])
+
+    for index, (read_fd, write_fd) in enumerate(pipes):
+        loop.on_readable(read_fd, lambda index=index: read(index))  # type: ignore[misc]
+        os.write(write_fd, b"data")
+    loop.step()
+    assert len(calls) == 1
+    for fd in (*pipes[0], *pipes[1]):
+        loop.forget(fd)
+        os.close(fd)
+
+
+def test_forgetting_is_harmless(loop: Loop) -> None:
+    loop.forget(-1)
+    loop.forget(12345)
+
+
+# -- timers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_timer_calls_once(loop: Loop) -> None:
+    calls: list[str] = []
+    loop.call_at("one", moment(), lambda: calls.append("one"))
+    loop.step()
+    loop.call_at("end", moment(), lambda: calls.append("end"))
+    loop.step()
+    assert calls == ["one", "end"]
+
+
+def test_a_timer_is_not_early(loop: Loop) -> None:
+    start = time.monotonic()
+    loop.call_in("one", 0.03, loop.stop)
+    loop.run()
+    assert time.monotonic() - start >= 0.03
+
+
+def test_a_name_has_one_timer(loop: Loop) -> None:
+    calls: list[str] = []
+    loop.call_at("one", moment(), lambda: calls.append("old"))
+    loop.call_at("one", moment(), lambda: calls.append("new"))
+    loop.step()
+    assert calls == ["new"]
+
+
+def test_a_cancelled_timer_is_silent(loop: Loop) -> None:
+    calls: list[str] = []
+    loop.call_at("one", moment(), lambda: calls.append("one"))
+    loop.call_at("two", moment(), lambda: calls.append("two"))
+    loop.cancel("one")
+    loop.cancel("never was")
+    loop.step()
+    assert calls == ["two"]
+
+
+def test_a_timer_may_cancel_another_one_that_is_due(loop: Loop) -> None:
+    calls: list[str] = []
+
+    def fire(name: str, other: str) -> None:
+        calls.append(name)
+        loop.cancel(other)
+
+    loop.call_at("one", moment(), lambda: fire("one", "two"))
+    loop.call_at("two", moment(), lambda: fire("two", "one"))
+    loop.step()
+    assert calls == ["one"]
+
+
+def test_a_timer_that_arms_itself_again_does_not_starve_the_descriptors(loop: Loop, pipe: tuple[int, int]) -> None:
+    calls: list[str] = []
+
+    def again() -> None:
+        loop.call_at("again", moment(), again)
+
+    again()
+    loop.on_readable(pipe[0], lambda: calls.append("data"))
+    os.write(pipe[1], b"data")
+    loop.step()
+    loop.step()
+    assert calls == ["data", "data"]
+
+
+def test_data_comes_before_a_timer_that_is_due(loop: Loop, pipe: tuple[int, int]) -> None:
+    """A lease that seems to have run out while this process slept is renewed by what lies in the pipe."""
+    calls: list[str] = []
+    loop.call_at("lease", moment(), lambda: calls.append("lease ran out"))
+    loop.on_readable(pipe[0], lambda: (calls.append("heard"), loop.cancel("lease"))[0])
+    os.write(pipe[1], b"ping")
+    loop.step()
+    assert calls == ["heard"]
+
+
+def test_silence_is_counted_from_the_end_of_a_pause(loop: Loop) -> None:
+    """SIGSTOP, or a suspended machine: the others may have paused, too."""
+    heard_at = loop.now
+    loop.call_in("ping", 0.01, lambda: None)
+    loop.step()
+    assert loop.silence_s(heard_at) > 0.0
+    loop.call_in("ping", 0.01, lambda: None)
+    time.sleep(0.6)
+    loop.step()
+    assert loop.silence_s(heard_at) == 0.0
+
+
+def test_run_ends_with_the_turn_in_which_it_is_stopped(loop: Loop, pipe: tuple[int, int]) -> None:
+    calls: list[str] = []
+    loop.on_readable(pipe[0], loop.stop)
+    loop.call_at("one", moment(), lambda: calls.append("one"))
+    os.write(pipe[1], b"data")
+    loop.run()
+    assert calls == ["one"]
+
+
+def test_a_signal_whose_handler_is_not_pythons_keeps_it() -> None:
+    """As of a program that has embedded the interpreter: it could not be restored. C code sets it before signal is
+    imported."""
+    source = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+heard = []
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
+libc.signal(15, handler)
+for name in ("signal", "_signal"):
+    sys.modules.pop(name, None)
+from distrain.system.loop import Loop
+import signal
+import faulthandler, tempfile
+with tempfile.TemporaryFile() as file:
+    assert signal.getsignal(15) is None
+    faulthandler.register(signal.SIGQUIT, file)  # of which signal knows nothing
+    loop = Loop()
+    with loop.signals((signal.SIGTERM, signal.SIGQUIT, signal.SIGINT), print):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGQUIT)
+    os.kill(os.getpid(), signal.SIGQUIT)
+    assert file.seek(0, 2) > 0
+assert signal.getsignal(15) is None
+assert heard == [15]
+"""
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")

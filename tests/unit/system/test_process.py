@@ -1,0 +1,55 @@
+"""What is killed, and what is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from distrain.system import process
+
+
+def test_a_group_is_left_alone_when_its_leader_is_reaped() -> None:
+    """Its number may be another group's by then."""
+    command = ["sh", "-c", "sleep 1000 > /dev/null & echo $!"]
+    leader = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    member = psutil.Process(int(leader.communicate()[0]))
+    process.kill_group(leader.pid, signal.SIGKILL)
+    assert member.is_running()
+    os.killpg(leader.pid, signal.SIGKILL)
+    member.wait(5.0)
+
+
+def test_a_sweep_finds_also_what_has_given_away_its_environment() -> None:
+    """As long as what is above it has not."""
+    run_id = f"swept-{os.getpid()}"
+    command = ["sh", "-c", "env -i sleep 1000 & echo $!; wait"]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, process.RUN_IDS: run_id})
+    assert parent.stdout is not None
+    with parent.stdout:
+        child = int(parent.stdout.readline())
+    assert sorted(process.sweep(run_id)) == sorted([parent.pid, child])
+    parent.wait()
+
+
+IN_A_NAMESPACE = """
+import os, signal, subprocess
+from distrain.system import process
+child = subprocess.Popen(["sleep", "1000"])
+print(process.sees_pids(), process.descendants(), process.kill_descendants(), process.sweep("test"), child.poll())
+process.kill(child.pid, signal.SIGKILL)
+print(child.wait(), process.began_at(os.getpid()))
+"""
+UNSHARE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+
+
+@pytest.mark.skipif(
+    subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0, reason="needs a namespace of its own"
+)
+def test_nothing_is_killed_by_the_numbers_of_another_pid_namespace() -> None:
+    done = subprocess.run([*UNSHARE, sys.executable, "-c", IN_A_NAMESPACE], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False [] [] [] None", "-9 None"]

@@ -1,0 +1,220 @@
+"""What Ray Train has and distrain has not: accepted where it makes no difference, else one clear line."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import warnings
+from dataclasses import replace
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import distrain
+from distrain import (
+    CheckpointConfig,
+    DataParallelTrainer,
+    FailureConfig,
+    LoggingConfig,
+    Result,
+    RunConfig,
+    RunContext,
+    ScalingConfig,
+    ValidationConfig,
+    ValidationTaskConfig,
+)
+from distrain.system.ray_names import _DEFAULTS, IGNORED, MISSING
+from distrain.tensorflow import TensorflowConfig, TensorflowTrainer
+from distrain.torch import TorchConfig, TorchTrainer
+
+
+def train() -> None: ...
+
+
+CONSTRUCTORS: list[tuple[Any, dict[str, Any], list[str]]] = [
+    (ScalingConfig, {}, ["label_selector", "topology", "use_tpu", "elastic_resize_monitor_interval_s"]),
+    (FailureConfig, {}, ["controller_failure_limit", "fail_fast", "max_preemption_failures"]),
+    (CheckpointConfig, {}, ["checkpoint_at_end", "checkpoint_frequency"]),
+    (RunConfig, {}, ["local_dir", "log_to_file", "progress_reporter", "stop", "sync_config"]),
+    (
+        DataParallelTrainer,
+        {"train_loop_per_worker": train},
+        ["datasets", "dataset_config", "preprocessor"],
+    ),
+    (TorchTrainer, {"train_loop_per_worker": train}, ["datasets", "dataset_config"]),
+    (TensorflowTrainer, {"train_loop_per_worker": train}, ["datasets", "dataset_config"]),
+]
+CASES = [
+    pytest.param(make, own, name, id=f"{make.__name__}-{name}") for make, own, names in CONSTRUCTORS for name in names
+]
+
+
+@pytest.mark.parametrize(("make", "own", "name"), CASES)
+def test_an_argument_of_rays_is_explained(make: Any, own: dict[str, Any], name: str) -> None:
+    if name in MISSING:
+        with pytest.raises(TypeError) as raised:
+            make(**own, **{name: 5})
+        assert str(raised.value) == f"{make.__name__}({name}=...): {MISSING[name]}"
+    else:
+        with pytest.warns(UserWarning, match="has no effect") as warned:
+            make(**own, **{name: 5})
+        assert IGNORED[name] in str(warned[0].message)
+        assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize(("make", "own", "name"), CASES)
+def test_a_value_that_asks_for_nothing_is_accepted_silently(make: Any, own: dict[str, Any], name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for value in (None, False, {}, *([_DEFAULTS[name]] if name in _DEFAULTS else [])):
+            make(**own, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("make", "own", "typo", "name"),
+    [
+        (ScalingConfig, {}, "num_worker", "num_workers"),
+        (RunConfig, {}, "nmae", "name"),
+        (FailureConfig, {}, "max_failure", "max_failures"),
+        (CheckpointConfig, {}, "num_to_keepp", "num_to_keep"),
+        (LoggingConfig, {}, "loglevel", "log_level"),
+        (ValidationConfig, {"fn": train}, "taskconfig", "task_config"),
+        (ValidationTaskConfig, {}, "timeout", "timeout_s"),
+        (TorchConfig, {}, "timeout", "timeout_s"),
+        (TensorflowConfig, {}, "timeout_s", "start_timeout_s"),
+        (ScalingConfig, {}, "xyz", None),
+        (DataParallelTrainer, {"train_loop_per_worker": train}, "scalin_config", "scaling_config"),
+        (TorchTrainer, {"train_loop_per_worker": train}, "torch_conf", "torch_config"),
+        (TensorflowTrainer, {"train_loop_per_worker": train}, "run_confg", "run_config"),
+    ],
+)
+def test_other_names_are_refused_with_the_one_that_may_be_meant(
+    make: Any, own: dict[str, Any], typo: str, name: str | None
+) -> None:
+    with pytest.raises(TypeError) as raised:
+        make(**own, **{typo: 1})
+    meant = f"; did you mean {name}?" if name else ""
+    assert str(raised.value) == f"{make.__name__}() got an unexpected keyword argument {typo!r}{meant}"
+
+
+def test_a_class_keeps_its_signature_and_its_copies() -> None:
+    from inspect import signature
+
+    assert "num_workers" in signature(ScalingConfig).parameters
+    assert replace(RunConfig(name="a"), name="b") == RunConfig(name="b")
+
+
+MODULES = [f"distrain{suffix}" for suffix in ("", ".collective", ".huggingface", ".session", ".tensorflow", ".torch")]
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("name", ["Tuner", "init", "get_dataset_shard", "XGBoostTrainer"])
+def test_a_name_of_rays_is_explained(module: str, name: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(import_module(module), name)
+    assert str(raised.value) == f"module {module!r} has no attribute {name!r}: {MISSING[name]}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_importing_a_name_of_rays_shows_the_sentence(module: str) -> None:
+    with pytest.raises(ImportError) as raised:
+        exec(f"from {module} import remote")
+    assert str(raised.value) == f"{module} has no 'remote': {MISSING['remote']}"
+
+
+@pytest.mark.parametrize("module", ["tune", "tune.schedulers", "xgboost", "train.torch", "air"])
+def test_importing_a_module_of_rays_shows_the_sentence(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError) as raised:
+        import_module(f"distrain.{module}")
+    assert MISSING[module.partition(".")[0]] in str(raised.value)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_any_other_name_is_just_not_there(module: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not hasattr(import_module(module), "whatever")
+        assert not hasattr(import_module(module), "remote")
+    with pytest.raises(ImportError, match="cannot import name 'whatever'"):
+        exec(f"from {module} import whatever")
+    assert importlib.util.find_spec(f"{module}.whatever") is None
+    found = vars(import_module(module)).items()
+    assert not MISSING.keys() & {name for name, value in found if not isinstance(value, ModuleType)}
+
+
+CONTEXT = RunContext(
+    run_id="1",
+    run_config=RunConfig(),
+    scaling_config=ScalingConfig(),
+    backend_config=TorchConfig(),
+    train_loop_config={},
+)
+RESULT = Result(metrics={"loss": 1}, checkpoint=None, path="/run")
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "sentence"),
+    [
+        (RESULT, "config", MISSING["Result.config"]),
+        (RESULT, "get_dataset_shard", MISSING["get_dataset_shard"]),
+        (CONTEXT, "dataset_config", MISSING["dataset_config"]),
+        (DataParallelTrainer(train), "as_trainable", MISSING["Trainer.as_trainable"]),
+        (TorchTrainer(train), "scaling_config", MISSING["Trainer.scaling_config"]),
+        (TensorflowTrainer(train), "datasets", MISSING["datasets"]),
+    ],
+)
+def test_an_attribute_of_rays_is_explained(value: object, name: str, sentence: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(value, name)
+    assert str(raised.value) == f"{type(value).__name__!r} object has no attribute {name!r}: {sentence}"
+    with pytest.raises(AttributeError) as raised:
+        _ = value.whatever  # type: ignore[attr-defined]
+    assert str(raised.value) == f"{type(value).__name__!r} object has no attribute 'whatever'"
+
+
+def test_a_property_that_fails_is_not_taken_for_absent() -> None:
+    class Damaged(Result):
+        @property
+        def config(self) -> Any:
+            raise AttributeError("an error of its own")
+
+    with pytest.raises(AttributeError, match="an error of its own"):
+        _ = Damaged(metrics=None, checkpoint=None, path="/run").config
+
+
+def test_an_object_with_explained_names_can_be_copied_and_inspected() -> None:
+    assert copy.deepcopy(RESULT) == pickle.loads(pickle.dumps(RESULT)) == replace(RESULT) == RESULT
+    assert copy.deepcopy(CONTEXT) == pickle.loads(pickle.dumps(CONTEXT)) == CONTEXT
+    assert not hasattr(RESULT, "config")
+    assert not {"config", "remote"} & set(dir(RESULT))
+    assert not hasattr(mock.create_autospec(RESULT), "config")
+
+
+def test_no_sentence_is_for_a_name_that_is_there() -> None:
+    public = [name for module in MODULES for name in import_module(module).__all__]
+    assert not (MISSING.keys() | IGNORED.keys()) & {*public, *dir(distrain)}
+    assert not MISSING.keys() & IGNORED.keys()
+    fields = [f"Result.{name}" for name in dir(Result)] + [f"Trainer.{name}" for name in dir(DataParallelTrainer)]
+    assert not MISSING.keys() & set(fields)
+
+
+@pytest.mark.parametrize("trainer", [DataParallelTrainer, TorchTrainer])
+def test_restore_names_the_way_to_continue(trainer: Any, tmp_path: Any) -> None:
+    with pytest.raises(TypeError, match=r"RunConfig\(name='run', storage_path=...\)"):
+        trainer.restore(f"{tmp_path}/run/")
+    assert not trainer.can_restore(tmp_path / "run")
+
+
+def test_init_method_tcp_is_env() -> None:
+    with pytest.warns(UserWarning, match='is "env" here'):
+        assert TorchConfig(init_method="tcp").init_method == "env"
+
+
+def test_resources_as_ray_counts_them() -> None:
+    scaling = ScalingConfig(num_workers=4, resources_per_worker={"CPU": 2, "TPU": 0})
+    assert scaling.total_resources == {"CPU": 8}
+    assert (scaling.num_cpus_per_worker, scaling.num_gpus_per_worker) == (2, 0)

@@ -1,0 +1,367 @@
+"""Places on fsspec's filesystems: what they mean, what is tried again, and what is said in the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import threading
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from distrain.system import remote_path
+from distrain.system.remote_path import Place, decode_filesystem, encode_filesystem, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _empty_memory() -> Iterator[None]:
+    yield
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+class Moody(MemoryFileSystem):  # type: ignore[misc]
+    """Answers every operation with the next of ``moods``, an exception, as long as there are any."""
+
+    protocol = "moody"
+    cachable = False
+
+    def __init__(self, *moods: Exception) -> None:
+        super().__init__()
+        self.moods = list(moods)
+
+    def pipe_file(self, path: str, value: bytes, **options: Any) -> None:
+        if self.moods:
+            raise self.moods.pop(0)
+        super().pipe_file(path, value, **options)
+
+
+class Unpicklable(MemoryFileSystem):  # type: ignore[misc]
+    protocol = "unpicklable"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not me")
+
+
+# -- where it leads --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/runs", Path("/runs")),
+        (Path("/runs/../runs"), Path("/runs")),
+        ("file:///runs", Path("/runs")),
+        ("local:///runs", Path("/runs")),
+        ("~/runs", Path.home() / "runs"),
+        ("runs", Path.cwd() / "runs"),
+        ("/runs/exp::1/checkpoint", Path("/runs/exp::1/checkpoint")),
+        ("exp::1", Path.cwd() / "exp::1"),
+        ("file:///a%20b/%C3%BC", Path("/a b/ü")),
+        ("file://~/runs", Path.home() / "runs"),
+        (Path("lr:"), Path.cwd() / "lr:"),
+    ],
+)
+def test_local_paths(path: Any, expected: Path) -> None:
+    assert locate(path) == expected
+
+
+@pytest.mark.parametrize("filesystem", [LocalFileSystem(), DirFileSystem("/", fs=LocalFileSystem())])
+def test_a_local_filesystem_is_a_local_path(filesystem: Any) -> None:
+    assert locate("/runs", filesystem) == Path("/runs")
+
+
+def test_pyarrows_local_filesystem_is_a_local_path() -> None:
+    from pyarrow.fs import LocalFileSystem as ArrowsLocalFileSystem
+
+    assert locate("/runs", ArrowsLocalFileSystem()) == Path("/runs")
+
+
+def test_a_part_of_the_local_filesystem_is_a_local_path_below_it(tmp_path: Path) -> None:
+    from pyarrow.fs import LocalFileSystem as ArrowsLocalFileSystem
+    from pyarrow.fs import SubTreeFileSystem
+
+    part, arrows = DirFileSystem(str(tmp_path), LocalFileSystem()), ArrowsLocalFileSystem()
+    for filesystem in (part, SubTreeFileSystem(str(tmp_path), arrows)):
+        for path in ("runs", "/runs", "runs/"):
+            assert locate(path, filesystem) == tmp_path / "runs"
+    assert locate("runs", DirFileSystem("deep", part)) == tmp_path / "deep" / "runs"
+    assert locate("runs", SubTreeFileSystem("deep", SubTreeFileSystem(str(tmp_path), arrows))) == tmp_path / "deep/runs"
+
+
+def test_a_part_of_a_filesystem_elsewhere_is_elsewhere() -> None:
+    found = locate("runs", DirFileSystem("/bucket", MemoryFileSystem()))
+    assert isinstance(found, Place)
+    (found / "x").write(b"1")
+    assert MemoryFileSystem().cat_file("/bucket/runs/x") == b"1"
+    assert found.is_of_this_process
+
+
+def test_a_url_is_a_place_and_stays_as_it_was_written() -> None:
+    found = locate("memory://runs/")
+    assert isinstance(found, Place)
+    assert (str(found), found.path, found.name) == ("memory://runs", "/runs", "runs")
+    assert str(found / "x") == "memory://runs/x"
+
+
+def test_the_root_of_a_filesystem_is_a_place_too() -> None:
+    found = locate("memory://")
+    assert isinstance(found, Place)
+    assert str(found) == "memory://"
+    assert (str(found / "run"), (found / "run").name, (found / "run").path) == ("memory://run", "run", "/run")
+    assert (found / "run").parent == found
+    assert str((found / "run" / "x").parent) == "memory://run"
+
+
+def test_two_colons_in_a_name_chain_no_filesystems() -> None:
+    run = locate("memory://runs")
+    assert isinstance(run, Place)
+    (run / "exp::1" / "a::b").write(b"1")
+    found = locate("memory://runs/exp::1")
+    assert isinstance(found, Place)
+    assert (found.name, found.names(), list(found.files())) == ("exp::1", ["a::b"], ["a::b"])
+    assert (found / "a::b").read() == b"1"
+
+
+def test_filesystems_can_be_chained_by_two_colons(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "runs.zip", "w") as archive:
+        archive.writestr("runs/x", b"1")
+    for url, kind in (
+        (f"zip://runs::{tmp_path}/runs.zip", "ZipFileSystem"),
+        (f"zip://runs::file://{tmp_path}/runs.zip", "ZipFileSystem"),
+        ("dir://runs::memory://x", "DirFileSystem"),
+        ("simplecache::memory://runs", "SimpleCacheFileSystem"),
+    ):
+        found = locate(url)
+        assert isinstance(found, Place)
+        assert (type(found.filesystem).__name__, found.path.strip("/")) == (kind, "runs")
+
+
+def test_a_protocol_that_nobody_knows_is_said_at_once() -> None:
+    with pytest.raises(OSError, match="nosuch://bucket: Protocol not known: nosuch"):
+        locate("nosuch://bucket")
+
+
+def test_a_url_that_has_become_a_path_is_refused() -> None:
+    with pytest.raises(OSError, match=r"s3:/bucket/runs is a PosixPath, .*: give the URL as a string"):
+        locate(Path("s3://bucket/runs"))
+
+
+def test_what_is_no_filesystem_is_refused() -> None:
+    with pytest.raises(TypeError, match="must be fsspec's"):
+        locate("/runs", "s3")
+
+
+def test_filesystems_travel_as_text() -> None:
+    given = fsspec.filesystem("memory")
+    assert isinstance(decode_filesystem(encode_filesystem(given)), MemoryFileSystem)
+    assert (encode_filesystem(None), decode_filesystem("")) == ("", None)
+    with pytest.raises(OSError, match="Unpicklable cannot be used by other processes"):
+        encode_filesystem(Unpicklable())
+
+
+def test_memory_is_of_this_process_only() -> None:
+    assert Place("memory://runs").is_of_this_process
+    assert Place("runs", DirFileSystem("/x", fs=MemoryFileSystem())).is_of_this_process
+    assert Place("runs", Unpicklable()).is_of_this_process
+    assert not Place("runs", fsspec.filesystem("http")).is_of_this_process
+
+
+def test_a_place_can_be_pickled() -> None:
+    again = pickle.loads(pickle.dumps(Place("memory://runs")))
+    assert again == Place("memory://runs")
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "pyarrow", "directory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """On a filesystem without directories, and on some that have them."""
+    if request.param == "memory":
+        return Place("memory://runs/run")
+    if request.param == "directory":
+        return Place("runs/run", DirFileSystem(str(tmp_path), fs=LocalFileSystem()))
+    from fsspec.implementations.arrow import ArrowFSWrapper
+    from pyarrow.fs import LocalFileSystem as ArrowsLocalFileSystem
+    from pyarrow.fs import SubTreeFileSystem
+
+    return Place("runs/run", ArrowFSWrapper(SubTreeFileSystem(str(tmp_path), ArrowsLocalFileSystem())))
+
+
+@pytest.mark.parametrize("name", ["c*", "c?", "c[1]", "[c]1"])
+def test_a_name_that_looks_like_a_pattern_is_a_name(root: Place, name: str) -> None:
+    (root / "c1" / "x").write(b"1")
+    (root / name / "deep" / "x").write(b"2")
+    (root / name / "y").write(b"3")
+    (root / name / "y").remove()
+    assert list(root.files()) == sorted([f"{name}/deep/x", "c1/x"])
+    (root / name).remove()
+    (root / name).remove()
+    assert (root.names(), list(root.files())) == (["c1"], ["c1/x"])
+
+
+def test_what_is_written_can_be_read_listed_and_removed(root: Place, tmp_path: Path) -> None:
+    assert (root.exists(), root.names(), root.files()) == (False, [], {})
+    (root / "a" / "b").write(b"123")
+    source = tmp_path / "source"
+    source.write_bytes(b"45678")
+    root.put(source, "c/d")
+    assert root.exists()
+    assert root.names() == ["a", "c"]
+    assert {name: size for name, (size, _) in root.files().items()} == {"a/b": 3, "c/d": 5}
+    assert (root / "a/b").read() == b"123"
+    assert b"".join((root / "c/d").chunks(size=2)) == b"45678"
+    root.get("c/d", tmp_path / "deep" / "copy")
+    assert (tmp_path / "deep" / "copy").read_bytes() == b"45678"
+    (root / "a").remove()
+    (root / "a").remove()
+    assert root.names() == ["c"]
+    with pytest.raises(FileNotFoundError, match=r"cannot read .*a/b"):
+        (root / "a/b").read()
+
+
+def test_the_version_of_a_file_that_is_written_again_is_another_one() -> None:
+    file = Place("memory://runs/file")
+    versions = set()
+    for _ in range(3):
+        file.write(b"same")
+        versions.add(Place("memory://runs").files()["file"])
+    assert len(versions) == 3
+
+
+def test_only_one_of_two_creates_a_file() -> None:
+    file = Place("memory://runs/lock")
+    file.create(b"1")
+    with pytest.raises(FileExistsError, match=r"cannot create memory://runs/lock"):
+        file.create(b"2")
+    assert file.read() == b"1"
+
+
+# -- trying again ----------------------------------------------------------------------------------------------------
+
+
+def test_a_passing_trouble_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    moody = Moody(ConnectionError("reset"), TimeoutError("slow"))
+    Place("x/y", moody).write(b"1")
+    assert (moody.moods, moody.cat_file("/x/y")) == ([], b"1")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("error", [PermissionError("denied"), FileNotFoundError("no bucket"), ValueError("nonsense")])
+def test_what_another_try_cannot_change_is_not_tried_again(error: Exception) -> None:
+    moody = Moody(error, error)
+    kind = type(error) if isinstance(error, OSError) else OSError
+    with pytest.raises(kind, match=f"cannot write x/y: {type(error).__name__}: {error}"):
+        Place("x/y", moody).write(b"1")
+    assert len(moody.moods) == 1
+
+
+def test_a_full_disk_is_known_at_once_and_named(tmp_path: Path) -> None:
+    class Full(MemoryFileSystem):  # type: ignore[misc]
+        tries = 0
+
+        def get_file(self, path: str, target: str, **options: Any) -> None:
+            type(self).tries += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=f"cannot write {tmp_path}/x from runs/x: OSError: .* No space left on device"):
+        Place("runs", Full(), patience_s=1.0).get("x", tmp_path / "x")
+    assert Full.tries == 1
+
+
+def test_what_fails_in_the_end_names_the_place_and_the_cause() -> None:
+    moody = Moody(*[ConnectionError("reset")] * 99)
+    with pytest.raises(OSError, match=r"cannot write x/y \(tried 3 times\): ConnectionError: reset"):
+        Place("x/y", moody, patience_s=1.0).write(b"1")
+
+
+def test_a_trouble_that_lasts_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(remote_path, "_tell", told.append)
+    monkeypatch.setattr(remote_path, "_QUIET_S", 0.5)
+    Place("x/y", Moody(*[ConnectionError("reset")] * 3), patience_s=9.0).write(b"1")
+    assert told == ["cannot write x/y: ConnectionError: reset; trying again for 9 s"]
+
+
+def test_the_environment_says_how_long_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", "2.5")
+    assert Place("memory://x").patience_s == 2.5
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])
+def test_an_environment_that_says_nonsense_of_it_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", text)
+    with pytest.raises(OSError, match=f"DISTRAIN_STORAGE_PATIENCE_S must be a number of seconds, .*, got '{text}'"):
+        locate("memory://x")
+
+
+# -- temporary files -------------------------------------------------------------------------------------------------
+
+
+def test_a_temporary_directory_that_somebody_else_made_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_path.tempfile, "tempdir", str(tmp_path))
+    assert remote_path.own_temporary_directory("x").is_dir()
+    assert os.stat(tmp_path / f"distrain-{os.getuid()}").st_mode & 0o777 == 0o700
+    monkeypatch.setattr(remote_path.os, "getuid", lambda: 12345)
+    (tmp_path / "distrain-12345").mkdir()
+    with pytest.raises(PermissionError, match="belongs to somebody else; set TMPDIR"):
+        remote_path.own_temporary_directory("x")
+
+
+@pytest.mark.parametrize("again", range(8))  # that one waits for the other for ever is a matter of moments
+def test_readers_of_one_checkpoint_share_a_download(
+    again: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distrain import Checkpoint
+
+    monkeypatch.setattr(remote_path.tempfile, "tempdir", str(tmp_path))
+    (Place("memory://run/checkpoint") / "model.pt").write(b"weights")
+    both, folders = threading.Barrier(2), set()
+
+    def read() -> None:
+        with Checkpoint("memory://run/checkpoint").as_directory() as folder:
+            both.wait(timeout=20)  # a reader does not keep another one from reading
+            folders.add(folder)
+            assert Path(folder, "model.pt").read_bytes() == b"weights"
+            both.wait(timeout=20)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    [folder] = folders
+    assert not Path(folder).exists()
+
+
+def test_a_checkpoint_that_was_written_again_is_downloaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distrain import Checkpoint
+
+    monkeypatch.setattr(remote_path.tempfile, "tempdir", str(tmp_path))
+    root = Place("memory://run/checkpoint")
+
+    def commit(text: bytes) -> None:
+        (root / "model.pt").write(text)
+        (root / ".manifest.json").write(b'{"files": {"model.pt": {"size": 3}}, "time": %d}' % len(text))
+
+    commit(b"old")
+    with Checkpoint(root.url).as_directory() as old:
+        commit(b"new weights")
+        with Checkpoint(root.url).as_directory() as new:
+            assert Path(old, "model.pt").read_bytes() == b"old"
+            assert Path(new, "model.pt").read_bytes() == b"new weights"

@@ -1,0 +1,324 @@
+"""Framed messages over real pipes: both ways, large, slow, and to the end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain import wire
+from distrain.errors import WireError
+from distrain.system.loop import Loop
+from distrain.wire.channel import Channel, widen_pipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LARGE = wire.Output(attempt=0, rank=0, stream=1, body=os.urandom(3 << 20))
+
+
+class Pair:
+    """Two channels, connected by two pipes."""
+
+    def __init__(self, *, greeting: bool = False) -> None:
+        (read_down, write_down), (read_up, write_up) = os.pipe(), os.pipe()
+        self.near = Channel(read_up, write_down, greeting=greeting)
+        self.far = Channel(read_down, write_up)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    opened = Loop()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Tests that take a loop as well take it first: it must outlive what it watches."""
+    made = Pair()
+    yield made
+    made.near.close()
+    made.far.close()
+
+
+def messages(frames: list[wire.Frame]) -> list[wire.Message]:
+    return [frame.message() for frame in frames]
+
+
+# -- sending and waiting ---------------------------------------------------------------------------------------------
+
+
+def test_messages_go_both_ways(pair: Pair) -> None:
+    pair.near.send(wire.Ping())
+    pair.far.send(wire.Close())
+    assert messages(pair.far.wait(5)) == [wire.Ping()]
+    assert messages(pair.near.wait(5)) == [wire.Close()]
+
+
+def test_receive_does_not_wait(pair: Pair) -> None:
+    assert pair.near.receive() == []
+    assert not pair.near.at_end
+
+
+def test_wait_ends_with_its_timeout(pair: Pair) -> None:
+    assert pair.near.wait(0.01) == []
+    assert not pair.near.at_end
+
+
+def test_a_part_of_a_frame_is_waited_for(pair: Pair) -> None:
+    raw = wire.encode(wire.Notice(text="whole"))
+    pair.near.send(raw[:7])
+    assert pair.far.wait(0.01) == []
+    pair.near.send(raw[7:])
+    assert messages(pair.far.wait(5)) == [wire.Notice(text="whole")]
+
+
+def test_a_frame_larger_than_the_pipe_arrives(pair: Pair) -> None:
+    sender = threading.Thread(target=pair.near.send, args=(LARGE,))
+    sender.start()
+    assert messages(pair.far.wait(10)) == [LARGE]
+    sender.join()
+
+
+def test_threads_do_not_mix_their_frames(pair: Pair) -> None:
+    sent = [wire.Output(attempt=0, rank=rank, stream=1, body=bytes([rank]) * 200_000) for rank in range(4)]
+    threads = [threading.Thread(target=pair.near.send, args=(message,)) for message in sent]
+    for thread in threads:
+        thread.start()
+    got: list[wire.Message] = []
+    while len(got) < len(sent) and not pair.far.at_end:
+        got += messages(pair.far.wait(10))
+    for thread in threads:
+        thread.join()
+    assert sorted(got, key=lambda message: message.rank) == sent  # type: ignore[attr-defined]
+
+
+def test_the_magic_is_waited_for_when_a_greeting_is_due() -> None:
+    pair = Pair(greeting=True)
+    pair.far.send(b"Welcome!\n" + wire.MAGIC + wire.encode(wire.Ping()))
+    assert messages(pair.near.wait(5)) == [wire.Ping()]
+    assert pair.near.decoder.chatter == b"Welcome!\n"
+    pair.near.close()
+    pair.far.close()
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_told_after_the_last_frame(pair: Pair) -> None:
+    pair.far.send(wire.Ping())
+    pair.far.close()
+    assert messages(pair.near.wait(5)) == [wire.Ping()]
+    assert pair.near.wait(5) == []
+    assert pair.near.at_end
+
+
+def test_sending_to_nobody_raises(pair: Pair) -> None:
+    pair.far.close()
+    with pytest.raises(BrokenPipeError):
+        pair.near.send(wire.Ping())
+
+
+def test_queueing_to_nobody_drops_what_is_queued(pair: Pair) -> None:
+    pair.far.close()
+    pair.near.queue(LARGE)
+    assert pair.near.queued_bytes == 0
+
+
+def test_closing_twice_is_harmless(pair: Pair) -> None:
+    pair.near.close()
+    pair.near.close()
+    assert pair.near.at_end
+
+
+def test_queueing_after_close_is_harmless(pair: Pair) -> None:
+    pair.near.close()
+    pair.near.queue(wire.Ping())
+    assert pair.near.queued_bytes == 0
+
+
+# -- in a loop -------------------------------------------------------------------------------------------------------
+
+
+class Listener:
+    """Keeps what it is called with."""
+
+    def __init__(self, loop: Loop, channel: Channel) -> None:
+        self.heard: list[wire.Message] = []
+        self.ends = 0
+        self._loop = loop
+        channel.attach(loop, self._on_frames)
+
+    def _on_frames(self, frames: list[wire.Frame]) -> None:
+        self.heard += messages(frames)
+        self.ends += not frames
+
+
+def test_the_loop_hears_frames_and_then_the_end_once(loop: Loop, pair: Pair) -> None:
+    listener = Listener(loop, pair.near)
+    pair.far.send(wire.Ping())
+    pair.far.send(wire.Close())
+    pair.far.close()
+    while not listener.ends:
+        loop.step()
+    loop.call_in("later", 0.01, loop.stop)
+    loop.run()
+    assert (listener.heard, listener.ends) == ([wire.Ping(), wire.Close()], 1)
+
+
+def test_what_the_kernel_does_not_take_goes_out_in_the_loop(loop: Loop, pair: Pair) -> None:
+    listener = Listener(loop, pair.far)
+    pair.near.attach(loop, lambda frames: None)
+    for _ in range(3):
+        pair.near.queue(LARGE)
+    assert pair.near.queued_bytes > 0
+    while len(listener.heard) < 3:
+        loop.step()
+    assert pair.near.queued_bytes == 0
+    assert listener.heard == [LARGE] * 3
+
+
+def test_queued_messages_keep_their_order(loop: Loop, pair: Pair) -> None:
+    listener = Listener(loop, pair.far)
+    pair.near.attach(loop, lambda frames: None)
+    sent: list[wire.Message] = [LARGE, *(wire.Notice(text=str(n)) for n in range(100))]
+    for message in sent:
+        pair.near.queue(message)
+    while len(listener.heard) < len(sent):
+        loop.step()
+    assert listener.heard == sent
+
+
+def test_draining_is_told_so_that_readers_can_go_on(loop: Loop, pair: Pair) -> None:
+    listener = Listener(loop, pair.far)
+    pair.near.attach(loop, lambda frames: None)
+    queued: list[int] = []
+    pair.near.on_drained = lambda: queued.append(pair.near.queued_bytes)
+    pair.near.queue(LARGE)
+    while not listener.heard:
+        loop.step()
+    assert queued[-1] == 0
+
+
+def test_paused_reading_leaves_the_frames_in_the_kernel(loop: Loop, pair: Pair) -> None:
+    listener = Listener(loop, pair.near)
+    pair.near.pause_reading()
+    pair.far.send(wire.Ping())
+    loop.call_in("turn", 0.01, loop.stop)
+    loop.run()
+    assert listener.heard == []
+    pair.near.resume_reading()
+    loop.step()
+    assert listener.heard == [wire.Ping()]
+
+
+def test_garbage_ends_the_stream_of_a_loop_instead_of_the_loop(loop: Loop, pair: Pair) -> None:
+    """A host that does not speak our protocol is a lost host; the loop must live to say so."""
+    listener = Listener(loop, pair.near)
+    pair.far.send(wire.encode(wire.Ping()) + b"Segmentation fault\n")
+    try:
+        while not listener.ends:
+            loop.step()
+    except WireError:
+        pytest.fail("WireError came out of the loop")
+    assert listener.heard == [wire.Ping()]
+
+
+def test_a_wider_pipe_is_best_effort(tmp_path: os.PathLike[str]) -> None:
+    read_fd, write_fd = os.pipe()
+    widen_pipe(write_fd)
+    os.set_blocking(write_fd, False)
+    assert os.write(write_fd, bytes(128 << 10)) > 64 << 10
+    os.close(read_fd)
+    os.close(write_fd)
+    widen_pipe(write_fd)
+
+
+def test_draining_gets_a_large_last_frame_whole() -> None:
+    """A dead worker's outcome may be larger than one read."""
+    read_fd, write_fd = os.pipe()
+    widen_pipe(write_fd)
+    receiver = Channel(read_fd, os.open(os.devnull, os.O_WRONLY))
+    data = wire.encode(wire.Stacks(attempt=0, rank=0, body=b"x" * 700_000))
+    assert os.write(write_fd, data) == len(data)
+    os.close(write_fd)
+    assert [frame.raw for frame in receiver.drain()] == [data]
+    assert receiver.at_end
+    receiver.close()
+
+
+@pytest.fixture
+def interrupted() -> Iterator[None]:
+    """SIGUSR1 for us, every now and then."""
+    source = f"""
+import os, random, signal, time
+while True:
+    time.sleep(random.uniform(10e-6, 1e-3))
+    os.kill({os.getpid()}, signal.SIGUSR1)
+"""
+    previous = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    gc.disable()  # an exception in a callback of the collector goes nowhere
+    with subprocess.Popen([sys.executable, "-c", source]) as killer:
+        yield
+        killer.kill()
+    gc.enable()
+    signal.signal(signal.SIGUSR1, previous)
+
+
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("handler", ["raises", "sends"])
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_a_signal_handler_within_send_tears_and_doubles_nothing(pair: Pair, handler: str, size: int) -> None:
+    """A stop signal unwinds train_func wherever it is, be it within report(); its handler may report, too."""
+    frames: list[wire.Frame] = []
+
+    def read() -> None:
+        while not pair.far.at_end:
+            frames.extend(pair.far.wait())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    numbers, sent, armed = itertools.count(), list[int](), False
+
+    def send() -> None:
+        number = next(numbers)
+        pair.near.send(wire.encode(wire.Stacks(attempt=0, rank=number, body=b"x" * size)))
+        sent.append(number)
+
+    def interrupt(*_: object) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            if handler == "raises":
+                raise InterruptedError
+            send()
+
+    def send_until_interrupted() -> None:
+        nonlocal armed
+        armed = True
+        while armed:
+            send()
+
+    signal.signal(signal.SIGUSR1, interrupt)
+    ends_at = time.monotonic() + 1.0
+    while time.monotonic() < ends_at:
+        with contextlib.suppress(InterruptedError):
+            send_until_interrupted()
+    send()
+    os.close(pair.near.write_fd)
+    pair.near.write_fd = -1
+    reader.join()
+    assert pair.far.broken is None
+    arrived = [message.rank for message in messages(frames) if isinstance(message, wire.Stacks)]
+    assert len(set(arrived)) == len(arrived) > 20
+    assert set(arrived) >= set(sent)

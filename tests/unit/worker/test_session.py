@@ -1,0 +1,565 @@
+"""The worker's side of reports, over real pipes; the coordinator's side is played by the test."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import os
+import pickle
+import re
+import tempfile
+import threading
+import time
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import distrain
+from distrain import CheckpointUploadMode, collective, session, wire
+from distrain.checkpoint import Checkpoint
+from distrain.context import TrainContext
+from distrain.errors import CheckpointError, CollectiveError
+from distrain.wire.channel import Channel
+from distrain.worker.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+class Worker:
+    """A session and the other end of its channel."""
+
+    def __init__(self, root: Path) -> None:
+        (read_down, write_down), (read_up, write_up) = os.pipe(), os.pipe()
+        context = TrainContext(
+            world_rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, run_name="run",
+            storage_path=str(root / "runs"), attempt=2, devices=(),
+        )  # fmt: skip
+        self.channel = Channel(read_down, write_up)
+        self.coordinator = Channel(read_up, write_down)
+        self.session = Session(self.channel, context, None)
+
+    def grants(self, ordinal: int, directory: Path, *files: str, refused: str | None = None) -> None:
+        grant = wire.Grant(
+            attempt=2, rank=1, ordinal=ordinal, directory=str(directory), files=list(files), refused=refused
+        )
+        self.coordinator.send(grant)
+
+    def said(self) -> list[Any]:
+        return [frame.message() for frame in self.coordinator.receive()]
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    made = Worker(tmp_path)
+    monkeypatch.setattr(Session, "current", made.session)
+    yield made
+    made.channel.close()
+    made.coordinator.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "checkpoint"
+    root.mkdir()
+    (root / "model.pt").write_bytes(b"weights")
+    (root / "rng-1.bin").write_bytes(b"state")
+    return root
+
+
+def reported(worker: Worker, metrics: dict[Any, Any]) -> Any:
+    """The metrics as the coordinator gets them."""
+    distrain.report(metrics)
+    [message] = worker.said()
+    return json.loads(message.body)
+
+
+# -- metrics ---------------------------------------------------------------------------------------------------------
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, 1),
+        (True, True),
+        (None, None),
+        ("text", "text"),
+        ((1, 2), [1, 2]),
+        ({"a": {"b": [1]}}, {"a": {"b": [1]}}),
+        (Color.RED, 1),
+        (np.float64(0.5), 0.5),
+        (np.float32(0.5), 0.5),
+        (np.longdouble(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.array(0.5), 0.5),
+        (np.array([7]), 7),
+        ({"deep": [np.float32(2)]}, {"deep": [2.0]}),
+    ],
+)
+def test_what_can_be_recorded_becomes_plain(worker: Worker, value: Any, expected: Any) -> None:
+    got = reported(worker, {"value": value})["value"]
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, np.float32("nan")])
+def test_non_finite_numbers_can_be_reported(worker: Worker, value: float) -> None:
+    assert repr(reported(worker, {"value": value})["value"]) == repr(float(value))
+
+
+def test_number_keys_become_strings(worker: Worker) -> None:
+    assert reported(worker, {"per_class": {0: 0.5, 1: 0.6}}) == {"per_class": {"0": 0.5, "1": 0.6}}
+
+
+CIRCULAR: dict[str, Any] = {}
+CIRCULAR["self"] = [CIRCULAR]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "words"),
+    [
+        ({"a": {"b": np.zeros(3)}}, ValueError, r"metrics\['a'\]\['b'\] .*shape \(3,\).*mean"),
+        ({"a": [1, object()]}, TypeError, r"metrics\['a'\]\[1\] is a builtins.object"),
+        ({"a": {1, 2}}, TypeError, "cannot be recorded"),
+        ({(1, 2): 3}, TypeError, r"has the key \(1, 2\)"),
+        ([("loss", 1)], TypeError, "takes a dict"),
+        ({"a": CIRCULAR}, ValueError, r"metrics\['a'\]\['self'\]\[0\]\['self'\].* contain itself"),
+        ({"a": {"b": 10**5000}}, ValueError, r"metrics\['a'\]\['b'\] is an integer of 16,610 bits"),
+        ({"a": {10**5000: 1}}, ValueError, r"a key of metrics\['a'\] is an integer of 16,610 bits"),
+    ],
+)
+def test_what_cannot_be_recorded_is_named(worker: Worker, metrics: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        distrain.report(metrics)
+    assert worker.said() == []
+
+
+def test_a_refused_report_does_not_count(worker: Worker) -> None:
+    with pytest.raises(TypeError):
+        distrain.report({"a": object()})
+    distrain.report({})
+    [message] = worker.said()
+    assert message.index == 1
+
+
+def test_reports_are_counted_and_carry_rank_and_attempt(worker: Worker) -> None:
+    for _ in range(3):
+        distrain.report({})
+    said = worker.said()
+    assert [message.index for message in said] == [1, 2, 3]
+    assert {(message.rank, message.attempt, message.ordinal) for message in said} == {(1, 2, None)}
+
+
+class AcknowledgingLine:
+    """A line that acknowledges whatever was sent, but only to who waits for it."""
+
+    at_end = False
+    uploads = True
+    acknowledges = True
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.waits = 0
+
+    def send(self, message: wire.FromWorker) -> None:
+        self.sent += 1
+
+    def receive(self) -> Sequence[wire.Frame]:
+        return []
+
+    def wait(self, timeout_s: float | None = None) -> Sequence[wire.Frame]:
+        self.waits += 1
+        return wire.Decoder().feed(wire.encode(wire.Acknowledged(attempt=2, rank=1, index=self.sent)))
+
+
+def test_few_reports_are_on_their_way_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = AcknowledgingLine()
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, None))
+    waits = []
+    for _ in range(2 * wire.MOST_UNACKNOWLEDGED + 1):
+        distrain.report({})
+        waits.append(line.waits)
+    assert waits == [0] * wire.MOST_UNACKNOWLEDGED + [1] * wire.MOST_UNACKNOWLEDGED + [2]
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_announced_then_copied_as_granted(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    worker.grants(1, tmp_path / "staging", "rng-1.bin")
+    distrain.report({"loss": 1}, Checkpoint(folder))
+    announced, delivered = worker.said()
+    assert (announced.ordinal, announced.files) == (1, [["model.pt", 7], ["rng-1.bin", 5]])
+    assert delivered.files == [["rng-1.bin", 5, zlib.crc32(b"state")]]
+    assert delivered.skipped == [["model.pt", 7, zlib.crc32(b"weights")]]
+    assert os.listdir(tmp_path / "staging") == ["rng-1.bin"]
+
+
+def test_ordinals_count_checkpoints_only(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    ordinals = []
+    for ordinal in (1, 2):
+        distrain.report({})
+        worker.grants(ordinal, tmp_path / "staging")
+        distrain.report({}, Checkpoint(folder))
+        ordinals += [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported) and m.ordinal]
+    assert ordinals == [(2, 1), (4, 2)]
+
+
+def test_a_checkpoint_that_an_alarm_kept_from_being_announced_does_not_count(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alarm() -> float:
+        raise TimeoutError("by an alarm")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", alarm)
+        with pytest.raises(TimeoutError):
+            distrain.report({}, Checkpoint(folder))
+    worker.grants(1, tmp_path / "staging")
+    distrain.report({}, Checkpoint(folder))
+    assert [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported)] == [(1, 1)]
+
+
+def test_a_refusal_is_raised_with_its_reason(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    worker.grants(1, tmp_path, refused="too late")
+    with pytest.raises(CheckpointError, match="too late"):
+        distrain.report({}, Checkpoint(folder))
+
+
+def test_a_dict_checkpoint_is_delivered_as_a_file(worker: Worker, tmp_path: Path) -> None:
+    worker.grants(1, tmp_path / "staging", "dict_checkpoint.pkl")
+    distrain.report({}, Checkpoint.from_dict({"epoch": 3}))
+    assert Checkpoint(tmp_path / "staging").to_dict()["epoch"] == 3
+
+
+def test_get_checkpoint_is_the_latest_committed_one(worker: Worker, tmp_path: Path) -> None:
+    assert distrain.get_checkpoint() is None
+    worker.coordinator.send(wire.Committed(attempt=2, rank=1, ordinal=1, path=str(tmp_path)))
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.path == str(tmp_path)
+
+
+def test_a_path_is_no_checkpoint_and_the_fix_is_named(worker: Worker, folder: Path) -> None:
+    with pytest.raises(TypeError, match=r"Checkpoint\.from_directory\(path\)"):
+        distrain.report({}, str(folder))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [".manifest.json", "sub/.manifest.json", ".pending.json"])
+@pytest.mark.parametrize("text", ["not JSON", '{"name": "an app"}', "[1]"])
+def test_a_file_with_a_name_of_ours_is_refused(worker: Worker, folder: Path, name: str, text: str) -> None:
+    (folder / "sub").mkdir()
+    (folder / name).write_text(text)
+    with pytest.raises(CheckpointError, match=rf"{name}: distrain keeps a file of its own"):
+        distrain.report({}, checkpoint=Checkpoint(folder))
+    assert worker.said() == []
+
+
+def test_a_temporary_directory_of_somebody_else_is_in_nobodys_way(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.getuid", lambda: 4711)
+    (tmp_path / "distrain-4711").mkdir()
+    worker.grants(1, tmp_path / "target", "model.pt", "rng-1.bin")
+    distrain.report({}, Checkpoint(folder))
+    assert (tmp_path / "target" / "model.pt").exists()
+
+
+def test_a_missing_directory_is_an_error(worker: Worker, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        distrain.report({}, Checkpoint(tmp_path / "gone"))
+
+
+def test_a_checkpoint_in_place_is_announced_without_links(worker: Worker, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "run" / "epoch-1"
+    folder.mkdir(parents=True)
+    (tmp_path / "latest").symlink_to(folder)
+    worker.grants(1, tmp_path)
+    distrain.report({}, Checkpoint(tmp_path / "latest"), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+    said = worker.said()[0]
+    assert said.folder == str(folder)
+
+
+def test_metrics_can_be_reported_where_the_working_directory_is_gone(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    assert reported(worker, {"loss": 1}) == {"loss": 1}
+
+
+def test_a_checkpoint_that_is_stored_is_no_error_if_its_source_cannot_be_deleted(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("distrain.worker.session.discard", fails)
+    worker.grants(1, tmp_path / "target", "model.pt", "rng-1.bin")
+    worker.coordinator.send(wire.Discard(attempt=2, rank=1, ordinal=1, at_once=True))
+    distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+    assert worker.said()[-1] == wire.Discarded(attempt=2, rank=1, ordinal=1, failed="disk full")
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_whole_temporary_folder_is_refused_with_the_fix() -> None:
+    with pytest.raises(CheckpointError, match=r"checkpoint_dir = tempfile\.mkdtemp\(\)"):
+        distrain.report({}, Checkpoint(tempfile.gettempdir()))
+
+
+def test_a_folder_around_the_run_is_refused(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(CheckpointError, match="copied into itself"):
+        distrain.report({}, Checkpoint(tmp_path / "runs"))
+
+
+def test_a_validation_argument_that_cannot_be_pickled_is_named_and_nothing_is_reported(
+    worker: Worker, folder: Path
+) -> None:
+    worker.session.context = dataclasses.replace(worker.session.context, validates=True)
+    task = distrain.ValidationTaskConfig(fn_kwargs={"batches": 3, "lock": threading.Lock()})
+    with pytest.raises(TypeError, match=r"ValidationTaskConfig\.fn_kwargs\['lock'\] \(lock\) cannot be pickled: "):
+        distrain.report({}, Checkpoint(folder), validation=task)
+    assert worker.said() == []
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(
+    ("timeout_s", "kind"), [("5", TypeError), (True, TypeError), (-1, ValueError), (math.nan, ValueError)]
+)
+def test_a_timeout_that_is_no_time_is_refused(timeout_s: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"get_all_reported_checkpoints\(\): timeout_s must be .*, or None, got"):
+        distrain.get_all_reported_checkpoints(timeout_s=timeout_s)
+
+
+def test_a_timeout_may_be_infinite(worker: Worker) -> None:
+    worker.coordinator.send(wire.Checkpoints(attempt=2, rank=1, index=1, body=b"[]"))
+    assert distrain.get_all_reported_checkpoints(timeout_s=math.inf) == []
+
+
+# -- collectives -----------------------------------------------------------------------------------------------------
+
+
+def met(index: int, data: bytes = b"", refused: str | None = None) -> wire.Met:
+    return wire.Met(attempt=2, rank=1, index=index, body=data, refused=refused)
+
+
+def test_a_barrier_is_announced_and_awaited(worker: Worker) -> None:
+    worker.coordinator.send(met(1))
+    collective.barrier()
+    [joined] = worker.said()
+    assert (joined.rank, joined.attempt, joined.index, joined.operation) == (1, 2, 1, "barrier()")
+    assert joined.body == b""
+
+
+def test_collectives_are_counted_apart_from_reports(worker: Worker) -> None:
+    for index in (1, 2, 3):
+        distrain.report({})
+        worker.coordinator.send(met(index))
+        collective.barrier()
+    assert [message.index for message in worker.said() if isinstance(message, wire.Joined)] == [1, 2, 3]
+
+
+def test_ranks_other_than_0_send_no_data(worker: Worker) -> None:
+    worker.coordinator.send(met(1, pickle.dumps({"from": 0})))
+    assert collective.broadcast_from_rank_zero(object()) == {"from": 0}
+    [joined] = worker.said()
+    assert joined.body == b""
+
+
+def test_a_collective_that_cannot_be_raises_the_reason(worker: Worker) -> None:
+    worker.coordinator.send(met(1, refused="rank 3 has finished"))
+    with pytest.raises(CollectiveError, match="rank 3 has finished"):
+        collective.barrier()
+    worker.coordinator.send(met(2))
+    collective.barrier()
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(worker: Worker) -> None:
+    """The first call had been left by an exception."""
+    worker.session._collectives = 1
+    worker.coordinator.send(met(1, pickle.dumps("stale")))
+    worker.coordinator.send(met(2, pickle.dumps("fresh")))
+    assert collective.broadcast_from_rank_zero(None) == "fresh"
+
+
+class InterruptedLine:
+    """A line within whose send(), or first receive() if ``in_receive``, a signal handler runs."""
+
+    at_end = False
+    uploads = False
+    acknowledges = False
+
+    def __init__(self) -> None:
+        self.handler: Any = lambda: None
+        self.in_receive = False
+        self.heard: list[BaseException] = []
+        self.sent: list[wire.FromWorker] = []
+
+    def send(self, message: wire.FromWorker) -> None:
+        self.sent.append(message)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        try:
+            self.handler()
+        except Exception as error:
+            self.heard.append(error)
+
+    def receive(self) -> Sequence[wire.Frame]:
+        if self.in_receive:
+            self.in_receive = False
+            self._interrupt()
+        return []
+
+    wait = receive
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (collective.barrier, "barrier()"),
+        (lambda: collective.broadcast_from_rank_zero(1), "broadcast_from_rank_zero()"),
+        (lambda: distrain.report({}), "report()"),
+    ],
+)
+def test_a_signal_handler_within_report_gets_an_error_instead_of_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, call: Any, name: str
+) -> None:
+    line = InterruptedLine()
+    line.handler = call
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, None))
+    distrain.report({"loss": 1})
+    [error] = line.heard
+    assert type(error) is RuntimeError
+    assert str(error).startswith(f"{name} was called while report() runs in the same thread")
+    assert [type(message) for message in line.sent] == [wire.Reported]
+
+
+def test_get_checkpoint_within_report_returns_what_is_known(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, seen = InterruptedLine(), []
+    line.handler = lambda: seen.append(distrain.get_checkpoint())
+    known = Checkpoint("/known")
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, known))
+    distrain.report({})
+    assert (seen, line.heard) == ([known], [])
+
+
+@pytest.mark.parametrize(
+    ("call", "error"), [(distrain.get_checkpoint, None), (lambda: distrain.report({}), RuntimeError)]
+)
+def test_a_signal_handler_within_get_checkpoint_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, call: Any, error: Any
+) -> None:
+    line = InterruptedLine()
+    line.handler, line.in_receive = call, True
+    monkeypatch.setattr(Session, "current", Session(line, worker.session.context, Checkpoint("/known")))
+    checkpoint = distrain.get_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.path == "/known"
+    assert [type(heard) for heard in line.heard] == ([error] if error else [])
+    distrain.report({})  # nothing is held any more
+
+
+# -- outside ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["report", "get_context", "get_checkpoint"])
+def test_outside_of_a_worker_the_error_says_where_to_call(call: str) -> None:
+    arguments = [{}] if call == "report" else []
+    with pytest.raises(RuntimeError, match=rf"distrain.{call}\(\) only works inside a worker"):
+        getattr(distrain, call)(*arguments)
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_context_says_who_this_is() -> None:
+    context = distrain.get_context()
+    assert (context.get_world_rank(), context.get_world_size()) == (1, 4)
+    assert (context.get_local_rank(), context.get_local_world_size(), context.get_node_rank()) == (1, 2, 0)
+    assert context.get_experiment_name() == "run"
+
+
+# -- names of Ray AIR ------------------------------------------------------------------------------------------------
+
+CONTEXT = TrainContext(
+    world_rank=3, world_size=8, local_rank=1, local_world_size=2, node_rank=1, run_name="run", storage_path="/runs",
+    attempt=0, devices=(), run_id="f00", metadata={"a": {"b": 1}}, resources={"GPU": 0.5},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("world_rank", 3),
+        ("world_size", 8),
+        ("local_rank", 1),
+        ("local_world_size", 2),
+        ("node_rank", 1),
+        ("experiment_name", "run"),
+        ("trial_name", "run"),
+        ("trial_id", "f00"),
+        ("trial_dir", "/runs/run"),
+        ("trial_resources", {"GPU": 0.5}),
+    ],
+)
+def test_the_context_and_the_functions_of_air_agree(
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, name: str, value: Any
+) -> None:
+    monkeypatch.setattr(Session, "current", Session(worker.channel, CONTEXT, None))
+    assert getattr(session, f"get_{name}")() == getattr(CONTEXT, f"get_{name}")() == value
+
+
+def test_every_getter_of_the_session_is_one_of_the_context() -> None:
+    getters = {name for name in session.__all__ if name.startswith("get_")} - {
+        "get_all_reported_checkpoints",
+        "get_checkpoint",
+        "get_context",
+    }
+    assert getters == {name for name in vars(TrainContext) if name.startswith("get_")} - {
+        "get_metadata",
+        "get_storage",
+    }
+
+
+@pytest.mark.parametrize("name", ["get_world_rank", "get_trial_resources"])
+def test_outside_of_a_worker_they_raise_too(name: str) -> None:
+    with pytest.raises(RuntimeError, match="only works inside a worker"):
+        getattr(session, name)()
+
+
+def test_what_a_getter_returns_may_be_changed() -> None:
+    CONTEXT.get_metadata()["new"] = 1
+    CONTEXT.get_trial_resources()["CPU"] = 1
+    assert CONTEXT.get_metadata() == {"a": {"b": 1}}
+    assert CONTEXT.get_trial_resources() == {"GPU": 0.5}
+
+
+def test_the_storage_says_where_things_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage = dataclasses.replace(CONTEXT, storage_path=str(tmp_path)).get_storage()
+    assert storage.experiment_fs_path == f"{tmp_path}/run"
+    assert storage.experiment_dir_name == "run"
+    assert storage.build_checkpoint_path_from_name("checkpoint_000001") == f"{tmp_path}/run/checkpoint_000001"
+    assert storage.local_working_directory == str(tmp_path)
+    storage.storage_filesystem.makedirs(storage.experiment_fs_path)
+    assert (tmp_path / "run").is_dir()
+
+
+def test_names_of_checkpoints_differ() -> None:
+    storage = CONTEXT.get_storage()
+    names = {storage.make_default_checkpoint_dir_name() for _ in range(3)}
+    assert all(re.fullmatch(r"checkpoint_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d\.\d{6}", name) for name in names)
