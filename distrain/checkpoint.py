@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from distrain.errors import CheckpointError
-from distrain.system.remote_path import Place, locate, own_temporary_directory
+from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
 from distrain.system.scratch import scratch_directory
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
         where = _located(path, filesystem)
         self.path: str = str(where)
-        self._place = where if isinstance(where, Place) else None
+        self._place = where if isinstance(where, RemotePath) else None
         self._data: dict[str, Any] | None = None
         self._metadata: dict[str, Any] = {}  # of a checkpoint that is not on disk yet
 
@@ -104,7 +104,7 @@ class Checkpoint:
                 yield self.path
 
     @contextlib.contextmanager
-    def _shared_download(self, place: Place) -> Iterator[Path]:
+    def _shared_download(self, place: RemotePath) -> Iterator[Path]:
         identity = f"{type(place.filesystem).__name__} {place.url} {self._read_small(MANIFEST_FILE)!r}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         folder = own_temporary_directory("checkpoints") / f"{key}-{place.name}"
@@ -127,7 +127,7 @@ class Checkpoint:
                         _drop_unless_read(folder, lock)
                     return
 
-    def _fill(self, folder: Path, place: Place) -> None:
+    def _fill(self, folder: Path, place: RemotePath) -> None:
         """With what other processes could share; what killed ones have left goes first, to make room."""
         for other in folder.parent.glob("*.lock"):
             if other != _lock_of(folder):
@@ -142,7 +142,7 @@ class Checkpoint:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    def _download(self, place: Place, target: Path) -> None:
+    def _download(self, place: RemotePath, target: Path) -> None:
         try:
             if names := files_of(place):
                 place.get_all(names, target)
@@ -178,7 +178,7 @@ class Checkpoint:
         return fsspec.filesystem("file") if self._place is None else self._place.filesystem
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> RemotePath | None:
         """Where it is, if that is elsewhere."""
         return self._place
 
@@ -276,7 +276,7 @@ class Checkpoint:
     def to_uri(self, uri: str) -> str:
         """Copy the files to a URL and return it. Raises CheckpointError if they cannot be written there."""
         target = _located(uri, None)
-        if not isinstance(target, Place):
+        if not isinstance(target, RemotePath):
             self.to_directory(target)
             return uri
         with self.as_directory() as folder:
@@ -368,7 +368,7 @@ class Checkpoint:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def files_of(place: Place) -> list[str]:
+def files_of(place: RemotePath) -> list[str]:
     """The files of a checkpoint elsewhere: those of its manifest, if it has one, and its metadata. Raises OSError:
     FileNotFoundError for one that is half deleted."""
     present = [name for name in place.files() if name != MANIFEST_FILE]
@@ -465,7 +465,7 @@ def _temporary_directory() -> str:
     return tempfile.mkdtemp(prefix=_PREFIX, dir=scratch_directory())
 
 
-def _located(path: str | os.PathLike[str], filesystem: Any) -> Path | Place:
+def _located(path: str | os.PathLike[str], filesystem: Any) -> Path | RemotePath:
     try:
         return locate(path, filesystem)
     except OSError as error:

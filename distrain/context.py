@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import Checkpoint
 from distrain.system.ray_names import explaining
-from distrain.system.remote_path import Place, decode_filesystem, locate
+from distrain.system.remote_path import RemotePath, decode_filesystem, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ class StorageContext:
         return Checkpoint(self.storage_fs_path, decode_filesystem(self.filesystem)).filesystem
 
     @property
-    def run(self) -> Path | Place:
+    def run(self) -> Path | RemotePath:
         """The run directory. Raises OSError if its filesystem is not to be had here."""
         return locate(self.experiment_fs_path, decode_filesystem(self.filesystem))
 

@@ -20,7 +20,7 @@ from distrain.storage.records import CommittedCheckpoint, committed_at, last_met
 from distrain.storage.retention import Retention, StoredRetention, best_first, score
 from distrain.storage.run_lock import is_in_use
 from distrain.system.ray_names import explaining
-from distrain.system.remote_path import Place, locate
+from distrain.system.remote_path import RemotePath, locate
 
 if TYPE_CHECKING:
     import os
@@ -95,7 +95,7 @@ class Result:
             raise StorageError(f"cannot read the run {path}: {error}") from error
 
     @property
-    def _run(self) -> Path | Place:
+    def _run(self) -> Path | RemotePath:
         return locate(self.path, self.storage_filesystem)
 
     @property
@@ -147,8 +147,8 @@ _METRICS, _RETURN_VALUE = _NAMES.metrics.name, _NAMES.return_value.name
 _MANIFEST, _ERROR_TEXT, _ERROR_PICKLE = _NAMES.manifest.name, _NAMES.error_text.name, _NAMES.error_pickle.name
 
 
-def _readable(run: Path | Place) -> Iterator[CommittedCheckpoint]:
-    if isinstance(run, Place):
+def _readable(run: Path | RemotePath) -> Iterator[CommittedCheckpoint]:
+    if isinstance(run, RemotePath):
         yield from _readable_elsewhere(run)
         return
     for _ in range(_MOST_LOOKS):
@@ -172,7 +172,7 @@ def _readable_here(run: Path) -> tuple[list[CommittedCheckpoint], bool]:
     return found, gone
 
 
-def _readable_elsewhere(run: Place) -> list[CommittedCheckpoint]:
+def _readable_elsewhere(run: RemotePath) -> list[CommittedCheckpoint]:
     found = []
     for name in run.names():
         try:
@@ -187,7 +187,7 @@ def _readable_elsewhere(run: Place) -> list[CommittedCheckpoint]:
 
 
 def make_result(
-    run: Path | Place,
+    run: Path | RemotePath,
     committed: list[CommittedCheckpoint],
     config: Retention,
     *,
@@ -204,11 +204,11 @@ def make_result(
         error=error,
         best_checkpoints=[(committed[i].checkpoint, committed[i].metrics) for i in reversed(order)],
         return_value=return_value,
-        storage_filesystem=run.given if isinstance(run, Place) else None,
+        storage_filesystem=run.given if isinstance(run, RemotePath) else None,
     )
 
 
-def _stored_error(run: Path | Place) -> TrainingFailedError | None:
+def _stored_error(run: Path | RemotePath) -> TrainingFailedError | None:
     error = _unpickle(run, _ERROR_PICKLE)
     if error is None and (text := _read(run, _ERROR_TEXT)) is not None:  # of a class that is not to be had here
         try:
@@ -218,7 +218,7 @@ def _stored_error(run: Path | Place) -> TrainingFailedError | None:
     return error if isinstance(error, TrainingFailedError) else None
 
 
-def _retention(run: Path | Place, manifest: Mapping[str, Any]) -> StoredRetention:
+def _retention(run: Path | RemotePath, manifest: Mapping[str, Any]) -> StoredRetention:
     """Return the run's own. Raises StorageError."""
     known = {each.name for each in fields(StoredRetention)}
     said = {name: value for name, value in manifest.get("checkpoint_config", {}).items() if name in known}
@@ -228,7 +228,7 @@ def _retention(run: Path | Place, manifest: Mapping[str, Any]) -> StoredRetentio
         raise StorageError(f"{run / _MANIFEST} is damaged: {error}") from error
 
 
-def _death(run: Path | Place, manifest: Mapping[str, Any]) -> ControllerError | None:
+def _death(run: Path | RemotePath, manifest: Mapping[str, Any]) -> ControllerError | None:
     """Return the error of a run that says that it is running although no process holds its lock; None for others."""
     if manifest["status"] != "running" or is_in_use(run) or read_manifest(run).get("status") != "running":
         return None
@@ -239,7 +239,7 @@ def _death(run: Path | Place, manifest: Mapping[str, Any]) -> ControllerError | 
     )
 
 
-def _unpickle(run: Path | Place, name: str) -> Any:
+def _unpickle(run: Path | RemotePath, name: str) -> Any:
     body = _read(run, name)
     try:
         return None if body is None else pickle.loads(body)  # noqa: S301 - documented
@@ -248,9 +248,9 @@ def _unpickle(run: Path | Place, name: str) -> Any:
         return None
 
 
-def _read(run: Path | Place, name: str) -> bytes | None:
+def _read(run: Path | RemotePath, name: str) -> bytes | None:
     try:
-        return (run / name).read() if isinstance(run, Place) else (run / name).read_bytes()
+        return (run / name).read() if isinstance(run, RemotePath) else (run / name).read_bytes()
     except FileNotFoundError:
         return None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.context import CheckpointConsistencyMode, ReportedCheckpoint, TrainContext
 from distrain.system.ray_names import explain_absent_names
-from distrain.worker.report_checks import Storing, check_timeout
+from distrain.worker.report_checks import StoreOptions, check_timeout
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def report(
     Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
     checkpoint that cannot be stored, RuntimeError outside of a worker.
     """
-    storing = Storing(
+    storing = StoreOptions(
         name=checkpoint_dir_name,
         mode=checkpoint_upload_mode,
         delete=delete_local_checkpoint_after_upload,

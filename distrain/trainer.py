@@ -33,7 +33,7 @@ from distrain.coordinator.transport import (
     transports_for,
 )
 from distrain.decisions import failures
-from distrain.decisions.events import Hung, RunEnd, RunRequest, Validator
+from distrain.decisions.events import HangDetected, RunRequest, RunSummary, Validator
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.states import RunState
 from distrain.errors import (
@@ -50,7 +50,7 @@ from distrain.errors import (
 )
 from distrain.hosts.host import hidden_gpus_problem
 from distrain.inprocess import runner as local
-from distrain.inprocess.torchrun import outer_rank
+from distrain.inprocess.torchrun import torchrun_rank
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.storage.files import cure, is_full_disk, write_atomically
 from distrain.storage.paths import read_manifest
@@ -63,10 +63,10 @@ from distrain.system.remote_path import locate
 from distrain.work import job
 
 if TYPE_CHECKING:
-    from distrain.hosts.host import HostOrder
+    from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.local_store import RunStore
-    from distrain.system.remote_path import Place
+    from distrain.system.remote_path import RemotePath
 
 __all__ = ["DataParallelTrainer", "run_work"]
 
@@ -188,7 +188,7 @@ def _check_intact(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"resume_from_checkpoint: {checkpoint.path} is damaged: {damage}")
 
 
-def _is_run(folder: Path | Place) -> bool:
+def _is_run(folder: Path | RemotePath) -> bool:
     try:
         return {"run_id", "attempts"} <= read_manifest(folder).keys()
     except (StorageError, AttributeError):  # somebody's own file of that name
@@ -237,7 +237,7 @@ def run_work(
     with log_level(run.log_level):
         if asked.job.warning is not None:
             warn(asked.job.warning)
-        if scaling.num_workers == 0 and outer_rank():
+        if scaling.num_workers == 0 and torchrun_rank():
             return local.follow(asked.request(uuid.uuid4().hex), work, run.checkpoint_config)
         _check_log_dir(run.log_dir)
         store = open_run(run.storage_path, run.name, run.storage_filesystem)
@@ -321,7 +321,7 @@ class _Asked:
             environment=self.run.env_vars,
         )
 
-    def orders(self) -> dict[str, HostOrder]:
+    def orders(self) -> dict[str, HostSettings]:
         """Return the orders for each host, by its name."""
         return {
             transport.host.name: order_for(
@@ -460,10 +460,10 @@ class _Run:
         what += f" on {hosts} hosts" if hosts > 1 else ""
         say(f"{what}; run directory {self._store.place}")
 
-    def _runner(self, request: RunRequest) -> Coordinator | local.LocalRun:
+    def _runner(self, request: RunRequest) -> Coordinator | local.InProcessRun:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
         if not self._asked.scaling.num_workers:
-            return local.LocalRun(
+            return local.InProcessRun(
                 request, self._asked.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
             )
         before = self._manifest.before
@@ -481,7 +481,7 @@ class _Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, end: RunEnd, seconds: float) -> tuple[Result, BaseException | None]:
+    def _conclude(self, end: RunSummary, seconds: float) -> tuple[Result, BaseException | None]:
         """Make the Result and, if the run did not finish, the exception to raise."""
         value = end.value
         if value is not None:
@@ -525,7 +525,7 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _error(self, end: RunEnd, result: Result) -> BaseException:
+    def _error(self, end: RunSummary, result: Result) -> BaseException:
         if end.stop_reason is not None:
             lines = self._stopped(end, end.stop_reason, result)
             if end.stop_reason != "SIGINT":
@@ -545,7 +545,7 @@ class _Run:
         lines = [end.problem or "", *self._postscript(end, result)]
         return ControllerError("\n".join(lines)) if end.entered else LaunchError("\n".join(lines))
 
-    def _worker_group_error(self, end: RunEnd, result: Result) -> WorkerGroupError:
+    def _worker_group_error(self, end: RunSummary, result: Result) -> WorkerGroupError:
         found = failures.culprit_first(end.failures)
         screen = failures.failure_screen(
             found, stopped=end.stopped_ranks, finished=end.finished, where=end.where, last_lines=end.last_lines
@@ -561,7 +561,7 @@ class _Run:
             last_lines={failure.rank: end.last_lines.get(failure.rank, ()) for failure in found},
         )
 
-    def _hang_error(self, end: RunEnd, hung: Hung, result: Result) -> HangError:
+    def _hang_error(self, end: RunSummary, hung: HangDetected, result: Result) -> HangError:
         where = "they were:" if hung.where else "no rank had been started"
         lines = [f"no rank has reported or printed anything for {hung.after_s:g} s; {where}"]
         lines += [f"    {line}" for line in hung.where]
@@ -583,7 +583,7 @@ class _Run:
         named = f"with --name {shlex.quote(name)}" if self._asked.on_command_line else f"as RunConfig(name={name!r})"
         return f"started again {named}, it goes on {latest}"
 
-    def _stopped(self, end: RunEnd, reason: str, result: Result) -> list[str]:
+    def _stopped(self, end: RunSummary, reason: str, result: Result) -> list[str]:
         lines = [f"the run was stopped by {reason}; {self._again(result)}"]
         asked = {exit_code("SIGTERM"), exit_code(reason)}
         own = [f for f in end.failures if not f.consequence and f.exit_code not in asked]
@@ -594,7 +594,7 @@ class _Run:
             lines += ["ranks that did not stop in time were killed:", *(f"    {line}" for line in end.where)]
         return [*lines, *_beside(end), f"run:  {result.path}"]
 
-    def _postscript(self, end: RunEnd, result: Result) -> list[str]:
+    def _postscript(self, end: RunSummary, result: Result) -> list[str]:
         """What every account of a failure ends with."""
         lines = [*end.earlier, *([end.no_retry] if end.no_retry else [])]
         if self._asked.scaling.num_workers and end.attempt >= self._manifest.first_attempt:
@@ -604,7 +604,7 @@ class _Run:
         return [*lines, f"run:  {result.path}"]
 
 
-def _beside(end: RunEnd) -> list[str]:
+def _beside(end: RunSummary) -> list[str]:
     """What went wrong, too, for the account of a failure of ranks. Lost hosts are in it already."""
     if end.storage_failed:
         return [f"besides, the storage has failed: {end.problem}"]

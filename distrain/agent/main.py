@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distrain import wire
 from distrain.agent.forkserver_link import ForkServerLink
 from distrain.agent.guard import beat, stand_guard
-from distrain.hosts.host_info import survey
+from distrain.hosts.host_info import host_info
 from distrain.hosts.inspection import Inspector
 from distrain.hosts.network import address_toward, interface_variables, network_id, ssh_address
 from distrain.hosts.ports import reserve_port
-from distrain.hosts.reachability import Neighbours
+from distrain.hosts.reachability import ReachabilityProbe
 from distrain.storage.uploader_link import UploaderLink
 from distrain.system import process, scratch
 from distrain.system.background import Background
@@ -130,7 +130,7 @@ class Agent:
         self._reserved: list[socket.socket] = []
         self._resolver = Background(self._loop, "resolver")
         self._inspector = Inspector(self._loop, self._up.queue)
-        self._neighbours = Neighbours(self._loop, self._resolver, self._up.queue)
+        self._neighbours = ReachabilityProbe(self._loop, self._resolver, self._up.queue)
         self._reading_paused = False
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -155,7 +155,7 @@ class Agent:
             self._leave()
 
     def _greet(self) -> None:
-        facts = survey(with_gpus=self._with_gpus)
+        facts = host_info(with_gpus=self._with_gpus)
         hello = wire.Hello(
             wire=wire.WIRE_VERSION,
             distrain=wire.DISTRAIN_VERSION,
@@ -234,7 +234,7 @@ class Agent:
                 if not process.sees_pids():
                     text = "/proc is that of another PID namespace: what a worker starts can survive it here"
                     self._up.queue(wire.Notice(text=f"{text}; mount /proc in the container (unshare --mount-proc)"))
-            case wire.Reserve():
+            case wire.ReservePorts():
                 self._reserve(message)
             case wire.Start():
                 self._look_up(interface_variables, message.rendezvous, lambda found: self._try_to_start(message, found))
@@ -247,11 +247,11 @@ class Agent:
                 self._order(message)
             case wire.Upload() | wire.Clear() if message.attempt == self._attempt:
                 self._order(message)
-            case wire.Inspect():
+            case wire.InspectHost():
                 self._inspector.inspect(message)
-            case wire.Listen():
+            case wire.OpenProbePort():
                 self._neighbours.listen(message)
-            case wire.Reach():
+            case wire.ProbePeers():
                 self._neighbours.reach(message)
             case wire.Close():
                 self._loop.stop()
@@ -268,7 +268,7 @@ class Agent:
         if worker is not None and frame.header["attempt"] == self._attempt and not worker.exited:
             worker.channel.queue(frame.raw)
 
-    def _reserve(self, message: wire.Reserve) -> None:
+    def _reserve(self, message: wire.ReservePorts) -> None:
         self._close_ports()
         try:
             self._reserved = [reserve_port() for _ in range(message.ports)]
@@ -278,9 +278,9 @@ class Agent:
         ports = [sock.getsockname()[1] for sock in self._reserved]
 
         def answer(address: str | None) -> None:
-            self._up.queue(wire.Reserved(attempt=message.attempt, ports=ports, address=address or ""))
+            self._up.queue(wire.PortsReserved(attempt=message.attempt, ports=ports, address=address or ""))
 
-        self._look_up(address_toward, message.toward, answer)
+        self._look_up(address_toward, message.peer, answer)
 
     def _look_up(self, look_up: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
         """Call ``then`` with what is found about ``peer``, or at once with None if that is empty. A name server may
@@ -519,7 +519,7 @@ class Agent:
         self._loop.cancel("kill")
         self._close_ports()
         self._started = False
-        self._up.queue(wire.Gone(attempt=self._attempt))
+        self._up.queue(wire.HostIdle(attempt=self._attempt))
 
     # -- stopping -------------------------------------------------------------------------------------------------
 
@@ -529,7 +529,7 @@ class Agent:
         self._culprit_known = message.culprit_known
         if not self._started:
             self._attempt = max(self._attempt, message.attempt)
-            self._up.queue(wire.Gone(attempt=message.attempt))
+            self._up.queue(wire.HostIdle(attempt=message.attempt))
         elif self._forkserver is None or not self._forkserver.ready:
             self._kill_forkserver()
         elif message.grace_s > 0:
@@ -560,9 +560,9 @@ class Agent:
         living = self._living()
         for worker in living:
             if worker.stacks:
-                self._up.queue(wire.Stacks(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
+                self._up.queue(wire.StackDump(attempt=self._attempt, rank=worker.rank, body=worker.stacks))
         silent = [worker.rank for worker in living if not worker.stacks]
-        self._up.queue(wire.StacksTaken(attempt=self._attempt, silent=silent))
+        self._up.queue(wire.StacksDone(attempt=self._attempt, silent=silent))
 
     def _stacks_reader(self, worker: _Worker) -> Callable[[], None]:
         def read() -> None:

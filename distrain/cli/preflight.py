@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator.agent_link import PING_INTERVAL_S, HostLink, agent_argv, close_all
+from distrain.coordinator.agent_link import PING_INTERVAL_S, AgentLink, agent_argv, close_all
 from distrain.decisions import host_checks
 from distrain.decisions.host_checks import INSPECT_TIMEOUT_S, PACKAGES, Finding, Pairs
 from distrain.decisions.placement import shares_of, workers_on
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from distrain.config import ScalingConfig
     from distrain.coordinator.transport import Transport
-    from distrain.hosts.host import HostOrder
+    from distrain.hosts.host import HostSettings
 
 HERE = "this machine"
 CONNECT_TIMEOUT_S = 60.0
@@ -48,13 +48,13 @@ class _Host:
     """One host, and what it has said so far."""
 
     transport: Transport
-    order: HostOrder
-    link: HostLink | None = None
+    order: HostSettings
+    link: AgentLink | None = None
     hello: wire.Hello | None = None
     asked: float = 0.0
-    inspected: wire.Inspected | None = None
+    inspected: wire.InspectionResult | None = None
     ahead_s: float = 0.0
-    listening: wire.Listening | None = None
+    listening: wire.ProbePortOpened | None = None
     failed: bool = False
 
     @property
@@ -83,7 +83,7 @@ class Preflight:
     def __init__(
         self,
         transports: Sequence[Transport],
-        orders: Mapping[str, HostOrder],
+        orders: Mapping[str, HostSettings],
         *,
         storage_path: str | None,
         sys_path: Sequence[str],
@@ -96,7 +96,7 @@ class Preflight:
         self._scaling = scaling
         self._shares = self._placed()
         self._id = uuid.uuid4().hex
-        self._witness = self._storage / f".distrain-check-{self._id}"
+        self._probe_file = self._storage / f".distrain-check-{self._id}"
         self._has_storage = False
         self._on_hosts = isinstance(self._storage, Path)  # else each uploader tries it when a run begins
         self._pairs: Pairs | None = None
@@ -142,11 +142,11 @@ class Preflight:
 
     def _put_witness(self) -> None:
         try:
-            if isinstance(self._witness, Path):
-                self._witness.parent.mkdir(parents=True, exist_ok=True)
-                self._witness.write_text(self._id)
+            if isinstance(self._probe_file, Path):
+                self._probe_file.parent.mkdir(parents=True, exist_ok=True)
+                self._probe_file.write_text(self._id)
             else:
-                self._witness.write(self._id.encode())
+                self._probe_file.write(self._id.encode())
             self._has_storage = True
         except OSError as error:
             why = error.strerror or error
@@ -155,7 +155,7 @@ class Preflight:
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):
-            self._witness.unlink() if isinstance(self._witness, Path) else self._witness.remove()
+            self._probe_file.unlink() if isinstance(self._probe_file, Path) else self._probe_file.remove()
         links = [host.link for host in self._hosts.values() if host.link is not None]
         for link in links:
             if not link.greeted:
@@ -168,7 +168,7 @@ class Preflight:
     def _connect(self, host: _Host) -> None:
         ids = process.extended_run_ids(self._id)
         try:
-            host.link = HostLink(self._loop, host.transport, agent_argv(host.transport, ids, self._id, "gpus"))
+            host.link = AgentLink(self._loop, host.transport, agent_argv(host.transport, ids, self._id, "gpus"))
         except OSError as error:
             self._fail(host, "ssh", f"its agent cannot be started: {error}")
             return
@@ -178,7 +178,7 @@ class Preflight:
             on_end=lambda link: self._on_end(host, link),
         )
 
-    def _on_end(self, host: _Host, link: HostLink) -> None:
+    def _on_end(self, host: _Host, link: AgentLink) -> None:
         why, code, words = link.why_it_ended(), link.exit_code, _last_words(link.chatter())
         if link.greeted or not code or code < 0:
             self._fail(host, "ssh", why)
@@ -196,23 +196,23 @@ class Preflight:
             case wire.Hello():
                 host.hello = message
                 self._inspect(host)
-            case wire.Inspected():
+            case wire.InspectionResult():
                 self._on_inspected(host, message)
-            case wire.Listening() | wire.Reached() if self._pairs is not None:
-                if isinstance(message, wire.Listening):
+            case wire.ProbePortOpened() | wire.ProbeResult() if self._pairs is not None:
+                if isinstance(message, wire.ProbePortOpened):
                     host.listening = message
                 self._tell(self._pairs.heard(host.name, message))
 
     def _inspect(self, host: _Host) -> None:
         shared = self._has_storage and self._on_hosts
-        storage, witness = (str(self._storage), str(self._witness)) if shared else ("", "")
+        storage, probe_file = (str(self._storage), str(self._probe_file)) if shared else ("", "")
         host.asked = time.time()
-        asked = wire.Inspect(
+        asked = wire.InspectHost(
             directory=host.order.directory,
             sys_path=list(host.order.sys_path),
             packages=list(PACKAGES),
             storage=storage,
-            witness=witness,
+            probe_file=probe_file,
             nonce=self._id,
         )
         self._tell({host.name: asked})
@@ -222,7 +222,7 @@ class Preflight:
             name, INSPECT_TIMEOUT_S, lambda: None if host.is_settled else self._fail(host, "storage", late)
         )
 
-    def _on_inspected(self, host: _Host, message: wire.Inspected) -> None:
+    def _on_inspected(self, host: _Host, message: wire.InspectionResult) -> None:
         assert host.hello is not None
         now = time.time()
         host.inspected = message

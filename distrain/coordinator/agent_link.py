@@ -56,7 +56,7 @@ def _program(transport: Transport, *arguments: str, flags: Sequence[str]) -> lis
     return process.bootstrap_argv("agent", *arguments, python=transport.host.python or "", flags=flags)
 
 
-class HostLink:
+class AgentLink:
     """The process that carries the wire to one host, and what comes over it."""
 
     def __init__(self, loop: Loop, transport: Transport, argv: list[str]) -> None:
@@ -92,10 +92,10 @@ class HostLink:
 
     def listen(
         self,
-        on_message: Callable[[HostLink, wire.Message], None],
+        on_message: Callable[[AgentLink, wire.Message], None],
         *,
-        on_refused: Callable[[HostLink, str, str], None],
-        on_end: Callable[[HostLink], None],
+        on_refused: Callable[[AgentLink, str, str], None],
+        on_end: Callable[[AgentLink], None],
     ) -> None:
         """Hear the host until it is dropped; it is dropped before either of the last two is called.
 
@@ -237,7 +237,7 @@ class HostLink:
         self._process.wait()
 
 
-def close_all(links: Sequence[HostLink]) -> set[str]:
+def close_all(links: Sequence[AgentLink]) -> set[str]:
     """Have every agent empty its host and go, and end those that do not. Returns the names of those that did."""
     for link in links:
         link.send(wire.Close())

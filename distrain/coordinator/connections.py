@@ -11,7 +11,7 @@ from distrain import wire
 from distrain.coordinator.agent_link import (
     CLOSE_TIMEOUT_S,
     PING_INTERVAL_S,
-    HostLink,
+    AgentLink,
     agent_argv,
     close_all,
     sweeper_argv,
@@ -48,7 +48,7 @@ class Connections:
         self._request = request
         self._heard = heard
         self._lost = lost
-        self._links: dict[str, HostLink] = {}
+        self._links: dict[str, AgentLink] = {}
         self._contacted: set[str] = set()
 
     def connect(self, name: str) -> None:
@@ -58,7 +58,7 @@ class Connections:
             former.drop()
             former.dispose()
         try:
-            link = HostLink(self._loop, transport, self._agent_argv(transport, again=name in self._contacted))
+            link = AgentLink(self._loop, transport, self._agent_argv(transport, again=name in self._contacted))
         except OSError as error:
             why = f"cannot start its agent: {error}"
             self._loop.call_in(f"connect {name}", 0.0, lambda: self._lost(name, why))
@@ -82,7 +82,7 @@ class Connections:
     def _id_on(self, name: str) -> str:
         return f"{self._request.run_id}.{list(self._transports).index(name)}"
 
-    def _on_message(self, link: HostLink, message: wire.Message) -> None:
+    def _on_message(self, link: AgentLink, message: wire.Message) -> None:
         if isinstance(message, wire.HostFailed) and message.leaves:
             self._drop(link, message.text)
             return
@@ -97,7 +97,7 @@ class Connections:
             self.ping()  # by its lease, from now on
         self._heard(link.name, message)
 
-    def _drop(self, link: HostLink, why: str) -> None:
+    def _drop(self, link: AgentLink, why: str) -> None:
         link.drop()
         self._lost(link.name, why)
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.connections import Connections
-from distrain.coordinator.hang_monitor import Watch
+from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.launch_checks import CheckedLaunch
 from distrain.coordinator.preemption import STOP_SIGNALS, note_stop
-from distrain.coordinator.report_handler import Ledger
+from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.coordinator.worker_output import RankOutputs
 from distrain.decisions import events
-from distrain.decisions.run_machine import RunMachine
+from distrain.decisions.run_machine import RunStateMachine
 from distrain.decisions.stack_summary import last_words, native_reason
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
@@ -68,7 +68,7 @@ class Coordinator:
         callbacks: Callbacks | None = None,
         console_ranks: Collection[int] | None = None,
     ) -> None:
-        self.machine = RunMachine(request)
+        self.machine = RunStateMachine(request)
         self._request = request
         self._store = store
         self._log_dir = log_dir
@@ -93,12 +93,12 @@ class Coordinator:
             lost=self._on_lost,
         )
         self._validations = Validations(request, store, log_dir=log_dir)
-        self._ledger = Ledger(
+        self._ledger = ReportHandler(
             store,
             checkpoint_config,
             tell=self._tell_rank,
             upload=self._upload,
-            saved=lambda path: self._happened(events.CheckpointSaved(path)),
+            saved=lambda path: self._happened(events.CheckpointAvailable(path)),
             callbacks=callbacks,
             validations=self._validations,
         )
@@ -112,9 +112,9 @@ class Coordinator:
             store,
             self._files,
             send=self._hosts.send,
-            refuse=lambda host, why: self._happened(events.HostSaid(host, wire.HostFailed(text=why))),
+            refuse=lambda host, why: self._happened(events.MessageReceived(host, wire.HostFailed(text=why))),
         )
-        self._watch = Watch(
+        self._watch = HangMonitor(
             self._loop,
             store,
             request.failure_config,
@@ -125,10 +125,10 @@ class Coordinator:
         )
 
     @property
-    def end(self) -> events.RunEnd:
+    def end(self) -> events.RunSummary:
         """How the run stands or has ended."""
         machine, outcomes = self.machine, self.machine.outcomes
-        return events.RunEnd(
+        return events.RunSummary(
             state=machine.state,
             attempt=machine.attempt,
             metrics=self._ledger.metrics,
@@ -228,9 +228,9 @@ class Coordinator:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
-            case wire.Reserved() | wire.Gone() if self._is_committing:
+            case wire.PortsReserved() | wire.HostIdle() if self._is_committing:
                 self._hold(lambda: self._on_message(host, message))
-            case wire.Gone() if self.machine.attempt_is_on and self._waits_for_uploads():
+            case wire.HostIdle() if self.machine.attempt_is_on and self._waits_for_uploads():
                 self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
                 if failed is not None:
@@ -238,11 +238,17 @@ class Coordinator:
             case wire.Output():
                 self._watch.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
-            case wire.Stacks():
+            case wire.StackDump():
                 self._watch.came(message.rank, message.body)
-            case wire.StacksTaken():
+            case wire.StacksDone():
                 self._watch.taken(host, message.silent, sorted(self.machine.outcomes))
-            case wire.Reported() | wire.Delivered() | wire.Discarded() | wire.Joined() | wire.AskCheckpoints():
+            case (
+                wire.Reported()
+                | wire.FilesCopied()
+                | wire.Discarded()
+                | wire.CollectiveEntered()
+                | wire.AskCheckpointList()
+            ):
                 self._watch.progress()
                 self._ledger.handle(message)
                 if self.machine.waits_for_checkpoint:
@@ -250,7 +256,7 @@ class Coordinator:
             case wire.Running():
                 self._watch.progress()
                 self._ledger.handle(message)
-                self._happened(events.HostSaid(host, message))
+                self._happened(events.MessageReceived(host, message))
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
@@ -258,18 +264,18 @@ class Coordinator:
                     self._tell_storing(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._ledger.reports.get(message.rank, 0)
-                self._happened(events.HostSaid(host, message, reports, reason))
-            case wire.Reserved():
-                self._happened(events.HostSaid(host, message))
+                self._happened(events.MessageReceived(host, message, reports, reason))
+            case wire.PortsReserved():
+                self._happened(events.MessageReceived(host, message))
                 if self.machine.plan is not None and self._is_training:
                     self._checks.begin(self.machine.plan)
-            case wire.Listening() | wire.Reached() if self._watch.tries_pairs:
+            case wire.ProbePortOpened() | wire.ProbeResult() if self._watch.tries_pairs:
                 self._watch.met(host, message)
-            case wire.Inspected() | wire.Listening() | wire.Reached():
+            case wire.InspectionResult() | wire.ProbePortOpened() | wire.ProbeResult():
                 if self._checks.is_under_way:
                     self._checks.heard(host, message)
             case _:
-                self._happened(events.HostSaid(host, message))
+                self._happened(events.MessageReceived(host, message))
 
     def _on_lost(self, host: str, why: str) -> None:
         if self._is_committing and self.machine.occupied == [host]:  # with it, the attempt ends
@@ -287,7 +293,7 @@ class Coordinator:
         self._ledger.handle(outcome)
         if not outcome.ok or self.machine.waits_for_checkpoint:
             self._tell_storing(*([] if outcome.ok else [outcome.rank]))
-        self._happened(events.HostSaid(host, outcome, self._ledger.reports.get(outcome.rank, 0)))
+        self._happened(events.MessageReceived(host, outcome, self._ledger.reports.get(outcome.rank, 0)))
 
     def _tell_storing(self, *failing: int) -> None:
         """Tell the machine what is being stored, before it hears that the ``failing`` ranks have failed."""
@@ -406,7 +412,7 @@ class Coordinator:
             self._validations.give_up(f"{why} has ended the wait for it")
         elif self._is_over or self.machine.state.is_terminal or (self._held and self.machine.was_asked_to_stop):
             self._impatient = True
-        self._happened(events.StopAsked(why))
+        self._happened(events.StopRequested(why))
 
     def _close(self) -> None:
         self._is_over = True

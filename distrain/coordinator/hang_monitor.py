@@ -12,7 +12,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from distrain.decisions.events import Hung
+from distrain.decisions.events import HangDetected
 from distrain.decisions.host_checks import Pairs
 from distrain.decisions.stack_summary import grouped, mismatched, suspects
 from distrain.errors import StorageError
@@ -44,7 +44,7 @@ REQUEST_TIMEOUT_S = 10.0
 _REQUEST_BYTES = 4096
 
 
-class Watch:
+class HangMonitor:
     """Stacks of one attempt after the other, and which of its hosts cannot connect to each other.
 
     ask: makes every host take stacks, and returns the hosts' names. addresses: those of hosts that can be asked now to
@@ -61,7 +61,7 @@ class Watch:
         ask: Callable[[], list[str]],
         addresses: Callable[[], Mapping[str, str]],
         send: Callable[[str, wire.Message], None],
-        hung: Callable[[Hung], None],
+        hung: Callable[[HangDetected], None],
     ) -> None:
         self._loop = loop
         self._store = store
@@ -144,7 +144,7 @@ class Watch:
         warn("\n    ".join([f"no rank has reported or printed anything for {limit_s:g} s; {where_stacks_are}", *where]))
 
     def _time_out(self, limit_s: float, where: tuple[str, ...]) -> None:
-        self._hung(Hung(limit_s, where, tuple(suspects(self._texts, silent=self._silent))))
+        self._hung(HangDetected(limit_s, where, tuple(suspects(self._texts, silent=self._silent))))
 
     # -- taking stacks --------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Watch:
         """Whether hosts are asked to connect to each other: then :meth:`met` wants what they say."""
         return self._pairs is not None
 
-    def met(self, host: str, answer: wire.Listening | wire.Reached) -> None:
+    def met(self, host: str, answer: wire.ProbePortOpened | wire.ProbeResult) -> None:
         """Where a host can be connected to, or which others it cannot connect to."""
         assert self._pairs is not None
         self._tell(self._pairs.heard(host, answer))

@@ -71,7 +71,7 @@ class CheckedLaunch:
             plan,
             own=own,
             storage="" if self._store.is_elsewhere else str(self._store.paths.root),
-            witness=str(self._store.paths.manifest),
+            probe_file=str(self._store.paths.manifest),
             nonce=uuid.uuid4().hex,
         )
         self._tell(checks.begin())
@@ -82,7 +82,7 @@ class CheckedLaunch:
         """Whether something is still to come from hosts."""
         return self._checks is not None and not self._checks.is_done and not self._is_late
 
-    def heard(self, host: str, answer: wire.Inspected | wire.Listening | wire.Reached) -> None:
+    def heard(self, host: str, answer: wire.InspectionResult | wire.ProbePortOpened | wire.ProbeResult) -> None:
         """What a host has found."""
         assert self._checks is not None
         said, found = self._checks.heard(host, answer)

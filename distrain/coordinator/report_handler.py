@@ -36,7 +36,7 @@ _INCOMPARABLE = (DICT_FILE, ".keras")
 """Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
 
 
-class Ledger:
+class ReportHandler:
     """The reports of one attempt after the other.
 
     tell: sends a message to a rank. upload: has its host store a rank's files, or delete them. saved: hears the path
@@ -79,15 +79,15 @@ class Ledger:
         """What a rank has said of its n-th checkpoint."""
         self._open: dict[tuple[int, int], int] = {}
         """Which of them are neither committed nor dropped: the index of the report, by rank and ordinal."""
-        self._asks: list[tuple[wire.AskCheckpoints, float]] = []
+        self._asks: list[tuple[wire.AskCheckpointList, float]] = []
         """Unanswered questions, and until when each waits for other ranks (time.monotonic)."""
         self._uploads: set[tuple[int, int]] = set()
         """Ranks and ordinals of what uploaders are bringing, or deleting."""
         self._granted: dict[tuple[int, int], wire.Upload] = {}
         """What uploaders were to bring whose source is to be deleted."""
-        self._rounds = checkpoint_assembly.Rounds(world_size, self._config, incomparable=_INCOMPARABLE)
-        self._collectives = barriers.Collectives(world_size)
-        self._rows = report_rows.Rows(world_size) if self._callbacks else None
+        self._rounds = checkpoint_assembly.CheckpointAssembly(world_size, self._config, incomparable=_INCOMPARABLE)
+        self._collectives = barriers.BarrierTracker(world_size)
+        self._rows = report_rows.RowAssembly(world_size) if self._callbacks else None
         self.reports: dict[int, int] = {}
         """How many each rank has made in this attempt."""
         self._acknowledged: dict[int, int] = {}
@@ -100,14 +100,14 @@ class Ledger:
         match message:
             case wire.Reported():
                 self._on_reported(message, now)
-            case wire.Delivered():
+            case wire.FilesCopied():
                 self._uploads.discard((message.rank, message.ordinal))
                 if message.failed is not None and is_full_disk(message.failed):
                     why = f"rank {message.rank} cannot store checkpoint {message.ordinal} in {self._store.place}"
                     self._store.failed(f"{why}: {message.failed}{cure(message.failed)}")
                 if self._by_uploader(self._announced[message.rank, message.ordinal]):
                     self._tell(
-                        wire.Stored(
+                        wire.UploadDone(
                             attempt=message.attempt, rank=message.rank, ordinal=message.ordinal, failed=message.failed
                         )
                     )
@@ -116,10 +116,10 @@ class Ledger:
             case wire.Discarded():
                 self._uploads.discard((message.rank, message.ordinal))
                 self._decide(self._rounds.discarded(message.rank, message.ordinal, now, message.failed))
-            case wire.Joined():
+            case wire.CollectiveEntered():
                 call = (message.rank, message.index, message.operation, message.body)
                 self._answer(self._collectives.joined(*call, now, message.timeout_s))
-            case wire.AskCheckpoints():
+            case wire.AskCheckpointList():
                 self._asks.append((message, now + self._config.missing_rank_s))
             case wire.Running():
                 self._rounds.running(message.rank, now)
@@ -224,7 +224,7 @@ class Ledger:
     def _decide(self, decisions: Sequence[checkpoint_assembly.Decision]) -> None:
         for decision in decisions:
             match decision:
-                case checkpoint_assembly.GrantFiles(rank, ordinal, files):
+                case checkpoint_assembly.CopyFiles(rank, ordinal, files):
                     self.flush()  # report() returns after this
                     self._grant(rank, ordinal, files)
                 case checkpoint_assembly.Discard(rank, ordinal, at_once):
@@ -265,7 +265,7 @@ class Ledger:
         if attempt != self._attempt or said is None:
             return
         if not self._by_uploader(said):
-            self._tell(wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory=target, files=list(files)))
+            self._tell(wire.CopyFiles(attempt=attempt, rank=rank, ordinal=ordinal, directory=target, files=list(files)))
             return
         upload = wire.Upload(
             attempt=attempt,
@@ -282,7 +282,7 @@ class Ledger:
         self._upload(upload)
 
     def _deliver_nothing(self, rank: int, ordinal: int) -> None:
-        self.handle(wire.Delivered(attempt=self._attempt, rank=rank, ordinal=ordinal, files=[], skipped=[]))
+        self.handle(wire.FilesCopied(attempt=self._attempt, rank=rank, ordinal=ordinal, files=[], skipped=[]))
 
     def _discard(self, rank: int, ordinal: int, *, at_once: bool) -> None:
         """The worker itself does it, if it waits."""
@@ -304,10 +304,10 @@ class Ledger:
 
     def _refuse(self, rank: int, ordinal: int, why: str) -> None:
         if self._by_uploader(self._announced[rank, ordinal]):
-            self._tell(wire.Stored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
+            self._tell(wire.UploadDone(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
         else:
             self._tell(
-                wire.Grant(attempt=self._attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why)
+                wire.CopyFiles(attempt=self._attempt, rank=rank, ordinal=ordinal, directory="", files=[], refused=why)
             )
 
     def _name(self, ordinal: int) -> str | None:
@@ -342,7 +342,7 @@ class Ledger:
         self._saved(path)
         if attempt == self._attempt:
             for rank in range(self._world_size):
-                self._tell(wire.Committed(attempt=attempt, rank=rank, ordinal=ordinal, path=path))
+                self._tell(wire.CheckpointCommitted(attempt=attempt, rank=rank, ordinal=ordinal, path=path))
             self._settled(ordinal, saved.checkpoint)
             self._end_rows()
         if saved.is_pending:
@@ -395,7 +395,9 @@ class Ledger:
             if (others or own or (ask.validated and validating)) and not ask.at_once:
                 self._asks.append((ask, until if others else math.inf))
             else:
-                self._tell(wire.Checkpoints(attempt=ask.attempt, rank=ask.rank, index=ask.index, body=self._listing()))
+                self._tell(
+                    wire.CheckpointList(attempt=ask.attempt, rank=ask.rank, index=ask.index, body=self._listing())
+                )
 
     def _listing(self) -> bytes:
         known = [
@@ -410,7 +412,7 @@ class Ledger:
 
     # -- callbacks ------------------------------------------------------------------------------------------------
 
-    def _call_back(self, complete: Sequence[report_rows.Row]) -> None:
+    def _call_back(self, complete: Sequence[report_rows.ReportRow]) -> None:
         assert self._callbacks is not None
         for row in complete:
             self._callbacks.after_report(row.metrics, row.checkpoint)
@@ -420,7 +422,7 @@ class Ledger:
     def _answer(self, answers: Sequence[barriers.Answer]) -> None:
         for answer in answers:
             self._tell(
-                wire.Met(
+                wire.CollectiveDone(
                     attempt=self._attempt,
                     rank=answer.rank,
                     index=answer.index,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from distrain.errors import HostfileError
-from distrain.hosts.host import HostOrder
+from distrain.hosts.host import HostSettings
 from distrain.hosts.hostfile import HostSpec, parse_hostfile, parse_hosts, split_ssh_args
 
 if TYPE_CHECKING:
@@ -172,14 +172,14 @@ def order_for(
     sys_path: Sequence[str],
     environment: Mapping[str, str],
     own_environment: Mapping[str, str],
-) -> HostOrder:
+) -> HostSettings:
     """What a host is to do: as this process has it, ``own_environment`` being its, unless the hostfile says otherwise.
     ``environment``: what the user wants all workers to have."""
     host = transport.host
     variables = {**_forwarded(own_environment, host), **environment, **host.environment}
     if host.gpus:  # its agent has them in CUDA_VISIBLE_DEVICES; what is for all hosts is not as exact
         variables.pop("CUDA_VISIBLE_DEVICES", None)
-    return HostOrder(
+    return HostSettings(
         lease_s=transport.lease_s,
         slots=host.slots,
         is_local=host.is_local,

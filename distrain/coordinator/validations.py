@@ -41,7 +41,7 @@ class _Task:
     channel: Channel
     log: Path
     deadline: float | None
-    answer: wire.Validated | None = None
+    answer: wire.ValidationResult | None = None
 
 
 class Validations:
@@ -169,7 +169,7 @@ class Validations:
         if self._loop is not None:
             channel.attach(self._loop, lambda frames: self._on_frames(task, frames))
         channel.queue(
-            wire.Validate(
+            wire.RunValidation(
                 checkpoint=checkpoint,
                 filesystem=request.filesystem,
                 overrides=saved.validation["overrides"],
@@ -184,7 +184,7 @@ class Validations:
             return
         for frame in frames:
             message = frame.message()
-            assert isinstance(message, wire.Validated)
+            assert isinstance(message, wire.ValidationResult)
             task.answer = message
         if task.answer is None and not task.channel.at_end:
             return

@@ -45,7 +45,7 @@ class _Call:
     until: float
 
 
-class Collectives:
+class BarrierTracker:
     """The collectives of one attempt."""
 
     def __init__(self, world_size: int) -> None:

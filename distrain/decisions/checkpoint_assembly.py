@@ -33,7 +33,7 @@ MOST_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
-class GrantFiles:
+class CopyFiles:
     """Tell ``rank`` to copy these files of its checkpoint."""
 
     rank: int
@@ -74,7 +74,7 @@ class Say:
     text: str
 
 
-Decision = GrantFiles | Discard | Refuse | Commit | Drop | Say
+Decision = CopyFiles | Discard | Refuse | Commit | Drop | Say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class _RankRecord:
     written_off: bool = False
 
 
-class Rounds:
+class CheckpointAssembly:
     """Joins the checkpoints of one attempt. ``incomparable``: how the paths of files end whose bytes
     differ although they say the same."""
 
@@ -370,14 +370,14 @@ class Rounds:
         if needed and undecided and now < part.announced_at + self._patience_s(rank):
             return []
         part.granted = needed
-        return [GrantFiles(rank, ordinal, tuple(sorted(needed)))]
+        return [CopyFiles(rank, ordinal, tuple(sorted(needed)))]
 
     def _grant_in_place(self, ordinal: int, rank: int, now: float) -> list[Decision]:
         parts = self._pending[ordinal]
         if not all(other in parts or self._stays_away(other, ordinal, now) for other in self._ranks):
             return []
         parts[rank].granted = frozenset()
-        return [GrantFiles(rank, ordinal, ())]
+        return [CopyFiles(rank, ordinal, ())]
 
     def _is_ahead(self, ordinal: int, part: _Part, now: float) -> bool:
         """Return whether a rank waits with this checkpoint until earlier ones are joined, so that it does not fill the

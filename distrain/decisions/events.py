@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from distrain.config import FailureConfig, ScalingConfig
     from distrain.decisions.states import RunState
     from distrain.errors import RankFailure
-    from distrain.hosts.host import HostOrder
+    from distrain.hosts.host import HostSettings
     from distrain.hosts.world import WorldPlan
     from distrain.work.job import Job
 
@@ -43,7 +43,7 @@ class RunRequest:
     job: Job
     backend: BackendConfig
     scaling: ScalingConfig
-    hosts: Mapping[str, HostOrder]
+    hosts: Mapping[str, HostSettings]
     failure_config: FailureConfig
     stop_grace_s: float
     argv: list[str]
@@ -56,7 +56,7 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class HostSaid:
+class MessageReceived:
     """A message from an agent, or from a worker through it. ``reports``: how many the worker had made. ``reason``: why
     its native code aborted, if its output tells."""
 
@@ -77,7 +77,7 @@ class HostLost:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """The user wants the run to end; ``why`` in a few words. Asked twice: at once."""
 
     why: str
@@ -101,14 +101,14 @@ class Storing:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSaved:
+class CheckpointAvailable:
     """A checkpoint was committed; restarts resume from it."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class Hung:
+class HangDetected:
     """No rank has made progress for longer than the user allows; ``where`` they are, in lines; ``suspects``: for whom
     the others may be waiting."""
 
@@ -122,7 +122,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = HostSaid | HostLost | StopAsked | StorageFailed | Storing | CheckpointSaved | Hung | Tick
+Event = MessageReceived | HostLost | StopRequested | StorageFailed | Storing | CheckpointAvailable | HangDetected | Tick
 
 
 # -- what comes out --------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ Action = Tell | Connect | Say | AttemptStarts | AttemptEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnd:
+class RunSummary:
     """How a run stands or has ended.
 
     value: rank 0's pickled return value, if the run has finished. failures: of the latest attempt; errors: the
@@ -194,7 +194,7 @@ class RunEnd:
     last_lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
     stop_reason: str | None = None
     problem: str | None = None
-    hung: Hung | None = None
+    hung: HangDetected | None = None
     no_retry: str | None = None
     hosts: Sequence[str] = ()
     finished: Sequence[int] = ()

@@ -84,14 +84,14 @@ def _release(version: str, parts: int) -> list[str]:
 # -- what was inspected ----------------------------------------------------------------------------------------------
 
 
-def directory_findings(host: str, inspected: wire.Inspected, directory: str) -> list[Finding]:
+def directory_findings(host: str, inspected: wire.InspectionResult, directory: str) -> list[Finding]:
     if inspected.directory_problem is None:
         return []
     text = f"no worker can run in {directory}: {inspected.directory_problem}; create it, or set cwd= in the hostfile"
     return [Finding(host, "cwd", text)]
 
 
-def storage_findings(host: str, inspected: wire.Inspected, storage: str) -> list[Finding]:
+def storage_findings(host: str, inspected: wire.InspectionResult, storage: str) -> list[Finding]:
     if inspected.storage_problem is None:
         return []
     text = (
@@ -101,7 +101,7 @@ def storage_findings(host: str, inspected: wire.Inspected, storage: str) -> list
     return [Finding(host, "storage", text)]
 
 
-def disk_findings(host: str, inspected: wire.Inspected, storage: str) -> list[Finding]:
+def disk_findings(host: str, inspected: wire.InspectionResult, storage: str) -> list[Finding]:
     free = inspected.disk_free_bytes
     if not 0 < free < LEAST_DISK_BYTES:
         return []
@@ -128,7 +128,7 @@ class Pairs:
     def __init__(self, addresses: Mapping[str, str], nonce: str) -> None:
         self._addresses = dict(addresses)
         self._nonce = nonce
-        self._listening: dict[str, wire.Listening | None] = dict.fromkeys(addresses)
+        self._listening: dict[str, wire.ProbePortOpened | None] = dict.fromkeys(addresses)
         self._reached: dict[str, dict[str, str]] = {}
 
     @property
@@ -144,18 +144,18 @@ class Pairs:
     def begin(self) -> dict[str, wire.Message]:
         """What to say to whom."""
         return {
-            host: wire.Listen(address=address, nonce=self._nonce, toward="" if address else self._other(host))
+            host: wire.OpenProbePort(address=address, nonce=self._nonce, peer="" if address else self._other(host))
             for host, address in self._addresses.items()
         }
 
     def _other(self, host: str) -> str:
         return next((address for name, address in self._addresses.items() if address and name != host), "")
 
-    def heard(self, host: str, message: wire.Listening | wire.Reached) -> dict[str, wire.Message]:
+    def heard(self, host: str, message: wire.ProbePortOpened | wire.ProbeResult) -> dict[str, wire.Message]:
         """What to say to whom now."""
         if message.nonce != self._nonce or host not in self._listening:
             return {}
-        if isinstance(message, wire.Reached):
+        if isinstance(message, wire.ProbeResult):
             self._reached[host] = message.failed
             return {}
         self._listening[host] = message
@@ -170,7 +170,7 @@ class Pairs:
     def _calls(self) -> dict[str, wire.Message]:
         where = {host: (said.address, said.port) for host, said in self._listening.items() if said and said.port}
         return {
-            host: wire.Reach(peers={name: to for name, to in where.items() if name != host}, nonce=self._nonce)
+            host: wire.ProbePeers(peers={name: to for name, to in where.items() if name != host}, nonce=self._nonce)
             for host in self._listening
         }
 
@@ -210,8 +210,8 @@ def _listed(names: Sequence[str], most: int = 8) -> str:
 class LaunchChecks:
     """What can be found out while the workers of a launch import, so that it costs nothing: versions, storage, pairs.
 
-    own: versions on this machine. storage: the run directory; ``witness`` is a file in it with the run's id. nonce: of
-    the pairs, see :class:`Pairs`.
+    own: versions on this machine. storage: the run directory; ``probe_file`` is a file in it with the run's id. nonce:
+    of the pairs, see :class:`Pairs`.
     """
 
     def __init__(
@@ -221,13 +221,13 @@ class LaunchChecks:
         *,
         own: Mapping[str, str | None],
         storage: str,
-        witness: str,
+        probe_file: str,
         nonce: str,
     ) -> None:
         self._request = request
         self._own = own
         self._storage = storage
-        self._witness = witness
+        self._probe_file = probe_file
         self._hosts = list(plan.hosts)
         pairs = {} if plan.shares_network else dict(zip(plan.hosts, plan.addresses, strict=True))
         self._pairs = Pairs(pairs, nonce)
@@ -239,14 +239,14 @@ class LaunchChecks:
         said: list[tuple[str, wire.Message]] = list(self._pairs.begin().items())
         return [*said, *((host, self._inspect(host)) for host in self._hosts)]
 
-    def _inspect(self, host: str) -> wire.Inspect:
+    def _inspect(self, host: str) -> wire.InspectHost:
         order = self._request.hosts[host]
-        return wire.Inspect(
+        return wire.InspectHost(
             directory=order.directory,
             sys_path=list(order.sys_path),
             packages=list(self._own),
             storage=self._storage,
-            witness=self._witness,
+            probe_file=self._probe_file,
             nonce=self._request.run_id,
         )
 
@@ -258,11 +258,11 @@ class LaunchChecks:
     def heard(self, host: str, message: wire.Message) -> tuple[Iterable[tuple[str, wire.Message]], list[Finding]]:
         """What to say to whom now, and what is wrong."""
         match message:
-            case wire.Inspected():
+            case wire.InspectionResult():
                 self._inspected.add(host)
                 versions = version_findings(host, message.versions, self._own)
                 return (), [*versions, *storage_findings(host, message, self._storage)]
-            case wire.Listening() | wire.Reached():
+            case wire.ProbePortOpened() | wire.ProbeResult():
                 said = self._pairs.heard(host, message)
                 return said.items(), self._blocked() if self._pairs.is_done else []
             case _:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from distrain.config import ScalingConfig
-    from distrain.hosts.host import HostFacts
+    from distrain.hosts.host import HostInfo
 
 CONNECT_TIMEOUT_S = 60.0
 """For the HELLO of an agent that is being started."""
@@ -21,7 +21,7 @@ RECONNECT_INTERVAL_S = 2.0
 """Between two tries to reach a lost host."""
 
 
-class Standing(enum.Enum):
+class Readiness(enum.Enum):
     """Whether an attempt can start."""
 
     READY = "ready"
@@ -29,7 +29,7 @@ class Standing(enum.Enum):
     HOPELESS = "hopeless"  # too few slots, whoever answers
 
 
-class Roster:
+class HostPool:
     """The hosts of a run. ``slots``: how many ranks each takes (None: any number), in the order of placement.
 
     As long as the hosts that are there have too few slots for all workers, others are asked: first those that were not
@@ -43,7 +43,7 @@ class Roster:
         self._slots = {name: math.inf if most is None else most for name, most in slots.items()}
         self._most = min(scaling.max_workers, self._room(self._slots))
         self._least = min(scaling.min_workers, self._most)
-        self._facts: dict[str, HostFacts] = {}
+        self._facts: dict[str, HostInfo] = {}
         self._asked: dict[str, float] = {}
         self._try_at: dict[str, float] = {}
         self._last_try: dict[str, str] = {}
@@ -60,10 +60,10 @@ class Roster:
     # -- hosts come and go ----------------------------------------------------------------------------------------
 
     @property
-    def present(self) -> list[HostFacts]:
+    def present(self) -> list[HostInfo]:
         return [self._facts[name] for name in self._slots if name in self._facts]
 
-    def came(self, host: str, facts: HostFacts) -> None:
+    def came(self, host: str, facts: HostInfo) -> None:
         """Its agent has said HELLO."""
         self._facts[host] = facts
         for about in (self.lost, self._asked, self._last_try):
@@ -106,13 +106,13 @@ class Roster:
                 chosen.append(host)
         return chosen
 
-    def standing(self, now: float) -> Standing:
+    def standing(self, now: float) -> Readiness:
         """Who was asked is waited for, so that the order of placement is not that of the answers."""
         room = self._room(self._facts)
         if room >= self._least and (not self._asked or now >= self._patient_until):
-            return Standing.READY
+            return Readiness.READY
         hopeful = [*self._asked, *filter(self._may_be_asked, self._slots)]
-        return Standing.WAITING if room + self._room(hopeful) >= self._least else Standing.HOPELESS
+        return Readiness.WAITING if room + self._room(hopeful) >= self._least else Readiness.HOPELESS
 
     def deadline(self) -> float:
         """When to ask again, while waiting."""

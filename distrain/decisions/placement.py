@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.config import ScalingConfig
-    from distrain.hosts.host import HostFacts
+    from distrain.hosts.host import HostInfo
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo"
 
 
-def make_plan(hosts: Sequence[HostFacts], scaling: ScalingConfig, *, num_workers: int | None = None) -> WorldPlan:
+def make_plan(hosts: Sequence[HostInfo], scaling: ScalingConfig, *, num_workers: int | None = None) -> WorldPlan:
     """Place the ranks (``num_workers``, or as many as ``scaling`` says) on the hosts, in order: each is filled up to
     its slots before the next one gets any.
 
@@ -93,7 +93,7 @@ def _devices(local_rank: int, gpus: float) -> tuple[int, ...]:
     return tuple(range(local_rank * int(gpus), (local_rank + 1) * int(gpus)))
 
 
-def _check_resources(host: HostFacts, workers: int, scaling: ScalingConfig) -> None:
+def _check_resources(host: HostInfo, workers: int, scaling: ScalingConfig) -> None:
     named = dict(scaling.resources_per_worker or {})
     if scaling.use_gpu:
         named["GPU"] = scaling.gpus_per_worker
@@ -106,7 +106,7 @@ def _check_resources(host: HostFacts, workers: int, scaling: ScalingConfig) -> N
             raise ResourcesError(f"{text} {host.driver_problem}." if name == "GPU" and host.driver_problem else text)
 
 
-def _check_gpus(host: HostFacts, scaling: ScalingConfig) -> None:
+def _check_gpus(host: HostInfo, scaling: ScalingConfig) -> None:
     """Raises ResourcesError for GPUs that are not what was asked for, or that a worker cannot use together."""
     gpus = host.gpus or ()
     if scaling.accelerator_type is not None:

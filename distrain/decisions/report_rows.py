@@ -16,7 +16,7 @@ SILENCE_S = 10.0
 
 
 @dataclass(slots=True)
-class Row:
+class ReportRow:
     """The n-th report of every rank: its metrics, None for a rank without one; and the checkpoint that was committed
     with it."""
 
@@ -26,8 +26,8 @@ class Row:
     ordinals: set[int] = field(default_factory=set)
 
 
-class Rows:
-    """One attempt. Rows come out in order, each once.
+class RowAssembly:
+    """One attempt. RowAssembly come out in order, each once.
 
     A row is complete when every rank has made that report, or has finished, or has never reported although it had the
     time; and when its checkpoint is committed, if it has one. What comes later for it is passed over.
@@ -35,34 +35,36 @@ class Rows:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, ReportRow] = {}
         self._reported: set[int] = set()
         self._gone: set[int] = set()
         self._settled: dict[int, Checkpoint | None] = {}
         self._next = 1
 
-    def reported(self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, now: float) -> list[Row]:
+    def reported(
+        self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, now: float
+    ) -> list[ReportRow]:
         """``ordinal`` counts the rank's checkpoints, if it has brought one."""
         self._reported.add(rank)
         self._gone.discard(rank)
         if index < self._next:
             return []
-        row = self._rows.setdefault(index, Row(now, [None] * self._world_size))
+        row = self._rows.setdefault(index, ReportRow(now, [None] * self._world_size))
         row.metrics[rank] = metrics
         if ordinal is not None:
             row.ordinals.add(ordinal)
         return self._complete()
 
-    def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[Row]:
+    def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[ReportRow]:
         """A checkpoint is committed, or (None) will not be."""
         self._settled[ordinal] = checkpoint
         return self._complete()
 
-    def finished(self, rank: int) -> list[Row]:
+    def finished(self, rank: int) -> list[ReportRow]:
         self._gone.add(rank)
         return self._complete()
 
-    def end(self) -> list[Row]:
+    def end(self) -> list[ReportRow]:
         """The attempt is over: what there is of the remaining rows."""
         for row in self._rows.values():
             self._settled.update(dict.fromkeys(row.ordinals - self._settled.keys()))
@@ -75,14 +77,14 @@ class Rows:
         silent = set(range(self._world_size)) - self._reported - self._gone
         return None if row is None or not silent else row.since + SILENCE_S
 
-    def tick(self, now: float) -> list[Row]:
+    def tick(self, now: float) -> list[ReportRow]:
         """Give up the ranks that have been silent for too long, until they report."""
         if (deadline := self.deadline()) is None or now < deadline:
             return []
         self._gone |= set(range(self._world_size)) - self._reported
         return self._complete()
 
-    def _complete(self) -> list[Row]:
+    def _complete(self) -> list[ReportRow]:
         complete = []
         while (row := self._rows.get(self._next)) is not None and self._is_complete(row):
             del self._rows[self._next]
@@ -92,6 +94,6 @@ class Rows:
             self._next += 1
         return complete
 
-    def _is_complete(self, row: Row) -> bool:
+    def _is_complete(self, row: ReportRow) -> bool:
         missing = {rank for rank, metrics in enumerate(row.metrics) if metrics is None}
         return missing <= self._gone and row.ordinals <= self._settled.keys()

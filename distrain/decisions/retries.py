@@ -16,7 +16,7 @@ LONGEST_BACKOFF_S = 300.0
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
-class Retries:
+class RetryPolicy:
     """The restarts of one run. ``checkpoint``: what its first attempt starts from."""
 
     def __init__(self, config: FailureConfig, checkpoint: str | None = None) -> None:

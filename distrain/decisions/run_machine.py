@@ -1,4 +1,4 @@
-"""The run as a state machine: ``RunMachine.handle(event, now) -> [Action]``. Runs in: coordinator.
+"""The run as a state machine: ``RunStateMachine.handle(event, now) -> [Action]``. Runs in: coordinator.
 
 Pure: no I/O, no clock, no threads. It alone changes the state of the run and of its ranks, and it keeps the story of
 its moves. The coordinator feeds it what agents and workers say and does what it asks for.
@@ -16,22 +16,22 @@ from distrain.decisions.events import (
     Action,
     AttemptEnded,
     AttemptStarts,
-    CheckpointSaved,
+    CheckpointAvailable,
     Connect,
     Event,
+    HangDetected,
     HostLost,
-    HostSaid,
-    Hung,
+    MessageReceived,
     RunRequest,
     Say,
-    StopAsked,
+    StopRequested,
     StorageFailed,
     Storing,
     Tell,
     Tick,
 )
 from distrain.decisions.failures import culprit_first, failure_of, rank_list
-from distrain.decisions.host_pool import CONNECT_TIMEOUT_S, Roster, Standing
+from distrain.decisions.host_pool import CONNECT_TIMEOUT_S, HostPool, Readiness
 from distrain.decisions.placement import (
     RANK_DEFAULTS,
     endpoints_of,
@@ -41,11 +41,11 @@ from distrain.decisions.placement import (
     rendezvous_network,
     visible_devices,
 )
-from distrain.decisions.retries import Retries
+from distrain.decisions.retries import RetryPolicy
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
-from distrain.decisions.stop_consensus import Order, StopVotes
+from distrain.decisions.stop_consensus import Order, StopConsensus
 from distrain.errors import InvalidTransition, LaunchError, RankFailure, ResourcesError
-from distrain.hosts.host import Gpu, HostFacts
+from distrain.hosts.host import Gpu, HostInfo
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -89,7 +89,7 @@ class _Rank:
     entered: bool = False
 
 
-class RunMachine:
+class RunStateMachine:
     """One run from the first HELLO to its end. ``state`` and ``failures`` are the result, ``story`` tells the moves."""
 
     def __init__(self, request: RunRequest) -> None:
@@ -103,12 +103,12 @@ class RunMachine:
         self.storage_failed = False
         self.plan: WorldPlan | None = None
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        self._roster = Roster({name: order.slots for name, order in request.hosts.items()}, request.scaling)
+        self._roster = HostPool({name: order.slots for name, order in request.hosts.items()}, request.scaling)
         self._prepared: dict[str, int] = {}
         self._ranks: dict[int, _Rank] = {}
         self._address = ""
         self._endpoints: list[str] = []
-        self._reserved: dict[str, wire.Reserved | None] = {}
+        self._reserved: dict[str, wire.PortsReserved | None] = {}
         self._gone: set[str] = set()
         self._order = 0
         self._retry_forbidden = False
@@ -117,12 +117,12 @@ class RunMachine:
         self.waits_for_checkpoint = False
         """True while the attempt has failed, and other ranks are given the time to store a checkpoint."""
         self._deadline: float | None = None
-        self.hung: Hung | None = None
+        self.hung: HangDetected | None = None
         """What the latest attempt was stopped for, if it hung."""
         self.earlier: deque[str] = deque(maxlen=_EARLIER_KEPT)
         """How the attempts before the latest one failed, a line each."""
-        self.retries = Retries(request.failure_config, request.checkpoint)
-        self._votes = StopVotes()
+        self.retries = RetryPolicy(request.failure_config, request.checkpoint)
+        self._votes = StopConsensus()
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -203,19 +203,19 @@ class RunMachine:
         if self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed)):
             return []
         match event:
-            case HostSaid(host, message, reports, reason):
+            case MessageReceived(host, message, reports, reason):
                 if isinstance(message, (wire.Outcome, wire.Exited)) and message.attempt == self.attempt:
                     self._ranks[message.rank].reports = reports
                     self._ranks[message.rank].reason = reason
                 return self._on_message(host, message, now)
-            case Hung():  # unless the attempt has ended while it was found out where the ranks are
+            case HangDetected():  # unless the attempt has ended while it was found out where the ranks are
                 if self.state not in (RunState.STARTING, RunState.RUNNING):
                     return []
                 self.hung = event
                 return self._stop(0.0, now)
             case HostLost():
                 return self._on_host_lost(event, now)
-            case StopAsked(why):
+            case StopRequested(why):
                 return self._on_stop_asked(why, now)
             case StorageFailed(why):
                 self.storage_failed = True
@@ -223,7 +223,7 @@ class RunMachine:
                 return self._stop_or_give_up(self.problem, now)
             case Storing():
                 return self._on_storing(event, now)
-            case CheckpointSaved(path):
+            case CheckpointAvailable(path):
                 self.checkpoint = path
                 return []
             case Tick():
@@ -233,13 +233,13 @@ class RunMachine:
         match message:
             case wire.Hello():
                 return self._on_hello(host, message, now)
-            case wire.Reserved():
+            case wire.PortsReserved():
                 return self._on_reserved(host, message, now)
             case wire.HostFailed():
                 return self._on_host_failed(host, message.text, now)
             case wire.Notice():
                 return [Say(f"{host}: {message.text}", once=True)]
-            case wire.Gone():
+            case wire.HostIdle():
                 return self._on_gone(host, message, now) if message.attempt == self.attempt else []
             case wire.Spawned() | wire.Exited() | wire.FromWorker():
                 return self._on_rank(message, now) if message.attempt == self.attempt else []
@@ -249,7 +249,7 @@ class RunMachine:
     def _on_hello(self, host: str, hello: wire.Hello, now: float) -> list[Action]:
         gpus = None if hello.gpus is None else tuple(Gpu(**gpu) for gpu in hello.gpus)
         order = self.request.hosts[host]
-        facts = HostFacts(
+        facts = HostInfo(
             name=host,
             cpus=hello.cpus,
             memory_bytes=hello.memory_bytes,
@@ -266,11 +266,11 @@ class RunMachine:
         """Begin the next attempt if there are hosts for it; otherwise ask others, and wait, or give up."""
         asked: list[Action] = [Connect(host) for host in self._roster.ask(now)]
         standing = self._roster.standing(now)
-        if standing is Standing.READY:
+        if standing is Readiness.READY:
             return [*asked, *self._plan_attempt(now)]
         if self.state is not RunState.CONNECTING:
             self._move(RunState.CONNECTING)
-        if standing is Standing.HOPELESS:
+        if standing is Readiness.HOPELESS:
             self._forget_attempt()
             return self._give_up(self._too_few_hosts(), now)
         self._deadline = self._roster.deadline()
@@ -340,7 +340,7 @@ class RunMachine:
         self.attempt += 1
         self._gone = set()
         self._ranks = {rank.rank: _Rank(plan=rank) for rank in self.plan.ranks}
-        self.hung, self._votes = None, StopVotes()
+        self.hung, self._votes = None, StopConsensus()
         self._storing = Storing()
         self._deadline = now + CONNECT_TIMEOUT_S
         self._reserved = dict.fromkeys(self._ports_needed(self.plan))
@@ -354,11 +354,11 @@ class RunMachine:
 
     def _reservations(self, plan: WorldPlan) -> list[Action]:
         return [
-            Tell(host, wire.Reserve(attempt=self.attempt, ports=ports, toward=plan.peer_of(host)))
+            Tell(host, wire.ReservePorts(attempt=self.attempt, ports=ports, peer=plan.peer_of(host)))
             for host, ports in self._ports_needed(plan).items()
         ]
 
-    def _on_reserved(self, host: str, message: wire.Reserved, now: float) -> list[Action]:
+    def _on_reserved(self, host: str, message: wire.PortsReserved, now: float) -> list[Action]:
         if self.state is not RunState.RESERVING or message.attempt != self.attempt:
             return []
         self._reserved[host] = message
@@ -445,7 +445,7 @@ class RunMachine:
             case wire.Spawned():
                 if rank.state is RankState.PLANNED:
                     self._move_rank(rank, RankState.SPAWNED)
-            case wire.Listens() | wire.Vote():
+            case wire.UsesShouldStop() | wire.StopVote():
                 return self._on_listener(message, now)
             case wire.Running():
                 rank.entered = self.retries.ever_entered = True
@@ -545,18 +545,18 @@ class RunMachine:
         if self._votes.listeners and grace_s:
             self._deadline = now + grace_s
             said = f"{why}: stopping the workers; should_stop() is true, SIGTERM follows after {grace_s:g} s at most"
-            return [Say(f"{said}; again to kill them at once"), *self._tell_ranks(self._votes.ask(), wire.AskStop)]
+            return [Say(f"{said}; again to kill them at once"), *self._tell_ranks(self._votes.ask(), wire.AnnounceStop)]
         said = f"{why}: stopping the workers, {grace_s:g} s at most; again to kill them at once"
         return [Say(said), *self._stop(grace_s, now)]
 
-    def _on_listener(self, message: wire.Listens | wire.Vote, now: float) -> list[Action]:
+    def _on_listener(self, message: wire.UsesShouldStop | wire.StopVote, now: float) -> list[Action]:
         """A rank calls should_stop(), or waits in it to hear where all stop."""
-        if isinstance(message, wire.Vote):
+        if isinstance(message, wire.StopVote):
             return self._ordered(self._votes.vote(message.rank, message.call, now))
-        return self._tell_ranks(self._votes.listen(message.rank), wire.AskStop)
+        return self._tell_ranks(self._votes.listen(message.rank), wire.AnnounceStop)
 
     def _ordered(self, orders: Iterable[Order]) -> list[Action]:
-        told = (self._tell_ranks(o.ranks, wire.StopAt, call=o.call, final=o.final) for o in orders)
+        told = (self._tell_ranks(o.ranks, wire.StopAtReport, call=o.call, final=o.final) for o in orders)
         return [action for actions in told for action in actions]
 
     def _tell_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
@@ -585,7 +585,7 @@ class RunMachine:
         orders = [self.request.hosts[host] for host in hosts]
         return max([STOP_TIMEOUT_S, *(order.lease_s + LEASE_MARGIN_S for order in orders if not order.is_local)])
 
-    def _on_gone(self, host: str, message: wire.Gone, now: float) -> list[Action]:
+    def _on_gone(self, host: str, message: wire.HostIdle, now: float) -> list[Action]:
         if not self.attempt_is_on:  # said twice: once as its workers had ended, and once as it was told to stop
             return []
         self._gone.add(host)
@@ -688,12 +688,12 @@ class RunMachine:
         if self.state is RunState.WAITING or self.plan is None or host not in self.plan.hosts:
             return []
         if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks) and not lost.owes:
-            return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
+            return self._on_gone(host, wire.HostIdle(attempt=self.attempt), now)
         self._lose_ranks(lost)
         if self.state is RunState.RESERVING and not self.retries.ever_entered:
             return self._give_up(self._roster.told(), now)
         if self.state is RunState.STOPPING:
-            return self._on_gone(host, wire.Gone(attempt=self.attempt), now)
+            return self._on_gone(host, wire.HostIdle(attempt=self.attempt), now)
         if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
             return [Say(f"{host}: its ranks had done their work, and the others go on without it: {why}")]
         return self._attempt_failed(now)

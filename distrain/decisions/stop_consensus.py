@@ -25,7 +25,7 @@ class Order:
     final: bool
 
 
-class StopVotes:
+class StopConsensus:
     """One attempt."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ def _shown_as(entry: str, left: Sequence[Gpu]) -> list[Gpu]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class HostInfo:
     """What an agent found on its host. ``gpus``, in the order of CUDA_VISIBLE_DEVICES, is None when it was not asked to
     look; ``driver_problem`` says why some could not be found.
 
@@ -68,7 +68,7 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostOrder:
+class HostSettings:
     """What a host is to do: how long it may be silent, how many ranks it takes (None: any number), and where and with
     what its workers run. In ``sys_path``, None stands for what the host's interpreter has itself."""
 
@@ -80,7 +80,7 @@ class HostOrder:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def hidden_gpus_problem(order: HostOrder) -> str | None:
+def hidden_gpus_problem(order: HostSettings) -> str | None:
     """Refuse a CUDA_VISIBLE_DEVICES that only the workers would have: their host counts its GPUs without it."""
     shown = order.environment.get("CUDA_VISIBLE_DEVICES")
     if shown is None:

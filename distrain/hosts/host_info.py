@@ -8,13 +8,13 @@ import socket
 
 from distrain.hosts.cgroup import cpu_quota, memory_limit
 from distrain.hosts.gpus import find_gpus
-from distrain.hosts.host import HostFacts
+from distrain.hosts.host import HostInfo
 
 
-def survey(*, with_gpus: bool) -> HostFacts:
+def host_info(*, with_gpus: bool) -> HostInfo:
     """The facts of this host; GPUs are only looked for when asked, since initialising NVML takes time."""
     gpus, driver_problem = find_gpus(os.environ) if with_gpus else (None, "")
-    return HostFacts(
+    return HostInfo(
         name=socket.gethostname(),
         cpus=usable_cpus(),
         memory_bytes=_memory_bytes(),

@@ -27,15 +27,15 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class Inspector:
-    """The agent's side: answers :class:`~distrain.wire.Inspect`, in a thread: a storage that hangs must not keep it
+    """The agent's side: answers :class:`~distrain.wire.InspectHost`, in a thread: a storage that hangs must not keep it
     from anything else."""
 
     def __init__(self, loop: Loop, say: Callable[[wire.Message], None]) -> None:
         self._loop = loop
         self._say = say
 
-    def inspect(self, asked: wire.Inspect) -> None:
-        answers: list[wire.Inspected] = []
+    def inspect(self, asked: wire.InspectHost) -> None:
+        answers: list[wire.InspectionResult] = []
         read_fd, write_fd = os.pipe()
 
         def work() -> None:
@@ -54,12 +54,12 @@ class Inspector:
         threading.Thread(target=work, name="inspect", daemon=True).start()
 
 
-def inspect(asked: wire.Inspect) -> wire.Inspected:
+def inspect(asked: wire.InspectHost) -> wire.InspectionResult:
     """The answer, which takes as long as the storage does."""
     received = time.time()
     directory_problem = _directory_problem(asked.directory)
     storage_problem = _storage_problem(asked) if asked.storage else None
-    return wire.Inspected(
+    return wire.InspectionResult(
         received=received,
         versions=package_versions(asked.packages, asked.sys_path),
         directory_problem=directory_problem,
@@ -102,13 +102,13 @@ def _directory_problem(directory: str) -> str | None:
     return None
 
 
-def _storage_problem(asked: wire.Inspect) -> str | None:
+def _storage_problem(asked: wire.InspectHost) -> str | None:
     try:
         os.listdir(asked.storage)
     except OSError as error:
         return f"cannot be opened: {_why(error)}"
     try:
-        seen = Path(asked.witness).read_text(errors="replace")
+        seen = Path(asked.probe_file).read_text(errors="replace")
     except FileNotFoundError:
         seen = ""
     except OSError as error:

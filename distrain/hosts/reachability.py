@@ -29,8 +29,8 @@ _MOST_CALLERS = 1024
 _BACKLOG = 128
 
 
-class Neighbours:
-    """The agent's side: answers :class:`~distrain.wire.Listen` and :class:`~distrain.wire.Reach`."""
+class ReachabilityProbe:
+    """The agent's side: answers :class:`~distrain.wire.OpenProbePort` and :class:`~distrain.wire.ProbePeers`."""
 
     def __init__(self, loop: Loop, resolver: Background, say: Callable[[wire.Message], None]) -> None:
         self._loop = loop
@@ -44,29 +44,29 @@ class Neighbours:
 
     # -- being called ---------------------------------------------------------------------------------------------
 
-    def listen(self, asked: wire.Listen) -> None:
+    def listen(self, asked: wire.OpenProbePort) -> None:
         """Listen on this host's own address only."""
 
         def failed(error: OSError) -> None:
-            self._say(wire.Listening(nonce=asked.nonce, failed=str(error)))
+            self._say(wire.ProbePortOpened(nonce=asked.nonce, failed=str(error)))
 
         def find() -> tuple[str, str]:
-            address = asked.address or address_toward(asked.toward)
+            address = asked.address or address_toward(asked.peer)
             return address, interface_of(address)
 
         self._resolver.do(find, lambda found: self._listen(asked, *found), failed)
 
-    def _listen(self, asked: wire.Listen, address: str, interface: str) -> None:
+    def _listen(self, asked: wire.OpenProbePort, address: str, interface: str) -> None:
         self.close()
         try:
             self._listener = _bound(address)
         except OSError as error:
-            self._say(wire.Listening(nonce=asked.nonce, failed=str(error)))
+            self._say(wire.ProbePortOpened(nonce=asked.nonce, failed=str(error)))
             return
         self._loop.on_readable(self._listener.fileno(), self._accept)
         self._loop.call_in("listen", LISTEN_S, self.close)
         port = self._listener.getsockname()[1]
-        self._say(wire.Listening(nonce=asked.nonce, address=address, port=port, interface=interface))
+        self._say(wire.ProbePortOpened(nonce=asked.nonce, address=address, port=port, interface=interface))
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -101,7 +101,7 @@ class Neighbours:
 
     # -- calling --------------------------------------------------------------------------------------------------
 
-    def reach(self, asked: wire.Reach) -> None:
+    def reach(self, asked: wire.ProbePeers) -> None:
         """Answers when every peer has, or after :data:`REACH_S`; not if it is asked anew before."""
         for sock in self._calls.values():
             self._loop.forget(sock.fileno())
@@ -163,7 +163,7 @@ class Neighbours:
     def _answer_if_done(self) -> None:
         if not self._calls:
             self._loop.cancel("reach")
-            self._say(wire.Reached(nonce=self._nonce, failed=self._failed))
+            self._say(wire.ProbeResult(nonce=self._nonce, failed=self._failed))
 
 
 def _bound(address: str) -> socket.socket:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _IDLE_S = 1.0
 
 
-class Desk:
+class InProcessChannel:
     """A worker's line to the ledger of the same process: what it sends is heard, and answered, at once."""
 
     at_end = False

@@ -20,9 +20,9 @@ from distrain import wire
 from distrain.backend import BackendConfig
 from distrain.context import TrainContext
 from distrain.coordinator.preemption import STOP_SIGNALS, note_stop
-from distrain.coordinator.report_handler import Ledger
+from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.validations import WAITING, Validations
-from distrain.decisions.events import RunEnd
+from distrain.decisions.events import RunSummary
 from distrain.decisions.failures import failure_of
 from distrain.decisions.placement import (
     RANK_DEFAULTS,
@@ -33,13 +33,13 @@ from distrain.decisions.placement import (
     rendezvous_network,
     visible_devices,
 )
-from distrain.decisions.retries import Retries
+from distrain.decisions.retries import RetryPolicy
 from distrain.decisions.states import RunState
 from distrain.errors import LaunchError, StorageError, WorkerGroupError
-from distrain.hosts.host_info import survey
+from distrain.hosts.host_info import host_info
 from distrain.hosts.ports import reserve_port
-from distrain.inprocess.local_channel import Desk
-from distrain.inprocess.torchrun import OuterDesk, OuterWork, outer_rank
+from distrain.inprocess.local_channel import InProcessChannel
+from distrain.inprocess.torchrun import TorchrunChannel, TorchrunWork, torchrun_rank
 from distrain.result import Result, make_result
 from distrain.system.background import Background
 from distrain.system.log import say, warn
@@ -73,7 +73,7 @@ def check_launcher(num_workers: int, backend: BackendConfig) -> None:
             "call the function itself, or start the script with python or torchrun"
         )
     can_talk = type(backend).gather is not BackendConfig.gather
-    if num_workers == 0 and outer_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not can_talk:
+    if num_workers == 0 and torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not can_talk:
         raise LaunchError(
             "under torchrun, num_workers=0 needs a trainer whose ranks can talk to each other, such as TorchTrainer"
         )
@@ -81,7 +81,7 @@ def check_launcher(num_workers: int, backend: BackendConfig) -> None:
         return
     session = Session.current
     ours = session is not None and session.runs_script
-    if ours or ("TORCHELASTIC_RUN_ID" in os.environ and outer_rank() is not None):
+    if ours or ("TORCHELASTIC_RUN_ID" in os.environ and torchrun_rank() is not None):
         size = session.context.world_size if session is not None else int(os.environ["WORLD_SIZE"])
         if size != 1:
             launcher = "python -m distrain.launch" if ours else "torchrun"
@@ -116,7 +116,7 @@ def _only_one() -> Iterator[None]:
 # -- rank 0 ----------------------------------------------------------------------------------------------------------
 
 
-class LocalRun:
+class InProcessRun:
     """One run in this process. After :meth:`run`, ``end`` tells how it ended."""
 
     def __init__(
@@ -129,18 +129,18 @@ class LocalRun:
         manifest: RunManifest,
         callbacks: Callbacks,
     ) -> None:
-        self.end = RunEnd(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
+        self.end = RunSummary(state=RunState.CONNECTING, attempt=request.first_attempt - 1)
         self._request = request
         self._work = work
         self._store = store
         self._manifest = manifest
         self._checkpoint = request.checkpoint
-        self._retries = Retries(request.failure_config, request.checkpoint)
+        self._retries = RetryPolicy(request.failure_config, request.checkpoint)
         self._storage_problem: str | None = None
-        self._outer = outer_rank() is not None
-        self._desk = OuterDesk(work.backend) if self._outer else Desk()
+        self._outer = torchrun_rank() is not None
+        self._desk = TorchrunChannel(work.backend) if self._outer else InProcessChannel()
         self._validations = Validations(request, store)
-        self._ledger = Ledger(
+        self._ledger = ReportHandler(
             store,
             checkpoint_config,
             tell=self._desk.answer,
@@ -211,7 +211,7 @@ class LocalRun:
         stopped = _stop_reason(error) or (self._desk.stop_asked if outcome.stopped else None)
         why = self._storage_problem or (f"stopped by {stopped}" if stopped else None)
         self._manifest.attempt_ended([failure] if failure else [], why)
-        self.end = RunEnd(
+        self.end = RunSummary(
             state=self._state(outcome, error),
             attempt=attempt,
             metrics=self._ledger.metrics,
@@ -228,8 +228,8 @@ class LocalRun:
         work = self._work.fresh()
         if not self._outer:
             return work
-        assert isinstance(self._desk, OuterDesk)
-        return OuterWork(backend=work.backend, work=work, session=session, desk=self._desk, store=self._store)
+        assert isinstance(self._desk, TorchrunChannel)
+        return TorchrunWork(backend=work.backend, work=work, session=session, desk=self._desk, store=self._store)
 
     def _state(self, outcome: wire.Outcome, error: BaseException | None) -> RunState:
         if self._storage_problem:  # also if train_func caught the exception and went on
@@ -240,10 +240,10 @@ class LocalRun:
 
     def _keep(self, message: wire.FromWorker) -> None:
         match message:
-            case wire.Listens():
+            case wire.UsesShouldStop():
                 self._desk.listens = not self._outer  # torchrun's other ranks would not hear of it
-            case wire.Vote(attempt=attempt, rank=rank, call=call):
-                self._desk.answer(wire.StopAt(attempt=attempt, rank=rank, call=call))
+            case wire.StopVote(attempt=attempt, rank=rank, call=call):
+                self._desk.answer(wire.StopAtReport(attempt=attempt, rank=rank, call=call))
             case _:
                 self._ledger.handle(message)
                 self._ledger.flush()
@@ -266,7 +266,7 @@ class LocalRun:
         raise StorageError(why)
 
 
-def _train(session: Session, work: Work, desk: Desk) -> Executed:
+def _train(session: Session, work: Work, desk: InProcessChannel) -> Executed:
     with _current(session), _stop_signals(session, desk):
         executed = execute(lambda: work, session, desk)
         if executed.outcome.stage == "run":  # what was not set up is not ours to take down
@@ -291,7 +291,7 @@ def _current(session: Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
+def _stop_signals(session: Session, desk: InProcessChannel) -> Iterator[None]:
     """Handle the signals for which the user has no handlers: should_stop() becomes true if train_func calls it;
     otherwise, and the second time, they unwind train_func."""
 
@@ -300,7 +300,7 @@ def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
         if desk.listens and desk.stop_asked is None:
             desk.stop_asked = signal.Signals(number).name
             context = session.context
-            desk.answer(wire.AskStop(attempt=context.attempt, rank=context.world_rank))
+            desk.answer(wire.AnnounceStop(attempt=context.attempt, rank=context.world_rank))
         else:
             (signal.default_int_handler if number == signal.SIGINT else terminate)(number, frame)
 
@@ -323,7 +323,7 @@ def _stop_signals(session: Session, desk: Desk) -> Iterator[None]:
 def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[TrainContext, WorldPlan]]:
     """The environment of a rank, for as long as it trains; ``outer``: torchrun has made it already."""
     workers = int(os.environ["LOCAL_WORLD_SIZE"]) if outer else 1
-    facts = replace(survey(with_gpus=request.scaling.use_gpu), name="localhost")
+    facts = replace(host_info(with_gpus=request.scaling.use_gpu), name="localhost")
     plan = make_plan([facts], request.scaling, num_workers=workers)
     [here] = request.hosts.values()
     rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if outer else 0]
@@ -398,10 +398,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig) -> Result:
     """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises WorkerGroupError from what
     train_func raises."""
-    desk = OuterDesk(work.backend)
+    desk = TorchrunChannel(work.backend)
     with _only_one(), _rank(request, request.first_attempt, outer=True) as (context, _):
         session = Session(desk, context, None)
-        shared = OuterWork(backend=work.backend, work=work.fresh(), session=session, desk=desk)
+        shared = TorchrunWork(backend=work.backend, work=work.fresh(), session=session, desk=desk)
         executed = _train(session, shared, desk)
     if executed.error is not None:
         rank, outcome = context.world_rank, executed.outcome

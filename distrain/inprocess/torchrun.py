@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.decisions.barriers import Answer, Collectives
+from distrain.decisions.barriers import Answer, BarrierTracker
 from distrain.errors import CollectiveError
-from distrain.inprocess.local_channel import Desk
+from distrain.inprocess.local_channel import InProcessChannel
 from distrain.system.log import warn
 from distrain.work.job import Work
 from distrain.worker.session import Session
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def outer_rank() -> int | None:
+def torchrun_rank() -> int | None:
     """This process's rank if torchrun, or a launcher that sets the same variables, has started it; None otherwise."""
     started = all(name in os.environ for name in _LAUNCHER_SETS) and Session.current is None
     return int(os.environ["RANK"]) if started else None
 
 
-class OuterDesk(Desk):
+class TorchrunChannel(InProcessChannel):
     """The line of one of torchrun's ranks. Rank 0 has a ledger to ``hear`` it; reports of the others are not kept."""
 
     def __init__(self, backend: BackendConfig) -> None:
@@ -47,7 +47,7 @@ class OuterDesk(Desk):
         self._held: list[wire.Discard] = []
 
     def send(self, message: wire.FromWorker) -> None:
-        if not isinstance(message, wire.Joined):
+        if not isinstance(message, wire.CollectiveEntered):
             if isinstance(message, wire.Reported) and message.ordinal is not None:
                 self._let_go()
             self.hear(message)
@@ -55,7 +55,7 @@ class OuterDesk(Desk):
         attempt, rank = message.attempt, message.rank
         data, refused = self._meet(rank, message.operation, message.body)
         body = data if refused is None else b""
-        self.answer(wire.Met(attempt=attempt, rank=rank, index=message.index, body=body, refused=refused))
+        self.answer(wire.CollectiveDone(attempt=attempt, rank=rank, index=message.index, body=body, refused=refused))
 
     def answer(self, message: wire.ToWorker) -> None:
         """Local files are left at first, as no rank hears whether another one brings the same directory: until this
@@ -84,7 +84,7 @@ class OuterDesk(Desk):
         """Rank 0's data, or why this is no meeting: the same words on every rank."""
         self._index += 1
         calls = self._backend.gather((operation, data))
-        together = Collectives(len(calls))
+        together = BarrierTracker(len(calls))
         answers: list[Answer] = []
         for other, (name, _) in enumerate(calls):
             answers += [] if name is None else together.joined(other, self._index, name, b"", 0.0)
@@ -95,9 +95,9 @@ class OuterDesk(Desk):
 
     def _pass_over(self, message: wire.FromWorker) -> None:
         match message:
-            case wire.AskCheckpoints(attempt=attempt, rank=rank, index=index):
-                self.answer(wire.Checkpoints(attempt=attempt, rank=rank, index=index, body=b"[]"))
-            case wire.Delivered(attempt=attempt, rank=rank, ordinal=ordinal) if ordinal in self._deletes:
+            case wire.AskCheckpointList(attempt=attempt, rank=rank, index=index):
+                self.answer(wire.CheckpointList(attempt=attempt, rank=rank, index=index, body=b"[]"))
+            case wire.FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal) if ordinal in self._deletes:
                 self._deletes.remove(ordinal)
                 self.answer(wire.Discard(attempt=attempt, rank=rank, ordinal=ordinal, at_once=True))
             case wire.Reported(attempt=attempt, rank=rank, ordinal=ordinal, body=body):
@@ -108,17 +108,17 @@ class OuterDesk(Desk):
                         warn(
                             "under torchrun, only rank 0's files of a checkpoint are kept, and not those of other ranks"
                         )
-                    self.answer(wire.Grant(attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[]))
+                    self.answer(wire.CopyFiles(attempt=attempt, rank=rank, ordinal=ordinal, directory="", files=[]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OuterWork(Work):
+class TorchrunWork(Work):
     """The work of one of torchrun's ranks. Rank 0 (``store``) tells the others where the run is kept, and at the end
     which checkpoints it has, which they put into ``kept``. All return what rank 0 does."""
 
     work: Work
     session: Session
-    desk: OuterDesk
+    desk: TorchrunChannel
     store: RunStore | None = None
     kept: list[CommittedCheckpoint] = field(default_factory=list)
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE, PENDING_FILE
 from distrain.errors import DistrainError
-from distrain.storage.file_transfer import discard, taker
+from distrain.storage.file_transfer import discard, file_copier
 from distrain.storage.files import copy_folders, crc32_of, list_files, sync_file
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import no_metadata
 from distrain.storage.run_lock import RunLock
 from distrain.system.log import warn
-from distrain.system.remote_path import OPENING_PATIENCE_S, Place, decode_filesystem
+from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, decode_filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from distrain.storage.file_transfer import Files
 
 
-class Keeper:
+class StorageExecutor:
     """Does what the coordinator orders, one order after the other, and says what came of it. Raises nothing."""
 
-    def __init__(self, run: Place | None = None, tell: Callable[[str], None] = warn) -> None:
+    def __init__(self, run: RemotePath | None = None, tell: Callable[[str], None] = warn) -> None:
         """``tell`` hears what the user should read, but is no failure."""
         self._run = run
         self._tell = tell
@@ -51,23 +51,23 @@ class Keeper:
                     return self._bring(order)
                 case wire.Clear():
                     return self._clear(order)
-                case wire.Publish():
+                case wire.PublishCheckpoint():
                     self._publish(order)
-                case wire.Amend():
+                case wire.UpdateManifest():
                     self._amend(order)
-                case wire.Remove():
+                case wire.DeleteCheckpoints():
                     self._remove(order)
-                case wire.Mirror():
+                case wire.MirrorRecords():
                     self.mirror()
                 case _:
                     raise AssertionError(f"not an order: {order!r:.200}")
-            return wire.Kept(token=order.token)
+            return wire.OrderDone(token=order.token)
         except Exception as error:  # who waits for the answer must get one, whatever a filesystem comes up with
             return wire.failed_answer(order, _why(order, error))
 
     def _open(self, order: wire.OpenStorage) -> None:
         """See whether we can write, read and delete there. Raises OSError."""
-        self._run = self._run or Place(order.url, decode_filesystem(order.filesystem))
+        self._run = self._run or RemotePath(order.url, decode_filesystem(order.filesystem))
         self._opened = order
         run = self._run if order.again else replace(self._run, patience_s=OPENING_PATIENCE_S)
         probe = run / f".probe-{uuid.uuid4().hex}"
@@ -85,12 +85,16 @@ class Keeper:
         try:
             if self._run is None:
                 copy_folders(source, Path(order.directory))
-            take = taker(source, Path(order.directory), delete=order.delete) if self._run is None else self._put(order)
+            take = (
+                file_copier(source, Path(order.directory), delete=order.delete)
+                if self._run is None
+                else self._put(order)
+            )
             files = _each(take, order.files)
             skipped = _each(lambda path: crc32_of(source / path), order.others)
         except Exception as error:
             return wire.failed_answer(order, f"{_why(order, error)}; what could not be stored is in {order.source}")
-        return wire.Delivered(
+        return wire.FilesCopied(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )
 
@@ -103,9 +107,9 @@ class Keeper:
             target = self._mark(order)
             names = sorted(target.files().keys() - {MANIFEST_FILE, PENDING_FILE})
             files = _each(lambda path: (target / path).crc32(), names)
-        return wire.Delivered(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
+        return wire.FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
 
-    def _mark(self, order: wire.Upload) -> Place:
+    def _mark(self, order: wire.Upload) -> RemotePath:
         """Its directory elsewhere, marked as incomplete."""
         assert self._run is not None
         target = self._run / order.directory
@@ -125,7 +129,7 @@ class Keeper:
             target.put(source / order.files[0], order.files[0])
         return lambda path: crc32_of(source / path)
 
-    def _publish(self, order: wire.Publish) -> None:
+    def _publish(self, order: wire.PublishCheckpoint) -> None:
         """Look whether all files are there, and write the manifest, which makes them a checkpoint."""
         run = self._owned_run()
         target = run / order.directory
@@ -144,7 +148,9 @@ class Keeper:
         with contextlib.suppress(OSError):  # next time, then
             (target / PENDING_FILE).remove()
 
-    def _add_metadata(self, target: Place, metadata: dict[str, object], files: dict[str, dict[str, object]]) -> None:
+    def _add_metadata(
+        self, target: RemotePath, metadata: dict[str, object], files: dict[str, dict[str, object]]
+    ) -> None:
         """The run's, beside the checkpoint's own, which come first."""
         try:
             own = json.loads((target / METADATA_FILE).read()) if METADATA_FILE in files else {}
@@ -157,11 +163,11 @@ class Keeper:
         (target / METADATA_FILE).write(data)
         files[METADATA_FILE] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}", "rank": 0}
 
-    def _amend(self, order: wire.Amend) -> None:
+    def _amend(self, order: wire.UpdateManifest) -> None:
         manifest = self._owned_run() / order.directory / MANIFEST_FILE
         manifest.write(json.dumps({**json.loads(manifest.read()), **order.fields}, indent=1).encode())
 
-    def _remove(self, order: wire.Remove) -> None:
+    def _remove(self, order: wire.DeleteCheckpoints) -> None:
         """The manifest goes first: what is half deleted is no checkpoint."""
         run = self._owned_run()
         for name in order.directories:
@@ -172,7 +178,7 @@ class Keeper:
                     (run / name / entry).remove()
             (run / name).remove()  # with the marker, so that what a kill leaves is swept
 
-    def _owned_run(self) -> Place:
+    def _owned_run(self) -> RemotePath:
         """Raises StorageError if another coordinator has taken the run over."""
         assert self._run is not None
         assert self._opened is not None

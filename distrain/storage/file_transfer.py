@@ -22,7 +22,7 @@ Files = list[tuple[str, int, int]]
 """Relative path, size in bytes, crc32."""
 
 
-def taker(source: Path, target: Path, *, delete: bool) -> Callable[[str], tuple[int, int]]:
+def file_copier(source: Path, target: Path, *, delete: bool) -> Callable[[str], tuple[int, int]]:
     """What brings a file, by its relative path, from one directory into the other, on disk for good, and returns its
     size and crc32. ``delete``: :func:`discard` is called once all are there, so that they need not be copied; until
     then the source stays whole."""

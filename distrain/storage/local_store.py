@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.system.loop import Loop
-    from distrain.system.remote_path import Place
+    from distrain.system.remote_path import RemotePath
 
 _MOST_LEFTOVERS = 10_000
 """Files."""
@@ -142,7 +142,7 @@ class RunStore:
     """Whether only this process can reach it."""
 
     @property
-    def place(self) -> Path | Place:
+    def place(self) -> Path | RemotePath:
         """The run directory, as users know it."""
         return self.paths.root
 
@@ -684,7 +684,7 @@ def _open_lines(path: Path) -> int:
     return fd
 
 
-def warn_of_lost(path: Path | Place, names: Iterable[str], like: Iterable[str]) -> None:
+def warn_of_lost(path: Path | RemotePath, names: Iterable[str], like: Iterable[str]) -> None:
     """Say that a directory with files of these ``names`` has no manifest, if it looks like a checkpoint, and not like
     something else that the user keeps there. ``like``: the names of the files of one, if there is one."""
     if any(not name.startswith(".") for name in set(names) & set(like)):

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE
 from distrain.errors import StorageError
-from distrain.system.remote_path import OPENING_PATIENCE_S, Place, locate
+from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -214,7 +214,9 @@ def number_of(name: str) -> int:
 # -- which directory -------------------------------------------------------------------------------------------------
 
 
-def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None) -> Path | Place:
+def choose_run(
+    storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None
+) -> Path | RemotePath:
     """The run directory; it has a manifest if an unfinished run goes on there.
 
     Without a name: a new directory. With one: an unfinished run of that name goes on; a finished one is left alone, and
@@ -224,7 +226,7 @@ def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None, fi
         storage = locate(_DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
     except OSError as error:
         raise StorageError(f"cannot use the storage: {error}") from error
-    if isinstance(storage, Place):
+    if isinstance(storage, RemotePath):
         storage = replace(storage, patience_s=OPENING_PATIENCE_S)
     if name is None:
         return storage / f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
@@ -235,15 +237,15 @@ def choose_run(storage_path: str | os.PathLike[str] | None, name: str | None, fi
     return root
 
 
-def read_manifest(root: Path | Place) -> dict[str, Any]:
+def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
     """Return the run manifest, ``{}`` if there is none. Raises StorageError if it cannot be read or understood."""
     path = root / _MANIFEST
     try:
-        text = path.read() if isinstance(path, Place) else path.read_bytes()
+        text = path.read() if isinstance(path, RemotePath) else path.read_bytes()
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise StorageError(str(error) if isinstance(path, Place) else f"cannot read {path}: {error}") from error
+        raise StorageError(str(error) if isinstance(path, RemotePath) else f"cannot read {path}: {error}") from error
     try:
         manifest: dict[str, Any] = json.loads(text)
         _check_manifest(manifest)

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import StorageError
 from distrain.storage.files import crc32_of
-from distrain.system.remote_path import Place
+from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ PENDING = "PENDING_VALIDATION"
 class CommittedCheckpoint:
     """A checkpoint of the run and the metrics it was reported with."""
 
-    path: Path | Place
+    path: Path | RemotePath
     metrics: dict[str, Any]
     validation: dict[str, Any] | None = None
     """None if it is not validated; else ``status``, the name of a :class:`ReportedCheckpointStatus`, and what
@@ -42,12 +42,12 @@ class CommittedCheckpoint:
     @property
     def checkpoint(self) -> Checkpoint:
         """The handle that users get."""
-        if isinstance(self.path, Place):
+        if isinstance(self.path, RemotePath):
             return Checkpoint(self.path.url, self.path.given)
         return Checkpoint(self.path)
 
 
-def committed_at(path: Path | Place, manifest: Mapping[str, Any] | None = None) -> CommittedCheckpoint:
+def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = None) -> CommittedCheckpoint:
     """The checkpoint there, as its manifest, which is read from a local one, tells of it. Raises StorageError."""
     try:
         if manifest is None:
@@ -64,7 +64,7 @@ def committed_at(path: Path | Place, manifest: Mapping[str, Any] | None = None) 
     return CommittedCheckpoint(path, metrics, validation, index)
 
 
-def no_metadata(checkpoint: Path | Place) -> str:
+def no_metadata(checkpoint: Path | RemotePath) -> str:
     """What to say of one whose own metadata cannot be added to."""
     return f"{METADATA_FILE} of {checkpoint} holds no JSON object; the run's metadata is not added to it"
 
@@ -133,12 +133,12 @@ def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
     return value
 
 
-def read_metrics(path: Path | Place, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
+def read_metrics(path: Path | RemotePath, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
     """The lines of a metrics.jsonl (of one rank, or of all), with non-finite numbers restored. A torn last line, as a
     power cut leaves it, is passed over, and so are others that cannot be understood, with a warning. Raises OSError; no
     file is no line."""
     try:
-        lines = io.BytesIO(path.read()) if isinstance(path, Place) else path.open("rb")
+        lines = io.BytesIO(path.read()) if isinstance(path, RemotePath) else path.open("rb")
     except FileNotFoundError:
         return
     with lines:
@@ -150,7 +150,7 @@ def read_metrics(path: Path | Place, *, rank: int | None = 0) -> Iterator[dict[s
                 yield record
 
 
-def last_metrics(path: Path | Place) -> dict[str, Any] | None:
+def last_metrics(path: Path | RemotePath) -> dict[str, Any] | None:
     """Return the metrics of rank 0's last line in a metrics.jsonl, which is read from its end; None if there is none.
 
     Raises OSError.
@@ -163,7 +163,7 @@ def last_metrics(path: Path | Place) -> dict[str, Any] | None:
         return next((record["metrics"] for record in records if record is not None and record["rank"] == 0), None)
 
     try:
-        if isinstance(path, Place):
+        if isinstance(path, RemotePath):
             return path.read_with(find)
         with path.open("rb") as file:
             return find(file)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, unread
 from distrain.errors import CheckpointError, StorageError
-from distrain.storage.executor import Keeper
+from distrain.storage.executor import StorageExecutor
 from distrain.storage.local_store import RunStore, warn_of_lost
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, is_ours, number_of, read_manifest
 from distrain.storage.records import CommittedCheckpoint, committed_at
@@ -27,7 +27,7 @@ from distrain.storage.run_lock import RunLock
 from distrain.storage.uploader_link import UploaderLink
 from distrain.system import process
 from distrain.system.log import say, warn
-from distrain.system.remote_path import Place, encode_filesystem, locate, own_temporary_directory
+from distrain.system.remote_path import RemotePath, encode_filesystem, locate, own_temporary_directory
 
 if TYPE_CHECKING:
     import os
@@ -45,7 +45,7 @@ def open_run(storage_path: str | os.PathLike[str] | None, name: str | None, file
     """The store of the run that :func:`choose_run` names, locked. Raises StorageError, as the stores do."""
     while True:
         root = choose_run(storage_path, name, filesystem)
-        store = RemoteStore(root) if isinstance(root, Place) else RunStore(root)
+        store = RemoteStore(root) if isinstance(root, RemotePath) else RunStore(root)
         if read_manifest(root).get("status") != "finished":
             return store
         store.close()  # another process has finished it just before we got the lock
@@ -56,11 +56,11 @@ class RemoteStore(RunStore):
 
     is_elsewhere = True
 
-    def __init__(self, run: Place) -> None:
+    def __init__(self, run: RemotePath) -> None:
         self._run = run
         self._orders: Callable[[wire.Message], None] = self._do_here
         self._link: UploaderLink | None = None
-        self._here: Keeper | None = None
+        self._here: StorageExecutor | None = None
         self._token = 0
         self._waiting: dict[int, Callable[[str | None], None]] = {}
         self._directories: dict[tuple[int, int], str] = {}
@@ -73,10 +73,10 @@ class RemoteStore(RunStore):
         except OSError as error:
             raise StorageError(f"cannot use the storage: {error}") from error
         super().__init__(spool)
-        self._run = Place(run.url, run.given)  # from now on with the usual patience
+        self._run = RemotePath(run.url, run.given)  # from now on with the usual patience
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RemotePath:
         return self._run
 
     @property
@@ -180,7 +180,7 @@ class RemoteStore(RunStore):
         self._answer_here(order, then)
 
     def _answer_here(self, order: wire.Message, then: Callable[[wire.Message], None]) -> None:
-        keeper = self._here = self._here or Keeper(self._run, self._warn)
+        keeper = self._here = self._here or StorageExecutor(self._run, self._warn)
         self._background.do(lambda: keeper.do(order), then)
 
     def _order(self, kind: Callable[..., wire.Message], then: Callable[[str | None], None], **fields: Any) -> None:
@@ -194,7 +194,7 @@ class RemoteStore(RunStore):
             case wire.StorageOpened(failed=failed):
                 if failed is not None:
                     self._fail(f"cannot use the storage: {failed}")
-            case wire.Kept(token=token, failed=failed):
+            case wire.OrderDone(token=token, failed=failed):
                 self._waiting.pop(token)(failed)
             case wire.Notice(text=text):
                 warn(text)
@@ -289,11 +289,13 @@ class RemoteStore(RunStore):
             self.committed.append(saved)
             then(saved)
 
-        self._order(wire.Publish, published, directory=directory, manifest=manifest, metadata=dict(self.metadata))
+        self._order(
+            wire.PublishCheckpoint, published, directory=directory, manifest=manifest, metadata=dict(self.metadata)
+        )
 
     def _amend_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
         failed = partial(_warn_if_failed, f"what came of the validation of {saved.path.name} could not be written")
-        self._order(wire.Amend, failed, directory=saved.path.name, fields=dict(fields))
+        self._order(wire.UpdateManifest, failed, directory=saved.path.name, fields=dict(fields))
 
     def delete(self, positions: Sequence[int]) -> None:
         if not positions:
@@ -301,7 +303,9 @@ class RemoteStore(RunStore):
         names = [self.committed.pop(position).path.name for position in sorted(positions, reverse=True)]
         self._background.do(lambda: self._forget_copies(names))
         self._order(
-            wire.Remove, partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"), directories=names
+            wire.DeleteCheckpoints,
+            partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"),
+            directories=names,
         )
 
     def _forget_copies(self, names: Sequence[str]) -> None:
@@ -330,7 +334,7 @@ class RemoteStore(RunStore):
 
     def _manifest_written(self) -> None:
         if self._link or self._here:
-            self._order(wire.Mirror, self._mirrored)
+            self._order(wire.MirrorRecords, self._mirrored)
 
     def _mirrored(self, failed: str | None) -> None:
         if failed is not None and self._broken is None:
@@ -364,8 +368,8 @@ class RemoteStore(RunStore):
         problems: list[str | None] = []
         committed = {saved.path.name for saved in self.committed}
         pending = sorted(set(self._directories.values()) - committed)
-        self._order(wire.Remove, lambda failed: None, directories=pending)
-        self._order(wire.Mirror, problems.append)
+        self._order(wire.DeleteCheckpoints, lambda failed: None, directories=pending)
+        self._order(wire.MirrorRecords, problems.append)
         self.settle()
         return next((problem for problem in problems if problem), None)
 
@@ -392,19 +396,19 @@ def here_of(run: str) -> Path:
     Raises StorageError."""
     try:
         place = locate(run)
-        return _spool_of(place) if isinstance(place, Place) else place
+        return _spool_of(place) if isinstance(place, RemotePath) else place
     except OSError as error:
         raise StorageError(str(error)) from error
 
 
-def _spool_of(run: Place) -> Path:
+def _spool_of(run: RemotePath) -> Path:
     """The same for every run of this name on this machine, so that what was not mirrored is found again."""
     identity = f"{type(run.filesystem).__name__} {run.url}"
     folder = own_temporary_directory("spool") / hashlib.sha256(identity.encode()).hexdigest()[:16]
     return folder / run.name
 
 
-def damage_elsewhere(checkpoint: Place) -> str | None:
+def damage_elsewhere(checkpoint: RemotePath) -> str | None:
     """What is wrong with a checkpoint elsewhere, which need not be of a run: one without any manifest is taken for
     somebody's own. Raises OSError."""
     present = checkpoint.files()
@@ -419,7 +423,7 @@ def _forget(spool: Path) -> None:
         spool.parent.rmdir()
 
 
-def _damage_of(checkpoint: Place, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
+def _damage_of(checkpoint: RemotePath, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
     """What is wrong, by its manifest and a listing; metadata may be changed at any time. Files that were written again
     are read: whoever has copied the whole run has changed nothing. Raises OSError."""
     try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import StorageError
 from distrain.system import process
 from distrain.system.log import warn
-from distrain.system.remote_path import Place
+from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,12 +66,12 @@ def _machine() -> str:
 class RunLock:
     """The lock of a run directory, held. Not for one whose storage is of this process only."""
 
-    run: Place
+    run: RemotePath
     number: int
     owner: _Owner
 
     @classmethod
-    def take(cls, run: Place) -> RunLock:
+    def take(cls, run: RemotePath) -> RunLock:
         """Raises StorageError if the run is somebody else's, OSError if that cannot be found out."""
         folder = run / ".lock"
         numbers = _numbers(folder)
@@ -88,7 +88,7 @@ class RunLock:
         return lock
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> RemotePath:
         return self.run / ".lock" / f"{self.number:06d}"
 
     def _text(self, beat: float, *, released: bool = False) -> bytes:
@@ -99,7 +99,7 @@ class RunLock:
         return json.dumps({"number": self.number, "owner": asdict(self.owner)})
 
     @classmethod
-    def from_text(cls, run: Place, text: str) -> RunLock:
+    def from_text(cls, run: RemotePath, text: str) -> RunLock:
         fields: dict[str, Any] = json.loads(text)
         return cls(run=run, number=fields["number"], owner=_Owner(**fields["owner"]))
 
@@ -127,12 +127,12 @@ class RunLock:
         self._place.write(self._text(0, released=True))
 
 
-def is_in_use(run: Path | Place) -> bool:
+def is_in_use(run: Path | RemotePath) -> bool:
     """Return False if no process holds the lock of this run. True if one does, or if that cannot be found out.
 
     Raises OSError if storage elsewhere cannot be read, StorageError if its lock is damaged.
     """
-    if isinstance(run, Place):
+    if isinstance(run, RemotePath):
         return _is_held_elsewhere(run / ".lock")
     try:
         fd = os.open(run / ".lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -147,7 +147,7 @@ def is_in_use(run: Path | Place) -> bool:
     return False
 
 
-def _is_held_elsewhere(folder: Place) -> bool:
+def _is_held_elsewhere(folder: RemotePath) -> bool:
     """An owner that cannot be seen counts as dead when its last beat is long ago, also by a clock that is wrong."""
     numbers = _numbers(folder)
     if not numbers:
@@ -161,7 +161,7 @@ def _is_held_elsewhere(folder: Place) -> bool:
     return not (said["released"] or _owner_of(said).is_dead() or is_silent)
 
 
-def _understood(lock: Place, text: bytes) -> dict[str, Any]:
+def _understood(lock: RemotePath, text: bytes) -> dict[str, Any]:
     """Return what the lock with this text says. Raises StorageError if it is damaged."""
     try:
         said: dict[str, Any] = json.loads(text)
@@ -177,11 +177,11 @@ def _owner_of(said: Mapping[str, Any]) -> _Owner:
     return _Owner(**{name: said[name] for name in ("id", "host", "machine", "pid", "started")})
 
 
-def _numbers(folder: Place) -> list[int]:
+def _numbers(folder: RemotePath) -> list[int]:
     return sorted(int(name) for name in folder.names() if name.isdigit())
 
 
-def _wait_until_free(run: Place, lock: Place) -> None:
+def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
     """Returns when its owner has released it or is dead. Raises StorageError if it lives."""
     first = last = lock.read()
     said = _understood(lock, first)
@@ -201,5 +201,5 @@ def _wait_until_free(run: Place, lock: Place) -> None:
             raise StorageError(_in_use(run, who))
 
 
-def _in_use(run: Place, who: str) -> str:
+def _in_use(run: RemotePath, who: str) -> str:
     return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name, --name)"

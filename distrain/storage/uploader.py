@@ -12,7 +12,7 @@ import time
 
 from distrain import wire
 from distrain.errors import StorageError
-from distrain.storage.executor import Keeper
+from distrain.storage.executor import StorageExecutor
 from distrain.storage.run_lock import BEAT_S
 from distrain.system import process
 from distrain.system.remote_path import tell_troubles_to
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
 class _Uploader:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._keeper = Keeper(tell=self._tell)
+        self._keeper = StorageExecutor(tell=self._tell)
         self._mirror_at: float | None = None
         self._complained = False
 

@@ -106,7 +106,7 @@ def as_fsspec(filesystem: Any) -> AbstractFileSystem:
     )
 
 
-def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place:
+def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | RemotePath:
     """Where a path or URL leads to: an absolute local path, or a place elsewhere. Nothing is looked at yet.
 
     ``file://`` URLs are decoded (%20 is a space), which makes this the inverse of :meth:`pathlib.Path.as_uri`. Raises
@@ -118,12 +118,12 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Place
     if filesystem is not None:
         given = as_fsspec(filesystem)
         local = _local_path(given, text)
-        return Place(text.rstrip("/"), given) if local is None else Path(os.path.abspath(local))
+        return RemotePath(text.rstrip("/"), given) if local is None else Path(os.path.abspath(local))
     scheme, separator, rest = text.partition("://")
     if separator and scheme in ("file", "local"):
         return Path(os.path.abspath(Path(os.fsdecode(unquote_to_bytes(rest))).expanduser()))
     if is_url(text):
-        place = Place(text.rstrip("/") if rest.strip("/") else f"{scheme}://")
+        place = RemotePath(text.rstrip("/") if rest.strip("/") else f"{scheme}://")
         _ = place.filesystem  # a name that no filesystem has is known at once
         return place
     return Path(os.path.abspath(Path(text).expanduser()))
@@ -198,7 +198,7 @@ def own_temporary_directory(name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Place:
+class RemotePath:
     """A directory or file elsewhere.
 
     url: as people write it; a path within ``given``, if that is not None. patience_s: for how long what may be a
@@ -260,12 +260,12 @@ class Place:
         return False
 
     @property
-    def parent(self) -> Place:
+    def parent(self) -> RemotePath:
         """What it is in."""
         above = self.url.rpartition("/")[0]
         return replace(self, url=f"{above}/" if above.endswith(":/") else above)
 
-    def __truediv__(self, name: str) -> Place:
+    def __truediv__(self, name: str) -> RemotePath:
         return replace(self, url=f"{self.url}{name}" if self.url.endswith("://") else f"{self.url}/{name}")
 
     def __str__(self) -> str:

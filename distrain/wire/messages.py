@@ -14,7 +14,7 @@ from typing import Any
 
 from distrain.system.version import __version__
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way; with the next one report() waits for :class:`Acknowledged`. This many
@@ -49,7 +49,7 @@ class ToWorker(Message):
 class Hello(Message):
     """Agent, first of all: who speaks here, and what the host has. ``gpus``: the fields of each
     :class:`~distrain.hosts.host.Gpu`, None when nobody asked. ``driver_problem``, ``network``, ``address``: see
-    :class:`~distrain.hosts.host.HostFacts`."""
+    :class:`~distrain.hosts.host.HostInfo`."""
 
     wire: int
     distrain: str
@@ -82,17 +82,17 @@ class Prepare(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reserve(Message):
-    """Coordinator: keep this many TCP ports for the attempt. ``toward``: another host's address, if this host is to
+class ReservePorts(Message):
+    """Coordinator: keep this many TCP ports for the attempt. ``peer``: another host's address, if this host is to
     find out its own."""
 
     attempt: int
     ports: int
-    toward: str = ""
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved(Message):
+class PortsReserved(Message):
     """Agent: the ports are bound, and stay so until the attempt is gone. ``address``: this host's own, if asked."""
 
     attempt: int
@@ -124,13 +124,13 @@ class Stop(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeStacks(Message):
-    """Coordinator: where are the workers of this attempt? Answered by :class:`Stacks` and :class:`StacksTaken`."""
+    """Coordinator: where are the workers of this attempt? Answered by :class:`StackDump` and :class:`StacksDone`."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StacksTaken(Message):
+class StacksDone(Message):
     """Agent: all stacks that came within the time are sent; ``silent`` ranks did not answer."""
 
     attempt: int
@@ -140,7 +140,7 @@ class StacksTaken(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload(Message):
     """Coordinator: bring ``files`` of ``source`` into ``directory``, hash the ``others``, and answer with
-    :class:`Delivered`, while the rank trains on. ``delete``: the source is not needed after a :class:`Clear`. If the
+    :class:`FilesCopied`, while the rank trains on. ``delete``: the source is not needed after a :class:`Clear`. If the
     storage is elsewhere, ``directory`` is a name in the run directory. An empty ``source`` means that all is there
     already; then all files that are there count."""
 
@@ -191,9 +191,9 @@ class StorageOpened(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publish(Message):
+class PublishCheckpoint(Message):
     """Coordinator: all files of the checkpoint in ``directory`` are there; write its manifest. ``metadata`` is added to
-    the checkpoint's own. Answered by :class:`Kept`."""
+    the checkpoint's own. Answered by :class:`OrderDone`."""
 
     token: int
     directory: str
@@ -202,9 +202,9 @@ class Publish(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amend(Message):
+class UpdateManifest(Message):
     """Coordinator: replace these fields of the manifest of the checkpoint in ``directory``. Answered by
-    :class:`Kept`."""
+    :class:`OrderDone`."""
 
     token: int
     directory: str
@@ -212,22 +212,22 @@ class Amend(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remove(Message):
-    """Coordinator: delete these directories. Answered by :class:`Kept`."""
+class DeleteCheckpoints(Message):
+    """Coordinator: delete these directories. Answered by :class:`OrderDone`."""
 
     token: int
     directories: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mirror(Message):
-    """Coordinator: bring what has changed in the spool to the run directory now. Answered by :class:`Kept`."""
+class MirrorRecords(Message):
+    """Coordinator: bring what has changed in the spool to the run directory now. Answered by :class:`OrderDone`."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(Message):
+class OrderDone(Message):
     """Uploader: an order is done; ``failed``: why it is not."""
 
     token: int
@@ -235,10 +235,10 @@ class Kept(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validate(Message):
+class RunValidation(Message):
     """Coordinator: call the validation function with the checkpoint at this path or URL. ``overrides``: what takes the
     place of its keyword arguments, as :class:`Reported` has them. The body is the pickled work that holds the function.
-    Answered by :class:`Validated`."""
+    Answered by :class:`ValidationResult`."""
 
     checkpoint: str
     filesystem: str
@@ -249,7 +249,7 @@ class Validate(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validated(Message):
+class ValidationResult(Message):
     """Validator: the metrics as JSON; or ``failed``, why there are none."""
 
     body: bytes
@@ -302,7 +302,7 @@ class Output(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stacks(Message):
+class StackDump(Message):
     """Agent: the stacks of all threads of a worker, as faulthandler wrote them."""
 
     attempt: int
@@ -311,7 +311,7 @@ class Stacks(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gone(Message):
+class HostIdle(Message):
     """Agent: no process of this attempt is left on this host."""
 
     attempt: int
@@ -333,11 +333,11 @@ class HostFailed(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspect(Message):
-    """Coordinator: what would the workers of this host find? Answered by :class:`Inspected`.
+class InspectHost(Message):
+    """Coordinator: what would the workers of this host find? Answered by :class:`InspectionResult`.
 
     directory, sys_path: theirs. packages: installed ones, whose versions matter. storage: a directory in which a file
-    is to be written and deleted, and in which ``witness`` is a file that holds ``nonce``, if it is the one that the
+    is to be written and deleted, and in which ``probe_file`` is a file that holds ``nonce``, if it is the one that the
     coordinator's machine has; empty: there is none to look at.
     """
 
@@ -345,12 +345,12 @@ class Inspect(Message):
     sys_path: list[str | None]
     packages: list[str]
     storage: str = ""
-    witness: str = ""
+    probe_file: str = ""
     nonce: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspected(Message):
+class InspectionResult(Message):
     """Agent: the answer. ``versions``: None for a package that is not there, empty for one that does not say.
     ``received`` and ``sent``: when, in seconds since the epoch by this host's clock. Bytes are 0 where unknown."""
 
@@ -364,17 +364,17 @@ class Inspected(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listen(Message):
+class OpenProbePort(Message):
     """Coordinator: let the other hosts connect to this one for some seconds, at ``address``, or where that is empty at
-    the address that this host has ``toward`` another. Answered by :class:`Listening`, with the same ``nonce``."""
+    the address that this host has toward ``peer``. Answered by :class:`ProbePortOpened`, with the same ``nonce``."""
 
     address: str
     nonce: str
-    toward: str = ""
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening(Message):
+class ProbePortOpened(Message):
     """Agent: where it listens, or why it cannot (``failed``)."""
 
     nonce: str
@@ -385,16 +385,16 @@ class Listening(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach(Message):
+class ProbePeers(Message):
     """Coordinator: connect to each of these hosts, ``[address, port]`` by name, and see whether ``nonce`` comes back.
-    Answered by :class:`Reached`, with the same one."""
+    Answered by :class:`ProbeResult`, with the same one."""
 
     peers: dict[str, tuple[str, int]]
     nonce: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached(Message):
+class ProbeResult(Message):
     """Agent: which hosts could not be reached, and why."""
 
     nonce: str
@@ -436,8 +436,8 @@ class WorkerSpec(ToWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant(ToWorker):
-    """Answer to an announced checkpoint: copy ``files`` into ``directory``, then :class:`Delivered`. An error text in
+class CopyFiles(ToWorker):
+    """Answer to an announced checkpoint: copy ``files`` into ``directory``, then :class:`FilesCopied`. An error text in
     ``refused`` ends the report with that error."""
 
     ordinal: int
@@ -454,7 +454,7 @@ class Acknowledged(ToWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored(ToWorker):
+class UploadDone(ToWorker):
     """An :class:`Upload` for this rank is done; ``failed``: why it is not."""
 
     ordinal: int
@@ -463,15 +463,17 @@ class Stored(ToWorker):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discard(ToWorker):
-    """Answer to :class:`Delivered`, or sent after :class:`Stored`, if the worker waits for its files to be deleted: do
-    that now, or, if not ``at_once``, when this comes again, and answer with :class:`Discarded`, once."""
+    """Answer to :class:`FilesCopied`, or sent after :class:`UploadDone`: the worker deletes its local files.
+
+    It does so now, or, if not ``at_once``, when this comes again. It answers with :class:`Discarded`, once.
+    """
 
     ordinal: int
     at_once: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed(ToWorker):
+class CheckpointCommitted(ToWorker):
     """The checkpoint is safe at ``path``; get_checkpoint() returns it from now on."""
 
     ordinal: int
@@ -479,16 +481,16 @@ class Committed(ToWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoints(ToWorker):
-    """Answer to the ``index``-th :class:`AskCheckpoints`. The body is a JSON list of path, metrics and status of each,
-    in the order of commit; NaN and infinities are written as Python's json does."""
+class CheckpointList(ToWorker):
+    """Answer to :class:`AskCheckpointList` number ``index``. The body is a JSON list of path, metrics and status of
+    each, in the order of commit; NaN and infinities are written as Python's json does."""
 
     index: int
     body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Met(ToWorker):
+class CollectiveDone(ToWorker):
     """Every rank has joined the ``index``-th collective; ``body`` is rank 0's data. ``refused``: why that cannot be."""
 
     index: int
@@ -497,12 +499,13 @@ class Met(ToWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskStop(ToWorker):
-    """Somebody wants the run to end: answer the next should_stop() with :class:`Vote`, and wait for :class:`StopAt`."""
+class AnnounceStop(ToWorker):
+    """Coordinator: the run should end. A worker answers the next should_stop() with :class:`StopVote`, and waits for
+    :class:`StopAtReport`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopAt(ToWorker):
+class StopAtReport(ToWorker):
     """should_stop() is true from this call on, on every rank that calls it; not ``final``: it is false until then, and
     the rank is to vote again there."""
 
@@ -546,7 +549,7 @@ class Reported(FromWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered(FromWorker):
+class FilesCopied(FromWorker):
     """The granted files are on disk: ``[relative path, size in bytes, crc32]``. ``skipped`` lists the files that a
     lower rank brings, with the CRC of this rank's copy. ``failed``: why this rank's part cannot be had after all."""
 
@@ -566,7 +569,7 @@ class Discarded(FromWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined(FromWorker):
+class CollectiveEntered(FromWorker):
     """The worker waits in its ``index``-th collective (from 1). ``body``: rank 0's data, empty from the others.
     ``timeout_s``: after which it gives up; None: never."""
 
@@ -577,9 +580,9 @@ class Joined(FromWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskCheckpoints(FromWorker):
+class AskCheckpointList(FromWorker):
     """The worker wants to know which checkpoints there are, once all that it has reported are committed, and, if it
-    says ``validated``, once none waits for its validation; or ``at_once``. Answered by :class:`Checkpoints`."""
+    says ``validated``, once none waits for its validation; or ``at_once``. Answered by :class:`CheckpointList`."""
 
     index: int
     validated: bool
@@ -587,12 +590,12 @@ class AskCheckpoints(FromWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listens(FromWorker):
+class UsesShouldStop(FromWorker):
     """The worker has called should_stop(), and will again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vote(FromWorker):
+class StopVote(FromWorker):
     """The worker waits in its ``call``-th should_stop()."""
 
     call: int
@@ -620,13 +623,18 @@ def failed_answer(order: Message, why: str) -> Message:
     """What to say of an order to an uploader that cannot be carried out."""
     match order:
         case Upload(attempt=attempt, rank=rank, ordinal=ordinal):
-            return Delivered(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
+            return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
         case Clear(attempt=attempt, rank=rank, ordinal=ordinal):
             return Discarded(attempt=attempt, rank=rank, ordinal=ordinal, failed=why)
         case OpenStorage():
             return StorageOpened(failed=why)
-        case Publish(token=token) | Amend(token=token) | Remove(token=token) | Mirror(token=token):
-            return Kept(token=token, failed=why)
+        case (
+            PublishCheckpoint(token=token)
+            | UpdateManifest(token=token)
+            | DeleteCheckpoints(token=token)
+            | MirrorRecords(token=token)
+        ):
+            return OrderDone(token=token, failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")
 
 

@@ -24,7 +24,7 @@ from distrain.system.process import STACKS_SIGNAL
 from distrain.wire.channel import Channel, widen_pipe
 from distrain.work import job, main_module
 from distrain.worker.session import Session
-from distrain.worker.user_code import Attempted, attempt, conclude, flush, leave, terminate
+from distrain.worker.user_code import UserCodeResult, attempt, conclude, flush, leave, terminate
 
 WORKER_PIPES = ("down", "up", "out", "err", "stacks")
 """The order in which the agent hands over a worker's descriptors."""
@@ -73,7 +73,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
         _hush_signals()
     except BaseException as error:  # raised by a signal handler, in the last moment
         _hush_signals()
-        done = Attempted(stage="run", error=error)
+        done = UserCodeResult(stage="run", error=error)
     executed = conclude(done, session)
     outcome, work = executed.outcome, executed.work
     flush()

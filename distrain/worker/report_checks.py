@@ -18,7 +18,7 @@ from distrain.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.errors import CheckpointError
 from distrain.storage.files import list_files
 from distrain.storage.paths import RunPaths
-from distrain.system.remote_path import Place, own_temporary_path
+from distrain.system.remote_path import RemotePath, own_temporary_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
             f"report(): {checkpoint.path} is a shared directory; the checkpoint would take in everything in it. "
             "Write the files into a directory of their own: checkpoint_dir = tempfile.mkdtemp()"
         )
-    if isinstance(context.get_storage().run, Place):
+    if isinstance(context.get_storage().run, RemotePath):
         return
     run = os.path.realpath(context.get_trial_dir())
     if os.path.commonpath([folder, run]) == folder:
@@ -61,7 +61,7 @@ def is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
     one, and what a committed checkpoint or the working directory is in."""
     folder = Path(os.path.realpath(checkpoint.path))
     ours = [os.path.realpath(own_temporary_path())]
-    if not isinstance(context.get_storage().run, Place):
+    if not isinstance(context.get_storage().run, RemotePath):
         ours.append(os.path.realpath(context.get_trial_dir()))
     around = (folder, *folder.parents)
     with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
@@ -86,7 +86,7 @@ def folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
 def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
     """Raises ValueError if NO_UPLOAD cannot be meant."""
     place, where = checkpoint.place, context.get_storage().run
-    if isinstance(where, Place) or place is not None:
+    if isinstance(where, RemotePath) or place is not None:
         if place is None or place.path.rpartition("/")[0] != getattr(where, "path", ""):
             raise ValueError(_not_in_place(str(where), checkpoint.path))
         _check_name(place.name)
@@ -105,7 +105,7 @@ def _check_name(name: str) -> None:
         raise ValueError(f"report(): the name of a checkpoint's directory {why_not}")
 
 
-def checked_task(storing: Storing, checkpoint: Checkpoint | None, context: TrainContext) -> dict[str, Any] | None:
+def checked_task(storing: StoreOptions, checkpoint: Checkpoint | None, context: TrainContext) -> dict[str, Any] | None:
     """How the checkpoint is to be validated; None if it is not. Refuses what cannot have been meant."""
     if storing.validation is None:
         return None
@@ -159,7 +159,7 @@ def _not_in_place(run: str, path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storing:
+class StoreOptions:
     """How ``report()`` is to store a checkpoint, as its caller says. Raises TypeError or ValueError for what cannot
     be."""
 

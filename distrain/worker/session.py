@@ -20,13 +20,13 @@ from distrain.checkpoint import Checkpoint
 from distrain.config import CheckpointUploadMode
 from distrain.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
 from distrain.errors import CheckpointError, CollectiveError
-from distrain.storage.file_transfer import Leftover, discard, taker, unshare
+from distrain.storage.file_transfer import Leftover, discard, file_copier, unshare
 from distrain.storage.files import copy_folders, crc32_of, list_files
 from distrain.system.log import warn
-from distrain.system.remote_path import Place
+from distrain.system.remote_path import RemotePath
 from distrain.worker.metrics import encode_metrics
 from distrain.worker.report_checks import (
-    Storing,
+    StoreOptions,
     check_checkpoint,
     check_in_place,
     checked_task,
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 MOST_UPLOADS = 2
 """Of one rank at once; report() waits for the first before it leaves a third behind."""
-_AS_USUAL = Storing()
+_AS_USUAL = StoreOptions()
 SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode
 
 
-class Line(Protocol):
+class WorkerChannel(Protocol):
     """The worker's connection: a ``Channel``, or what stands for one in the same process."""
 
     at_end: bool
@@ -67,7 +67,7 @@ class Session:
 
     current: Session | None = None
 
-    def __init__(self, channel: Line, context: TrainContext, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, channel: WorkerChannel, context: TrainContext, checkpoint: Checkpoint | None) -> None:
         self.context = context
         self.checkpoint = checkpoint
         self._channel = channel
@@ -87,15 +87,15 @@ class Session:
         self._said_awaited = False
         self._not_stored: list[str] = []
         self._stored: set[int] = set()
-        self._met: wire.Met | None = None
+        self._met: wire.CollectiveDone | None = None
         self._asks = 0
-        self._listing: wire.Checkpoints | None = None
+        self._listing: wire.CheckpointList | None = None
         self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
         """What a dict checkpoint becomes when it is reported; the backend may have a say."""
         self.at_report: Callable[[], None] = lambda: None
         self.runs_script = False
         """Whether this rank runs a script, as under torchrun, and no function."""
-        self._grants: dict[int, wire.Grant] = {}
+        self._grants: dict[int, wire.CopyFiles] = {}
         self._discards: dict[int, wire.Discard] = {}
         self._left: dict[int, Leftover] = {}
         """What is to be deleted when nobody can need it any more, of the checkpoint of that ordinal."""
@@ -105,7 +105,9 @@ class Session:
         """The call that holds the lock."""
         self._pid = os.getpid()
 
-    def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: Storing = _AS_USUAL) -> None:
+    def report(
+        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: StoreOptions = _AS_USUAL
+    ) -> None:
         self.at_report()
         body = encode_metrics(metrics)
         check_checkpoint(checkpoint, self.context)
@@ -163,7 +165,9 @@ class Session:
         while self._channel.acknowledges and self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
             self._listen(wait=True)
 
-    def _to_store(self, checkpoint: Checkpoint, storing: Storing) -> tuple[Checkpoint, Storing, Leftover | None]:
+    def _to_store(
+        self, checkpoint: Checkpoint, storing: StoreOptions
+    ) -> tuple[Checkpoint, StoreOptions, Leftover | None]:
         """A directory, what is to be done with it, and what is to be deleted when all ranks are done."""
         leftover = None
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
@@ -227,7 +231,7 @@ class Session:
 
     def _ask(self, mode: CheckpointConsistencyMode, *, at_once: bool) -> None:
         self._channel.send(
-            wire.AskCheckpoints(
+            wire.AskCheckpointList(
                 attempt=self.context.attempt,
                 rank=self.context.world_rank,
                 index=self._asks,
@@ -241,7 +245,7 @@ class Session:
             self._listen()
             self._stop_calls += 1
             if self._stop_calls == 1:
-                self._channel.send(wire.Listens(attempt=self.context.attempt, rank=self.context.world_rank))
+                self._channel.send(wire.UsesShouldStop(attempt=self.context.attempt, rank=self.context.world_rank))
             if self._stop_asked and self._stop_at is None and self._stop_calls >= self._vote_at:
                 self._agree()
             self.stopped = self.stopped or (self._stop_at is not None and self._stop_calls >= self._stop_at)
@@ -250,7 +254,9 @@ class Session:
     def _agree(self) -> None:
         """Wait until it is clear at which of its calls every rank stops, or where that is to be found out (see
         :mod:`distrain.decisions.stop_consensus`)."""
-        self._channel.send(wire.Vote(attempt=self.context.attempt, rank=self.context.world_rank, call=self._stop_calls))
+        self._channel.send(
+            wire.StopVote(attempt=self.context.attempt, rank=self.context.world_rank, call=self._stop_calls)
+        )
         while self._stop_at is None and self._vote_at <= self._stop_calls:
             self._listen(wait=True)
 
@@ -278,7 +284,7 @@ class Session:
         with self._alone(operation):
             self._collectives += 1
             self._channel.send(
-                wire.Joined(
+                wire.CollectiveEntered(
                     attempt=self.context.attempt,
                     rank=self.context.world_rank,
                     index=self._collectives,
@@ -292,7 +298,7 @@ class Session:
                 raise CollectiveError(met.refused)
             return met.body
 
-    def _await_met(self) -> wire.Met:
+    def _await_met(self) -> wire.CollectiveDone:
         while self._met is None or self._met.index != self._collectives:
             self._listen(wait=True)
         return self._met
@@ -303,7 +309,7 @@ class Session:
         try:
             grant = self._await_grant(ordinal)
         except BaseException as error:  # an alarm of the user's: nobody else can bring these files
-            if not isinstance(self.context.get_storage().run, Place):
+            if not isinstance(self.context.get_storage().run, RemotePath):
                 self._send_delivered(ordinal, [], [], failed=repr(error))
             raise
         if grant is None:
@@ -317,7 +323,7 @@ class Session:
         files = list_files(folder) if folder == target else files  # what others have put there meanwhile
         granted = {path for path, _ in files} if folder == target else set(grant.files)
         delivered, skipped = [], []
-        take = taker(folder, target, delete=delete)
+        take = file_copier(folder, target, delete=delete)
         try:
             if grant.directory and folder != target:
                 copy_folders(folder, target)
@@ -364,7 +370,7 @@ class Session:
         failed: str | None = None,
     ) -> None:
         self._channel.send(
-            wire.Delivered(
+            wire.FilesCopied(
                 attempt=self.context.attempt,
                 rank=self.context.world_rank,
                 ordinal=ordinal,
@@ -374,7 +380,7 @@ class Session:
             )
         )
 
-    def _await_grant(self, ordinal: int) -> wire.Grant | None:
+    def _await_grant(self, ordinal: int) -> wire.CopyFiles | None:
         """None if an uploader has stored the files."""
         while ordinal not in self._grants:
             if ordinal in self._stored:
@@ -407,11 +413,11 @@ class Session:
         frames = self._channel.wait(left_s) if wait else self._channel.receive()
         for frame in frames:
             match frame.message():
-                case wire.Grant() as grant:
+                case wire.CopyFiles() as grant:
                     self._grants[grant.ordinal] = grant
                 case wire.Acknowledged(index=index):
                     self._acknowledged = index
-                case wire.Stored(ordinal=ordinal, failed=failed):
+                case wire.UploadDone(ordinal=ordinal, failed=failed):
                     if ordinal in self._in_place:
                         self._in_place.remove(ordinal)
                     elif self._uploading.pop(ordinal, None) is None:
@@ -423,17 +429,17 @@ class Session:
                         self._left.pop(ordinal).discard()
                 case wire.Discard() as word:
                     self._discards[word.ordinal] = word
-                case wire.Committed(path=path):
+                case wire.CheckpointCommitted(path=path):
                     self.checkpoint = self.context.get_storage().checkpoint(path)
-                case wire.Checkpoints() as listing:
+                case wire.CheckpointList() as listing:
                     self._listing = listing
-                case wire.Met() as met:
+                case wire.CollectiveDone() as met:
                     self._met = met
-                case wire.AskStop():
+                case wire.AnnounceStop():
                     self._stop_asked = True
-                case wire.StopAt(call=call, final=True):
+                case wire.StopAtReport(call=call, final=True):
                     self._stop_at = call
-                case wire.StopAt(call=call):
+                case wire.StopAtReport(call=call):
                     self._vote_at = call
                 case wire.Release():
                     self.released = True

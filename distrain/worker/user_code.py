@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from distrain.context import TrainContext
     from distrain.work.job import Work
-    from distrain.worker.session import Line, Session
+    from distrain.worker.session import Session, WorkerChannel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempted:
+class UserCodeResult:
     """How far the work got: ``stage``, and the value or exception."""
 
     stage: str
@@ -52,12 +52,12 @@ class Attempted:
     error: BaseException | None = None
 
 
-def execute(load: Callable[[], Work], session: Session, line: Line) -> Executed:
+def execute(load: Callable[[], Work], session: Session, line: WorkerChannel) -> Executed:
     """Load the work, set up its framework, run it, and put what came of it into words. Raises nothing."""
     return conclude(attempt(load, session, line), session)
 
 
-def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted:
+def attempt(load: Callable[[], Work], session: Session, line: WorkerChannel) -> UserCodeResult:
     """The first half of :func:`execute`: the user's part."""
     stage, work, pid = "import", None, os.getpid()
     context = session.context
@@ -74,14 +74,14 @@ def attempt(load: Callable[[], Work], session: Session, line: Line) -> Attempted
         if os.getpid() != pid:
             _end_child(None)
         session.finish_uploads()
-        return Attempted(stage=stage, work=work, value=value)
+        return UserCodeResult(stage=stage, work=work, value=value)
     except BaseException as error:
         if os.getpid() != pid:
             _end_child(error)
-        return Attempted(stage=stage, work=work, error=error)
+        return UserCodeResult(stage=stage, work=work, error=error)
 
 
-def conclude(done: Attempted, session: Session) -> Executed:
+def conclude(done: UserCodeResult, session: Session) -> Executed:
     """The second half of :func:`execute`: ours."""
     context, error, body = session.context, done.error, b""
     if error is None and context.world_rank == 0:
@@ -162,7 +162,7 @@ def _outcome(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome
     )
 
 
-def _failure(context: TrainContext, done: Attempted, error: BaseException) -> wire.Outcome:
+def _failure(context: TrainContext, done: UserCodeResult, error: BaseException) -> wire.Outcome:
     return wire.Outcome(
         attempt=context.attempt,
         rank=context.world_rank,

@@ -30,11 +30,11 @@ def main(arguments: list[str]) -> None:
     frames = channel.wait()
     if frames:
         order = frames[0].message()
-        assert isinstance(order, wire.Validate)
+        assert isinstance(order, wire.RunValidation)
         channel.send(_validate(order))
 
 
-def _validate(order: wire.Validate) -> wire.Validated:
+def _validate(order: wire.RunValidation) -> wire.ValidationResult:
     try:
         os.chdir(order.directory)
         sys.path[:] = order.sys_path
@@ -45,9 +45,9 @@ def _validate(order: wire.Validate) -> wire.Validated:
         metrics = work.function(checkpoint, **{**work.config, **overrides})
         if not isinstance(metrics, dict):
             raise TypeError(f"it must return a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})")
-        return wire.Validated(body=encode_metrics(metrics))
+        return wire.ValidationResult(body=encode_metrics(metrics))
     except BaseException as error:
         traceback.print_exc()
-        return wire.Validated(body=json.dumps(None).encode(), failed=f"{type(error).__qualname__}: {error}")
+        return wire.ValidationResult(body=json.dumps(None).encode(), failed=f"{type(error).__qualname__}: {error}")
     finally:
         sys.stderr.flush()

@@ -240,7 +240,7 @@ def test_after_a_failure_the_exceptions_are_handed_over_and_then_it_goes_on(any_
 
 
 def test_what_was_reported_before_a_failure_is_handed_over_before_it(fit: Fit) -> None:
-    """Rows that the others did not complete, too."""
+    """RowAssembly that the others did not complete, too."""
 
     def train() -> None:
         if rank() == 1:

@@ -39,7 +39,7 @@ from distrain.coordinator.transport import PrefixTransport
 from distrain.errors import CheckpointError, ControllerError, WorkerGroupError
 from distrain.hosts.hostfile import HostSpec
 from distrain.storage import run_lock
-from distrain.system.remote_path import OPENING_PATIENCE_S, Place
+from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
 from tests.conftest import wait_until
@@ -686,7 +686,7 @@ def test_a_download_that_overlaps_with_the_deletion_says_why_it_failed(one_fit: 
             distrain.report({}, checkpoint=Checkpoint(folder))
             distrain.get_all_reported_checkpoints()
 
-        def get_all(place: Place, names: list[str], target: Path) -> None:
+        def get_all(place: RemotePath, names: list[str], target: Path) -> None:
             whole(place, names[:1], target)
             report(1)
             report(1)
@@ -695,9 +695,9 @@ def test_a_download_that_overlaps_with_the_deletion_says_why_it_failed(one_fit: 
             whole(place, names[1:], target)
 
         report(2)
-        first, whole = distrain.get_checkpoint(), Place.get_all
+        first, whole = distrain.get_checkpoint(), RemotePath.get_all
         assert first is not None
-        Place.get_all = get_all  # type: ignore[method-assign, assignment]
+        RemotePath.get_all = get_all  # type: ignore[method-assign, assignment]
         try:
             return first.to_directory()
         except CheckpointError as error:
@@ -831,7 +831,7 @@ def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
 
 
 def test_a_lock_that_somebody_has_deleted_is_not_told_as_taken_over(bucket: Bucket) -> None:
-    run = Place(f"{bucket.url}/run")
+    run = RemotePath(f"{bucket.url}/run")
     lock = run_lock.RunLock.take(run)
     lock.beat()
     (run / ".lock").remove()

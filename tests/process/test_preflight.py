@@ -15,7 +15,7 @@ import pytest
 from distrain import ScalingConfig
 from distrain.cli import preflight
 from distrain.cli.preflight import Preflight
-from distrain.coordinator.agent_link import HostLink
+from distrain.coordinator.agent_link import AgentLink
 from distrain.coordinator.transport import order_for
 from distrain.hosts.gpus import find_gpus
 from tests.process.conftest import SSH_THAT_EXECUTES, make_fake_ssh
@@ -177,12 +177,12 @@ def test_ctrl_c_ends_a_check_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_a_host_is_being_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(HostLink):
+    class Interrupted(AgentLink):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(preflight, "HostLink", Interrupted)
+    monkeypatch.setattr(preflight, "AgentLink", Interrupted)
     transport = make_fake_ssh(tmp_path, SILENT_HOST)
     order = order_for(transport, directory="/", sys_path=[], environment={}, own_environment={})
     check = Preflight(

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, files_of
 from distrain.errors import CheckpointError
-from distrain.system.remote_path import Place, own_temporary_directory
+from distrain.system.remote_path import RemotePath, own_temporary_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,7 +176,7 @@ def test_damaged_metadata_is_named(folder: Path, text: str) -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"files": 7}'])
 def test_a_damaged_manifest_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(MemoryFileSystem, "store", {})
-    place = Place("/run/checkpoint_000000", MemoryFileSystem())
+    place = RemotePath("/run/checkpoint_000000", MemoryFileSystem())
     (place / ".manifest.json").write(text)
     with pytest.raises(CheckpointError, match=r"/checkpoint_000000/\.manifest\.json is damaged"):
         files_of(place)
@@ -353,12 +353,12 @@ def test_what_a_killed_reader_has_left_goes_with_the_next_download_and_what_is_r
 
 
 def test_a_download_that_fails_leaves_nothing(downloads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Place, names: list[str], target: Path) -> None:
+    def full(self: RemotePath, names: list[str], target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         (target / names[0]).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Place, "get_all", full)
+    monkeypatch.setattr(RemotePath, "get_all", full)
     with pytest.raises(CheckpointError, match="No space left"), Checkpoint("memory://c/a").as_directory():
         pass
     assert [path for path in downloads.iterdir() if path.suffix != ".lock"] == []

@@ -28,7 +28,7 @@ from distrain.storage.local_store import RunStore
 from distrain.storage.paths import RunPaths, choose_run
 from distrain.storage.records import CommittedCheckpoint, committed_at, read_metrics
 from distrain.storage.run_lock import RunLock, is_in_use
-from distrain.system.remote_path import Place
+from distrain.system.remote_path import RemotePath
 from distrain.trainer import DataParallelTrainer
 from tests.unit.conftest import commit_now
 
@@ -333,7 +333,7 @@ def test_looking_whether_a_run_has_died_does_not_keep_it_from_beginning(tmp_path
 
 
 def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Place("/run", MemoryFileSystem())
+    run = RemotePath("/run", MemoryFileSystem())
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     (run / "run.json").write(b'{"status": "running"}')
     lock = RunLock.take(run)
@@ -352,7 +352,7 @@ def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"released": false}'])
 def test_a_damaged_lock_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
-    run = Place("/run", MemoryFileSystem())
+    run = RemotePath("/run", MemoryFileSystem())
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     (run / ".lock" / "000001").write(text)
     for look in (RunLock.take, is_in_use):

@@ -7,7 +7,7 @@ from typing import Any
 
 from distrain import wire
 from distrain.config import CheckpointConfig
-from distrain.coordinator.report_handler import Ledger
+from distrain.coordinator.report_handler import ReportHandler
 from distrain.storage.local_store import RunStore
 
 
@@ -22,7 +22,7 @@ class NoValidations:
 
 def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> None:
     store, told = RunStore(tmp_path / "run"), []
-    ledger = Ledger(
+    ledger = ReportHandler(
         store,
         CheckpointConfig(num_to_keep=1),
         tell=told.append,
@@ -46,10 +46,10 @@ def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> 
             )
         )
         ledger.flush()
-        directory = next(message.directory for message in reversed(told) if isinstance(message, wire.Grant))
+        directory = next(message.directory for message in reversed(told) if isinstance(message, wire.CopyFiles))
         Path(directory, "file").write_bytes(b"x")
         files = [("file", 1, 0)]
-        ledger.handle(wire.Delivered(attempt=0, rank=0, ordinal=number, files=files, skipped=[]))
+        ledger.handle(wire.FilesCopied(attempt=0, rank=0, ordinal=number, files=files, skipped=[]))
         ledger.flush()
     store.close()
     assert [message for message in told if isinstance(message, wire.Acknowledged)]

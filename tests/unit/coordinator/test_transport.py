@@ -27,7 +27,7 @@ from distrain.errors import HostfileError
 from distrain.hosts.hostfile import HostSpec
 
 if TYPE_CHECKING:
-    from distrain.hosts.host import HostOrder
+    from distrain.hosts.host import HostSettings
 
 FAR = HostSpec(name="far", address="far")
 
@@ -155,7 +155,7 @@ def test_only_localhost_needs_no_ssh() -> None:
 # -- what goes along -------------------------------------------------------------------------------------------------
 
 
-def ordered(host: HostSpec, *, own: dict[str, str], path: list[str] | None = None, **given: str) -> HostOrder:
+def ordered(host: HostSpec, *, own: dict[str, str], path: list[str] | None = None, **given: str) -> HostSettings:
     [transport] = transports_for([host])
     return order_for(transport, directory="/here", sys_path=path or ["/p"], environment=given, own_environment=own)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain.decisions.barriers import WARN_AFTER_S, Answer, Collectives, Late
+from distrain.decisions.barriers import WARN_AFTER_S, Answer, BarrierTracker, Late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ BROADCAST = "broadcast_from_rank_zero()"
 
 
 def join(
-    collectives: Collectives,
+    collectives: BarrierTracker,
     rank: int,
     index: int = 1,
     operation: str = BARRIER,
@@ -30,7 +30,9 @@ def join(
     return collectives.joined(rank, index, operation, data, now, timeout_s)
 
 
-def join_all(collectives: Collectives, ranks: Iterable[int], index: int = 1, operation: str = BARRIER) -> list[Answer]:
+def join_all(
+    collectives: BarrierTracker, ranks: Iterable[int], index: int = 1, operation: str = BARRIER
+) -> list[Answer]:
     """The answers to the last of them; the others must have to wait."""
     *first, last = ranks
     for rank in first:
@@ -54,27 +56,27 @@ def the_reason(answers: list[Answer]) -> str:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_when_all_have_come_all_go_on_with_rank_0s_data(order: tuple[int, ...]) -> None:
-    assert join_all(Collectives(3), order) == [Answer(rank, 1, b"0") for rank in range(3)]
+    assert join_all(BarrierTracker(3), order) == [Answer(rank, 1, b"0") for rank in range(3)]
 
 
 def test_a_lone_rank_waits_for_nobody() -> None:
-    assert join(Collectives(1), 0, data=b"mine") == [Answer(0, 1, b"mine")]
+    assert join(BarrierTracker(1), 0, data=b"mine") == [Answer(0, 1, b"mine")]
 
 
 def test_the_nth_pairs_with_the_nth() -> None:
-    collectives = Collectives(2)
+    collectives = BarrierTracker(2)
     for index, operation in enumerate((BARRIER, BROADCAST, BROADCAST, BARRIER), start=1):
         order = (0, 1) if index % 2 else (1, 0)
         assert [(a.index, a.refused) for a in join_all(collectives, order, index, operation)] == [(index, None)] * 2
 
 
 def test_without_the_last_nobody_goes_on() -> None:
-    collectives = Collectives(3)
+    collectives = BarrierTracker(3)
     assert join(collectives, 0) == join(collectives, 2) == []
 
 
 def test_an_answer_is_given_once() -> None:
-    collectives = Collectives(2)
+    collectives = BarrierTracker(2)
     join_all(collectives, (0, 1))
     assert collectives.finished(0) == []
     assert collectives.deadline() is None
@@ -84,7 +86,7 @@ def test_an_answer_is_given_once() -> None:
 
 
 def test_ranks_that_mix_up_operations_all_hear_who_called_what() -> None:
-    collectives = Collectives(4)
+    collectives = BarrierTracker(4)
     for rank in (0, 1, 3):
         join(collectives, rank, operation=BARRIER)
     reasons = refusals(join(collectives, 2, operation=BROADCAST))
@@ -94,7 +96,7 @@ def test_ranks_that_mix_up_operations_all_hear_who_called_what() -> None:
 
 
 def test_a_mix_up_is_told_before_the_last_has_come_and_to_who_comes_later() -> None:
-    collectives = Collectives(3)
+    collectives = BarrierTracker(3)
     join(collectives, 0, operation=BARRIER)
     early = refusals(join(collectives, 1, operation=BROADCAST))
     late = refusals(join(collectives, 2, operation=BARRIER))
@@ -105,7 +107,7 @@ def test_a_mix_up_is_told_before_the_last_has_come_and_to_who_comes_later() -> N
 @pytest.mark.parametrize("operation", [BARRIER, BROADCAST])
 def test_who_comes_late_to_a_mix_up_does_not_pair_with_the_next_call_of_the_others(operation: str) -> None:
     """They have caught the error and go on: their second call must wait for the latecomer's second."""
-    collectives = Collectives(3)
+    collectives = BarrierTracker(3)
     join(collectives, 0, 1, BARRIER)
     join(collectives, 1, 1, BROADCAST)
     assert join(collectives, 0, 2, BARRIER) == join(collectives, 1, 2, BARRIER) == []
@@ -115,7 +117,7 @@ def test_who_comes_late_to_a_mix_up_does_not_pair_with_the_next_call_of_the_othe
 
 
 def test_after_a_mix_up_the_ranks_meet_again() -> None:
-    collectives = Collectives(2)
+    collectives = BarrierTracker(2)
     join(collectives, 0, 1, BARRIER)
     join(collectives, 1, 1, BROADCAST)
     for index in (2, 3):
@@ -124,7 +126,7 @@ def test_after_a_mix_up_the_ranks_meet_again() -> None:
 
 def test_a_rank_that_gave_up_waiting_does_not_pair_its_next_call_with_this_one() -> None:
     """The alarm of a user's own timeout got it out of its first barrier."""
-    collectives = Collectives(2)
+    collectives = BarrierTracker(2)
     join(collectives, 0, 1, BARRIER)
     answers = join(collectives, 0, 2, BARRIER) + join(collectives, 1, 1, BARRIER)
     assert [answer for answer in answers if answer.refused is None] == []
@@ -134,7 +136,7 @@ def test_a_rank_that_gave_up_waiting_does_not_pair_its_next_call_with_this_one()
 
 
 def test_a_rank_that_finishes_fails_those_who_wait_for_it() -> None:
-    collectives = Collectives(4)
+    collectives = BarrierTracker(4)
     for rank in (1, 2, 3):
         join(collectives, rank, operation=BROADCAST)
     reasons = refusals(collectives.finished(0))
@@ -144,7 +146,7 @@ def test_a_rank_that_finishes_fails_those_who_wait_for_it() -> None:
 
 
 def test_who_comes_after_a_rank_has_finished_fails_at_once() -> None:
-    collectives = Collectives(3)
+    collectives = BarrierTracker(3)
     assert collectives.finished(2) == []
     assert "rank(s) 2 finished" in refusals(join(collectives, 0))[0]
     assert "rank(s) 2 finished" in refusals(join(collectives, 1))[1]
@@ -152,14 +154,14 @@ def test_who_comes_after_a_rank_has_finished_fails_at_once() -> None:
 
 
 def test_all_that_have_finished_are_named() -> None:
-    collectives = Collectives(5)
+    collectives = BarrierTracker(5)
     for rank in (4, 1, 2):
         collectives.finished(rank)
     assert "rank(s) 1, 2, 4 finished" in the_reason(join(collectives, 0))
 
 
 def test_a_rank_that_has_met_all_may_finish() -> None:
-    collectives = Collectives(2)
+    collectives = BarrierTracker(2)
     join_all(collectives, (0, 1))
     assert collectives.finished(0) == collectives.finished(1) == []
 
@@ -168,7 +170,7 @@ def test_a_rank_that_has_met_all_may_finish() -> None:
 
 
 def test_the_notice_names_who_waits_and_who_is_missing() -> None:
-    collectives = Collectives(5)
+    collectives = BarrierTracker(5)
     for rank, now in ((3, 10.0), (0, 20.0), (1, 30.0)):
         join(collectives, rank, now=now)
     assert collectives.deadline() == 10.0 + WARN_AFTER_S
@@ -180,7 +182,7 @@ def test_the_notice_names_who_waits_and_who_is_missing() -> None:
 
 
 def test_a_collective_is_late_once() -> None:
-    collectives = Collectives(3)
+    collectives = BarrierTracker(3)
     join(collectives, 0)
     assert len(collectives.tick(WARN_AFTER_S)) == 1
     assert collectives.deadline() is None
@@ -190,7 +192,7 @@ def test_a_collective_is_late_once() -> None:
 
 
 def test_the_next_collective_may_be_late_again() -> None:
-    collectives = Collectives(2)
+    collectives = BarrierTracker(2)
     for index in (1, 2):
         start = index * 1000.0
         join(collectives, 0, index, now=start)
@@ -200,7 +202,7 @@ def test_the_next_collective_may_be_late_again() -> None:
 
 
 def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
-    collectives = Collectives(4)
+    collectives = BarrierTracker(4)
     join(collectives, 2, now=10.0, timeout_s=5.0)
     join(collectives, 0, now=12.0, timeout_s=5.0)
     assert collectives.deadline() == 15.0
@@ -212,7 +214,7 @@ def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
 
 
 def test_a_long_timeout_comes_after_the_notice() -> None:
-    collectives = Collectives(2)
+    collectives = BarrierTracker(2)
     join(collectives, 0, timeout_s=WARN_AFTER_S * 2)
     assert collectives.deadline() == WARN_AFTER_S
     assert [type(told) for told in collectives.tick(WARN_AFTER_S)] == [Late]
@@ -221,14 +223,14 @@ def test_a_long_timeout_comes_after_the_notice() -> None:
 
 
 def test_a_timeout_that_is_not_over_is_nothing() -> None:
-    collectives = Collectives(2)
+    collectives = BarrierTracker(2)
     join(collectives, 0, timeout_s=5.0)
     assert join(collectives, 1, now=4.0, timeout_s=5.0) == [Answer(0, 1), Answer(1, 1)]
     assert (collectives.deadline(), collectives.tick(1e6)) == (None, [])
 
 
 def test_a_collective_in_time_is_not_late() -> None:
-    collectives = Collectives(2)
+    collectives = BarrierTracker(2)
     join_all(collectives, (0, 1))
     assert (collectives.deadline(), collectives.tick(1e6)) == (None, [])
 
@@ -263,7 +265,7 @@ def test_in_any_order_calls_pair_by_number_and_nobody_waits_for_ever(
 ) -> None:
     """Every rank makes its calls whatever it hears, and finishes."""
     ranks = [Oracle(list(one)), *(Oracle(list(one if same else other)) for other in others[: world_size - 1])]
-    collectives = Collectives(world_size)
+    collectives = BarrierTracker(world_size)
     while able := [rank for rank, oracle in enumerate(ranks) if not (oracle.waits or oracle.finished)]:
         rank = data.draw(st.sampled_from(able))
         me = ranks[rank]

@@ -16,12 +16,12 @@ from distrain.decisions.checkpoint_assembly import (
     FIRST_PATIENCE_S,
     PATIENCE_S,
     SILENCE_S,
+    CheckpointAssembly,
+    CopyFiles,
     Decision,
     Discard,
     Drop,
-    GrantFiles,
     Refuse,
-    Rounds,
     Say,
     Source,
 )
@@ -34,28 +34,40 @@ if TYPE_CHECKING:
 MISSING_RANK_S = 60.0
 
 
-def rounds_of(world_size: int, *, running_since: float = -SILENCE_S) -> Rounds:
+def rounds_of(world_size: int, *, running_since: float = -SILENCE_S) -> CheckpointAssembly:
     """By default every rank has been in train_func long enough to have reported."""
-    rounds = Rounds(world_size, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
+    rounds = CheckpointAssembly(world_size, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
     for rank in range(world_size):
         rounds.running(rank, running_since)
     return rounds
 
 
 def bring(
-    rounds: Rounds, rank: int, ordinal: int, *files: str, index: int | None = None, now: float = 0.0, **metrics: Any
+    rounds: CheckpointAssembly,
+    rank: int,
+    ordinal: int,
+    *files: str,
+    index: int | None = None,
+    now: float = 0.0,
+    **metrics: Any,
 ) -> list[Decision]:
     """report() with a checkpoint; by default the rank reports nothing else, so index and ordinal agree."""
     return rounds.reported(rank, index or ordinal, metrics, ordinal, files, now)
 
 
-def note(rounds: Rounds, rank: int, index: int, now: float = 0.0, **metrics: Any) -> list[Decision]:
+def note(rounds: CheckpointAssembly, rank: int, index: int, now: float = 0.0, **metrics: Any) -> list[Decision]:
     """report() without a checkpoint."""
     return rounds.reported(rank, index, metrics, None, (), now)
 
 
 def deliver(
-    rounds: Rounds, rank: int, ordinal: int, *files: str, skipped: Iterable[str] = (), crc: int = 1, now: float = 0.0
+    rounds: CheckpointAssembly,
+    rank: int,
+    ordinal: int,
+    *files: str,
+    skipped: Iterable[str] = (),
+    crc: int = 1,
+    now: float = 0.0,
 ) -> list[Decision]:
     contents = [(path, 10, crc) for path in files], [(path, 10, crc) for path in skipped]
     return rounds.delivered(rank, ordinal, *contents, now)
@@ -80,7 +92,7 @@ def owners(commit: Commit) -> dict[str, int]:
 
 def test_a_single_rank_is_granted_and_committed_at_once() -> None:
     rounds = rounds_of(1)
-    assert bring(rounds, 0, 1, "b", "a", loss=0.5) == [GrantFiles(0, 1, ("a", "b"))]
+    assert bring(rounds, 0, 1, "b", "a", loss=0.5) == [CopyFiles(0, 1, ("a", "b"))]
     files = (CommittedFile("a", 0, 10, 1), CommittedFile("b", 0, 10, 1))
     assert deliver(rounds, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5})]
 
@@ -91,7 +103,7 @@ def test_metrics_alone_decide_nothing() -> None:
 
 def test_an_empty_checkpoint_is_committed() -> None:
     rounds = rounds_of(1)
-    assert bring(rounds, 0, 1) == [GrantFiles(0, 1, ())]
+    assert bring(rounds, 0, 1) == [CopyFiles(0, 1, ())]
     assert the_commit(deliver(rounds, 0, 1)).files == ()
 
 
@@ -104,7 +116,9 @@ def test_nothing_is_committed_before_it_is_delivered() -> None:
 # -- local files that are to be deleted ------------------------------------------------------------------------------
 
 
-def hand_over(rounds: Rounds, rank: int, ordinal: int, folder: str, *files: str, waits: bool = True) -> list[Decision]:
+def hand_over(
+    rounds: CheckpointAssembly, rank: int, ordinal: int, folder: str, *files: str, waits: bool = True
+) -> list[Decision]:
     """report() with files that are to be deleted."""
     source = Source(folder=folder, deletes=True, waits=waits)
     return rounds.reported(rank, ordinal, {}, ordinal, files, 0.0, source)
@@ -223,7 +237,7 @@ def test_files_in_place_are_looked_at_when_all_ranks_have_their_say() -> None:
     rounds, source = rounds_of(3), Source(in_place=True, waits=False)
     assert rounds.reported(0, 1, {}, 1, (), 0.0, source) == []
     assert rounds.reported(2, 1, {}, 1, (), 0.0, source) == []
-    assert note(rounds, 1, 1) == [GrantFiles(0, 1, ()), GrantFiles(2, 1, ())]
+    assert note(rounds, 1, 1) == [CopyFiles(0, 1, ()), CopyFiles(2, 1, ())]
     deliver(rounds, 2, 1)
     assert owners(the_commit(deliver(rounds, 0, 1, "a", "b"))) == {"a": 0, "b": 0}
 
@@ -286,9 +300,9 @@ def test_ranks_1_and_3_only() -> None:
     rounds = rounds_of(4)
     bring(rounds, 1, 1, "shard-1")
     bring(rounds, 3, 1, "shard-3")
-    assert only(GrantFiles, rounds.tick(FIRST_PATIENCE_S)) == [
-        GrantFiles(1, 1, ("shard-1",)),
-        GrantFiles(3, 1, ("shard-3",)),
+    assert only(CopyFiles, rounds.tick(FIRST_PATIENCE_S)) == [
+        CopyFiles(1, 1, ("shard-1",)),
+        CopyFiles(3, 1, ("shard-3",)),
     ]
     deliver(rounds, 1, 1, "shard-1", now=2)
     assert deliver(rounds, 3, 1, "shard-3", now=2) == []
@@ -300,8 +314,8 @@ def test_ranks_1_and_3_only() -> None:
 
 def test_ranks_that_share_nothing_keep_all_their_files() -> None:
     rounds = rounds_of(2)
-    assert bring(rounds, 0, 1, "shard-0") == [GrantFiles(0, 1, ("shard-0",))]
-    assert bring(rounds, 1, 1, "shard-1") == [GrantFiles(1, 1, ("shard-1",))]
+    assert bring(rounds, 0, 1, "shard-0") == [CopyFiles(0, 1, ("shard-0",))]
+    assert bring(rounds, 1, 1, "shard-1") == [CopyFiles(1, 1, ("shard-1",))]
     deliver(rounds, 0, 1, "shard-0")
     assert owners(the_commit(deliver(rounds, 1, 1, "shard-1"))) == {"shard-0": 0, "shard-1": 1}
 
@@ -381,9 +395,9 @@ def test_a_rank_that_brought_one_and_finished_is_not_waited_for() -> None:
 
 def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothing() -> None:
     rounds = rounds_of(3)
-    assert bring(rounds, 0, 1, "model") == [GrantFiles(0, 1, ("model",))]
+    assert bring(rounds, 0, 1, "model") == [CopyFiles(0, 1, ("model",))]
     for rank in (1, 2):
-        assert bring(rounds, rank, 1, "model") == [GrantFiles(rank, 1, ())]
+        assert bring(rounds, rank, 1, "model") == [CopyFiles(rank, 1, ())]
     for rank in (1, 2):
         deliver(rounds, rank, 1, skipped=["model"])
     commit = the_commit(deliver(rounds, 0, 1, "model"))
@@ -394,15 +408,15 @@ def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothi
 def test_a_rank_copies_what_only_it_has() -> None:
     rounds = rounds_of(2)
     bring(rounds, 0, 1, "model")
-    assert bring(rounds, 1, 1, "model", "rng-1") == [GrantFiles(1, 1, ("rng-1",))]
+    assert bring(rounds, 1, 1, "model", "rng-1") == [CopyFiles(1, 1, ("rng-1",))]
 
 
 def test_rank_1_waits_for_rank_0_and_is_then_spared_the_copy() -> None:
     rounds = rounds_of(2)
     assert bring(rounds, 1, 1, "model") == []
     assert bring(rounds, 0, 1, "model", now=FIRST_PATIENCE_S / 2) == [
-        GrantFiles(0, 1, ("model",)),
-        GrantFiles(1, 1, ()),
+        CopyFiles(0, 1, ("model",)),
+        CopyFiles(1, 1, ()),
     ]
 
 
@@ -410,7 +424,7 @@ def test_rank_1_waits_no_longer_than_its_patience() -> None:
     rounds = rounds_of(2)
     bring(rounds, 1, 1, "model")
     assert rounds.tick(FIRST_PATIENCE_S * 0.99) == []
-    assert rounds.tick(FIRST_PATIENCE_S) == [GrantFiles(1, 1, ("model",))]
+    assert rounds.tick(FIRST_PATIENCE_S) == [CopyFiles(1, 1, ("model",))]
 
 
 def test_rank_1_waits_longer_for_what_rank_0_brought_last_time() -> None:
@@ -421,7 +435,7 @@ def test_rank_1_waits_longer_for_what_rank_0_brought_last_time() -> None:
     deliver(rounds, 1, 1)
     assert bring(rounds, 1, 2, "model", now=100) == []
     assert rounds.tick(100 + PATIENCE_S * 0.99) == []
-    assert rounds.tick(100 + PATIENCE_S) == [GrantFiles(1, 2, ("model",))]
+    assert rounds.tick(100 + PATIENCE_S) == [CopyFiles(1, 2, ("model",))]
 
 
 def test_rank_1_does_not_wait_at_all_for_what_only_it_brought_last_time() -> None:
@@ -430,22 +444,22 @@ def test_rank_1_does_not_wait_at_all_for_what_only_it_brought_last_time() -> Non
         bring(rounds, rank, 1, f"shard-{rank}")
         rounds.tick(FIRST_PATIENCE_S)
         deliver(rounds, rank, 1, f"shard-{rank}", now=FIRST_PATIENCE_S)
-    assert bring(rounds, 1, 2, "shard-1", now=100) == [GrantFiles(1, 2, ("shard-1",))]
+    assert bring(rounds, 1, 2, "shard-1", now=100) == [CopyFiles(1, 2, ("shard-1",))]
 
 
 def test_when_patience_ran_out_the_lowest_rank_is_kept_all_the_same() -> None:
     rounds = rounds_of(2)
     bring(rounds, 1, 1, "model")
-    assert rounds.tick(FIRST_PATIENCE_S) == [GrantFiles(1, 1, ("model",))]
+    assert rounds.tick(FIRST_PATIENCE_S) == [CopyFiles(1, 1, ("model",))]
     deliver(rounds, 1, 1, "model", now=2)
-    assert bring(rounds, 0, 1, "model", now=3) == [GrantFiles(0, 1, ("model",))]
+    assert bring(rounds, 0, 1, "model", now=3) == [CopyFiles(0, 1, ("model",))]
     assert owners(the_commit(deliver(rounds, 0, 1, "model", now=4))) == {"model": 0}
 
 
 def test_rank_1_does_not_wait_for_a_finished_rank_0() -> None:
     rounds = rounds_of(2)
     rounds.finished(0, 0.0)
-    assert bring(rounds, 1, 1, "model") == [GrantFiles(1, 1, ("model",))]
+    assert bring(rounds, 1, 1, "model") == [CopyFiles(1, 1, ("model",))]
 
 
 # -- ranks that are just slow ----------------------------------------------------------------------------------------
@@ -471,7 +485,7 @@ def test_a_slow_rank_becomes_a_silent_one() -> None:
 
 
 def test_a_rank_that_is_not_in_train_func_yet_is_not_silent() -> None:
-    rounds = Rounds(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
+    rounds = CheckpointAssembly(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
     bring(rounds, 0, 1, "model")
     deliver(rounds, 0, 1, "model")
     assert only(Commit, note(rounds, 0, 2, now=SILENCE_S * 3)) == []
@@ -528,11 +542,11 @@ def test_an_upload_that_is_awaited_is_not_held_up_by_local_files_that_are_not_de
 # -- ranks that are ahead of others ------------------------------------------------------------------------------------
 
 
-def run_ahead(rounds: Rounds, ordinals: Iterable[int], now: float = 0.0) -> list[int]:
+def run_ahead(rounds: CheckpointAssembly, ordinals: Iterable[int], now: float = 0.0) -> list[int]:
     """Rank 0 brings checkpoints and stores what it may; returns the ordinals of those."""
     granted = []
     for ordinal in ordinals:
-        if GrantFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now):
+        if CopyFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now):
             granted.append(ordinal)
             deliver(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now)
     return granted
@@ -544,7 +558,7 @@ def test_a_rank_that_is_ahead_waits_for_the_checkpoints_before() -> None:
     assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
     committed, granted = deliver(rounds, 1, 1, "shard-1")
     assert isinstance(committed, Commit)
-    assert granted == GrantFiles(0, 3, ("shard-0-3",))
+    assert granted == CopyFiles(0, 3, ("shard-0-3",))
 
 
 def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_not_its_next() -> None:
@@ -553,15 +567,15 @@ def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_n
     deliver(rounds, 1, 1, "shard-1")
     assert run_ahead(rounds, [1, 2, 3, 4]) == [1, 2, 3]
     bring(rounds, 1, 2, "shard-1")
-    assert GrantFiles(0, 4, ("shard-0-4",)) in deliver(rounds, 1, 2, "shard-1")
+    assert CopyFiles(0, 4, ("shard-0-4",)) in deliver(rounds, 1, 2, "shard-1")
 
 
 def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
-    rounds = Rounds(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
+    rounds = CheckpointAssembly(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
     rounds.running(0, 0.0)
     assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
     rounds.running(1, 1.0)
-    assert rounds.tick(1.0) == [GrantFiles(0, 3, ("shard-0-3",))]
+    assert rounds.tick(1.0) == [CopyFiles(0, 3, ("shard-0-3",))]
 
 
 @pytest.mark.parametrize("reports", [0, 1])
@@ -580,7 +594,7 @@ def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
     assert run_ahead(rounds, [1, 2, 3, 4], now=5.0) == [1, 2, 3]
     assert rounds.deadline() == 5.0 + MISSING_RANK_S
     decisions = rounds.tick(5.0 + MISSING_RANK_S)
-    assert only(GrantFiles, decisions) == [GrantFiles(0, 4, ("shard-0-4",))]
+    assert only(CopyFiles, decisions) == [CopyFiles(0, 4, ("shard-0-4",))]
     assert "rank(s) 1 brought earlier ones" in only(Say, decisions)[0].text
     assert run_ahead(rounds, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
 
@@ -782,7 +796,7 @@ def test_different_contents_are_noticed_also_when_both_were_copied() -> None:
 
 @pytest.mark.parametrize(("path", "notices"), [("dict.pkl", 0), ("best/model.keras", 0), ("keras", 1)])
 def test_files_that_always_differ_are_not_compared(path: str, notices: int) -> None:
-    rounds = Rounds(2, CheckpointConfig(), incomparable=("dict.pkl", ".keras"))
+    rounds = CheckpointAssembly(2, CheckpointConfig(), incomparable=("dict.pkl", ".keras"))
     for rank in (0, 1):
         bring(rounds, rank, 1, path)
     deliver(rounds, 0, 1, path, crc=1)
@@ -883,7 +897,7 @@ class JoiningMachine(RuleBasedStateMachine):
 
     @initialize(world_size=st.integers(1, 4), in_step=st.booleans())
     def begin(self, world_size: int, in_step: bool) -> None:
-        self.rounds = Rounds(world_size, CheckpointConfig(missing_rank_s=1e6))
+        self.rounds = CheckpointAssembly(world_size, CheckpointConfig(missing_rank_s=1e6))
         self.ranks = [Oracle() for _ in range(world_size)]
         for rank in range(world_size):
             self.rounds.running(rank, -SILENCE_S)
@@ -899,7 +913,7 @@ class JoiningMachine(RuleBasedStateMachine):
     def _obey(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case GrantFiles(rank, ordinal, files):
+                case CopyFiles(rank, ordinal, files):
                     assert ordinal not in self.ranks[rank].granted
                     assert set(files) <= self.ranks[rank].brought[ordinal]
                     self.ranks[rank].granted[ordinal] = files

@@ -20,7 +20,7 @@ from distrain.decisions.host_checks import (
     version_findings,
 )
 from distrain.decisions.placement import make_plan
-from distrain.hosts.host import HostFacts
+from distrain.hosts.host import HostInfo
 from distrain.system.version import __version__
 from distrain.tensorflow.config import TensorflowConfig
 from distrain.torch.config import TorchConfig
@@ -28,7 +28,7 @@ from tests.unit.decisions.test_run_machine import order, request
 
 HELLO = {"wire": wire.WIRE_VERSION, "distrain": __version__, "python": "3.11.7"}
 OWN = {"torch": "2.13.0", "cloudpickle": "3.1.2"}
-INSPECTED = wire.Inspected(
+INSPECTED = wire.InspectionResult(
     received=0.0, sent=0.0, versions=OWN, directory_problem=None, storage_problem=None, disk_free_bytes=1 << 40,
     memory_free_bytes=1 << 30,
 )  # fmt: skip
@@ -136,8 +136,8 @@ def test_a_clock_that_is_wrong_is_a_warning(ahead_s: float, words: str) -> None:
 # -- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def listening(number: int) -> wire.Listening:
-    return wire.Listening(nonce="nonce", address=f"10.0.0.{number}", port=1000 + number, interface="eth0")
+def listening(number: int) -> wire.ProbePortOpened:
+    return wire.ProbePortOpened(nonce="nonce", address=f"10.0.0.{number}", port=1000 + number, interface="eth0")
 
 
 def three(**addresses: str) -> Pairs:
@@ -152,30 +152,30 @@ def all_listen(pairs: Pairs) -> dict[str, wire.Message]:
 
 def test_every_host_calls_every_other_when_all_listen() -> None:
     pairs = three()
-    assert pairs.begin()["b"] == wire.Listen(address="10.0.0.2", nonce="nonce")
+    assert pairs.begin()["b"] == wire.OpenProbePort(address="10.0.0.2", nonce="nonce")
     assert pairs.silent == ["a", "b", "c"]
     said = all_listen(pairs)
-    assert said["b"] == wire.Reach(peers={"a": ("10.0.0.1", 1001), "c": ("10.0.0.3", 1003)}, nonce="nonce")
+    assert said["b"] == wire.ProbePeers(peers={"a": ("10.0.0.1", 1001), "c": ("10.0.0.3", 1003)}, nonce="nonce")
     assert len(said) == 3
     for host, silent in (("b", "abc"), ("a", "ac"), ("c", "c")):
         assert pairs.silent == list(silent)
         assert not pairs.is_done
-        assert pairs.heard(host, wire.Reached(nonce="nonce", failed={})) == {}
+        assert pairs.heard(host, wire.ProbeResult(nonce="nonce", failed={})) == {}
     assert pairs.is_done
     assert pairs.findings() == []
 
 
 def test_a_host_that_does_not_know_its_address_finds_it_toward_another() -> None:
-    assert three(a="").begin()["a"] == wire.Listen(address="", nonce="nonce", toward="10.0.0.2")
-    assert Pairs({"a": "", "b": ""}, "nonce").begin()["a"] == wire.Listen(address="", nonce="nonce", toward="")
+    assert three(a="").begin()["a"] == wire.OpenProbePort(address="", nonce="nonce", peer="10.0.0.2")
+    assert Pairs({"a": "", "b": ""}, "nonce").begin()["a"] == wire.OpenProbePort(address="", nonce="nonce", peer="")
 
 
 def test_who_cannot_reach_whom_is_told_once_for_each_host() -> None:
     pairs = three()
     all_listen(pairs)
-    pairs.heard("a", wire.Reached(nonce="nonce", failed={"c": "no answer within 4 s"}))
-    pairs.heard("b", wire.Reached(nonce="nonce", failed={"c": "no answer within 4 s", "a": "Connection refused"}))
-    pairs.heard("c", wire.Reached(nonce="nonce", failed={}))
+    pairs.heard("a", wire.ProbeResult(nonce="nonce", failed={"c": "no answer within 4 s"}))
+    pairs.heard("b", wire.ProbeResult(nonce="nonce", failed={"c": "no answer within 4 s", "a": "Connection refused"}))
+    pairs.heard("c", wire.ProbeResult(nonce="nonce", failed={}))
     first, second = pairs.findings()
     assert (first.host, first.about, first.is_fatal) == ("a", "peers", True)
     assert first.text.startswith("b cannot connect to it at 10.0.0.1 (eth0): Connection refused; let TCP through")
@@ -188,7 +188,7 @@ def test_many_callers_are_not_all_named() -> None:
     for name in names:
         pairs.heard(name, listening(1))
     for name in names:
-        pairs.heard(name, wire.Reached(nonce="nonce", failed={"h00": "no"} if name != "h00" else {}))
+        pairs.heard(name, wire.ProbeResult(nonce="nonce", failed={"h00": "no"} if name != "h00" else {}))
     [found] = pairs.findings()
     assert found.text.startswith("h01, h02, h03, h04, h05, h06, h07, h08 and 11 others cannot connect")
 
@@ -196,9 +196,9 @@ def test_many_callers_are_not_all_named() -> None:
 def test_a_host_that_cannot_listen_is_told_and_not_called() -> None:
     pairs = three()
     pairs.heard("a", listening(1))
-    pairs.heard("b", wire.Listening(nonce="nonce", failed="Network is unreachable"))
+    pairs.heard("b", wire.ProbePortOpened(nonce="nonce", failed="Network is unreachable"))
     said = pairs.heard("c", listening(3))
-    assert {name: list(reach.peers) for name, reach in said.items() if isinstance(reach, wire.Reach)} == {
+    assert {name: list(reach.peers) for name, reach in said.items() if isinstance(reach, wire.ProbePeers)} == {
         "a": ["c"], "b": ["a", "c"], "c": ["a"],
     }  # fmt: skip
     [found] = pairs.findings()
@@ -212,7 +212,7 @@ def test_a_host_that_is_lost_is_not_waited_for() -> None:
     pairs.heard("b", listening(2))
     assert pairs.silent == ["c"]
     assert set(pairs.lost("c")) == {"a", "b"}
-    pairs.heard("a", wire.Reached(nonce="nonce", failed={}))
+    pairs.heard("a", wire.ProbeResult(nonce="nonce", failed={}))
     assert pairs.lost("b") == {}
     assert pairs.lost("b") == {}
     assert pairs.is_done
@@ -222,8 +222,8 @@ def test_who_was_lost_after_it_was_called_is_no_finding() -> None:
     pairs = three()
     all_listen(pairs)
     pairs.lost("b")
-    pairs.heard("a", wire.Reached(nonce="nonce", failed={"b": "no answer within 4 s"}))
-    pairs.heard("c", wire.Reached(nonce="nonce", failed={}))
+    pairs.heard("a", wire.ProbeResult(nonce="nonce", failed={"b": "no answer within 4 s"}))
+    pairs.heard("c", wire.ProbeResult(nonce="nonce", failed={}))
     assert pairs.is_done
     assert pairs.findings() == []
 
@@ -232,8 +232,8 @@ def test_what_belongs_to_another_round_is_passed_over() -> None:
     pairs = three()
     assert pairs.heard("d", listening(4)) == {}
     all_listen(pairs)
-    assert pairs.heard("a", wire.Listening(nonce="before", address="10.0.0.9", port=9)) == {}
-    assert pairs.heard("a", wire.Reached(nonce="before", failed={"c": "no"})) == {}
+    assert pairs.heard("a", wire.ProbePortOpened(nonce="before", address="10.0.0.9", port=9)) == {}
+    assert pairs.heard("a", wire.ProbeResult(nonce="before", failed={"c": "no"})) == {}
     assert pairs.silent == ["a", "b", "c"]
 
 
@@ -244,27 +244,29 @@ def launch(networks: dict[str, str] | None = None, **options: Any) -> LaunchChec
     asked = request(["one", "two"], 2, **{"backend": TorchConfig(), **options})
     networks = networks or {name: name for name in asked.hosts}
     hosts = [
-        HostFacts(name=name, cpus=1, memory_bytes=0, slots=1, network=network, address=f"at-{name}")
+        HostInfo(name=name, cpus=1, memory_bytes=0, slots=1, network=network, address=f"at-{name}")
         for name, network in networks.items()
     ]
     plan = make_plan(hosts, asked.scaling)
-    return LaunchChecks(asked, plan, own=OWN, storage="/runs/run", witness="/runs/run/run.json", nonce="nonce")
+    return LaunchChecks(asked, plan, own=OWN, storage="/runs/run", probe_file="/runs/run/run.json", nonce="nonce")
 
 
 def blocked(checks: LaunchChecks) -> list[tuple[str, bool]]:
     checks.heard("one", listening(1))
     checks.heard("two", listening(2))
-    assert checks.heard("one", wire.Reached(nonce="nonce", failed={"two": "no answer"}))[1] == []
-    return [(found.host, found.is_fatal) for found in checks.heard("two", wire.Reached(nonce="nonce", failed={}))[1]]
+    assert checks.heard("one", wire.ProbeResult(nonce="nonce", failed={"two": "no answer"}))[1] == []
+    return [
+        (found.host, found.is_fatal) for found in checks.heard("two", wire.ProbeResult(nonce="nonce", failed={}))[1]
+    ]
 
 
 def test_a_launch_asks_for_versions_and_storage_and_has_the_hosts_listen() -> None:
     said = launch().begin()
     assert [host for host, _ in said] == ["one", "two", "one", "two"]
-    assert said[1][1] == wire.Listen(address="at-two", nonce="nonce")
-    assert said[2][1] == wire.Inspect(
+    assert said[1][1] == wire.OpenProbePort(address="at-two", nonce="nonce")
+    assert said[2][1] == wire.InspectHost(
         directory="/work", sys_path=["/work"], packages=["torch", "cloudpickle"], storage="/runs/run",
-        witness="/runs/run/run.json", nonce="id",
+        probe_file="/runs/run/run.json", nonce="id",
     )  # fmt: skip
 
 
@@ -289,7 +291,7 @@ def test_a_launch_does_not_wait_for_a_host_that_is_lost() -> None:
     checks.heard("one", INSPECTED)
     assert not checks.is_done
     assert [host for host, _ in checks.lost("two")] == ["one"]
-    checks.heard("one", wire.Reached(nonce="nonce", failed={}))
+    checks.heard("one", wire.ProbeResult(nonce="nonce", failed={}))
     assert checks.is_done
     assert checks.late(15.0) == []
 
@@ -304,7 +306,7 @@ def test_a_blocked_pair_ends_a_launch_of_tensorflow() -> None:
 
 def test_hosts_of_one_machine_meet_without_being_tried() -> None:
     said = launch(networks={"one": "same", "two": "same"}).begin()
-    assert [(host, type(message)) for host, message in said] == [("one", wire.Inspect), ("two", wire.Inspect)]
+    assert [(host, type(message)) for host, message in said] == [("one", wire.InspectHost), ("two", wire.InspectHost)]
 
 
 def test_a_blocked_pair_is_a_warning_where_ranks_may_never_meet() -> None:

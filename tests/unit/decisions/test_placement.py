@@ -19,7 +19,7 @@ from distrain.decisions.placement import (
     visible_devices,
 )
 from distrain.errors import ResourcesError
-from distrain.hosts.host import Gpu, HostFacts
+from distrain.hosts.host import Gpu, HostInfo
 
 if TYPE_CHECKING:
     from distrain.hosts.world import WorldPlan
@@ -29,9 +29,9 @@ GIB = 1 << 30
 
 def host(
     name: str = "one", *, cpus: int = 4, gpus: int | None = None, memory_bytes: int = 16 * GIB, **facts: Any
-) -> HostFacts:
+) -> HostInfo:
     found = None if gpus is None else tuple(gpu(f"GPU-{index}") for index in range(gpus))
-    return HostFacts(name=name, cpus=cpus, memory_bytes=memory_bytes, gpus=found, **facts)
+    return HostInfo(name=name, cpus=cpus, memory_bytes=memory_bytes, gpus=found, **facts)
 
 
 def gpu(uuid: str, *, board: str | None = None, name: str = "NVIDIA A100-SXM4-40GB") -> Gpu:
@@ -154,7 +154,7 @@ def test_local_ranks_index_each_hosts_own_gpus() -> None:
 # -- resources -------------------------------------------------------------------------------------------------------
 
 
-def refusal(facts: HostFacts, scaling: ScalingConfig) -> str:
+def refusal(facts: HostInfo, scaling: ScalingConfig) -> str:
     with pytest.raises(ResourcesError) as error:
         make_plan([facts], scaling)
     return str(error.value)
@@ -214,12 +214,12 @@ def test_the_host_that_lacks_something_is_named() -> None:
 # -- MIG instances ---------------------------------------------------------------------------------------------------
 
 
-def split_host(*instances: int, whole: int = 0) -> HostFacts:
+def split_host(*instances: int, whole: int = 0) -> HostInfo:
     """A host with a board of so many MIG instances each, and whole GPUs before them."""
     found = [gpu(f"GPU-{index}") for index in range(whole)]
     for board, number in enumerate(instances, start=whole):
         found += (gpu(f"MIG-{board}{index}", board=f"GPU-{board}") for index in range(number))
-    return HostFacts(name="one", cpus=4, memory_bytes=16 * GIB, gpus=tuple(found))
+    return HostInfo(name="one", cpus=4, memory_bytes=16 * GIB, gpus=tuple(found))
 
 
 def with_gpus(workers: int, each: float = 1) -> ScalingConfig:
@@ -279,7 +279,7 @@ def test_a_mig_instance_is_a_gpu_of_which_there_may_be_too_few() -> None:
         (host(gpus=0), 2, 0, False),
     ],
 )
-def test_whether_workers_share_a_gpu(facts: HostFacts, workers: int, each: float, shares: bool) -> None:
+def test_whether_workers_share_a_gpu(facts: HostInfo, workers: int, each: float, shares: bool) -> None:
     scaling = with_gpus(workers, each) if each else ScalingConfig(num_workers=workers)
     assert make_plan([facts], scaling).shares_gpu is shares
 
@@ -288,7 +288,7 @@ def test_whether_workers_share_a_gpu(facts: HostFacts, workers: int, each: float
 def test_a_gpu_is_known_by_its_uuid_whatever_its_host_is_called(uuids: tuple[str, str], shares: bool) -> None:
     """localhost and 127.0.0.1 may stand in one hostfile."""
     hosts = [
-        HostFacts(name=name, cpus=1, memory_bytes=GIB, gpus=(gpu(uuid),), slots=1)
+        HostInfo(name=name, cpus=1, memory_bytes=GIB, gpus=(gpu(uuid),), slots=1)
         for name, uuid in zip(("one", "two"), uuids, strict=True)
     ]
     assert make_plan(hosts, with_gpus(2)).shares_gpu is shares
@@ -330,7 +330,7 @@ def test_a_gpu_is_known_by_its_uuid_whatever_its_host_is_called(uuids: tuple[str
     ],
 )
 def test_accelerator_types_are_products_as_ray_writes_them(wanted: str, name: str, matches: bool) -> None:
-    facts = HostFacts(name="one", cpus=1, memory_bytes=GIB, gpus=(gpu("GPU-0", name=name),))
+    facts = HostInfo(name="one", cpus=1, memory_bytes=GIB, gpus=(gpu("GPU-0", name=name),))
     scaling = ScalingConfig(use_gpu=True, accelerator_type=wanted)
     if matches:
         assert make_plan([facts], scaling).world_size == 1
@@ -342,7 +342,7 @@ def test_accelerator_types_are_products_as_ray_writes_them(wanted: str, name: st
 
 def test_one_gpu_of_another_type_is_named() -> None:
     gpus = (gpu("GPU-0"), gpu("GPU-1", name="Tesla T4"), gpu("GPU-2", name="Tesla T4"))
-    facts = HostFacts(name="one", cpus=1, memory_bytes=GIB, gpus=gpus)
+    facts = HostInfo(name="one", cpus=1, memory_bytes=GIB, gpus=gpus)
     text = refusal(facts, ScalingConfig(use_gpu=True, accelerator_type="A100"))
     assert text.startswith("one has Tesla T4, but")
 

@@ -7,31 +7,33 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.decisions.report_rows import SILENCE_S, Row, Rows
+from distrain.decisions.report_rows import SILENCE_S, ReportRow, RowAssembly
 
 
-def report(rows: Rows, rank: int, index: int, ordinal: int | None = None, now: float = 0.0) -> list[list[int | None]]:
+def report(
+    rows: RowAssembly, rank: int, index: int, ordinal: int | None = None, now: float = 0.0
+) -> list[list[int | None]]:
     return plain(rows.reported(rank, index, {"n": 10 * index + rank}, ordinal, now))
 
 
-def plain(complete: list[Row]) -> list[list[int | None]]:
+def plain(complete: list[ReportRow]) -> list[list[int | None]]:
     return [[None if metrics is None else metrics["n"] for metrics in row.metrics] for row in complete]
 
 
 def test_a_row_is_complete_when_every_rank_has_reported() -> None:
-    rows = Rows(3)
+    rows = RowAssembly(3)
     assert report(rows, 1, 1) == []
     assert report(rows, 0, 1) == []
     assert report(rows, 2, 1) == [[10, 11, 12]]
 
 
 def test_one_rank_alone() -> None:
-    rows = Rows(1)
+    rows = RowAssembly(1)
     assert [report(rows, 0, n) for n in (1, 2, 3)] == [[[10]], [[20]], [[30]]]
 
 
 def test_whoever_is_ahead_waits_for_those_who_have_reported_before() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     assert report(rows, 0, 1) == []
     assert report(rows, 1, 1) == [[10, 11]]
     assert [report(rows, 0, n) for n in (2, 3, 4)] == [[], [], []]
@@ -43,7 +45,7 @@ def test_whoever_is_ahead_waits_for_those_who_have_reported_before() -> None:
 
 
 def test_a_silent_rank_is_waited_for_and_then_given_up() -> None:
-    rows = Rows(3)
+    rows = RowAssembly(3)
     assert rows.deadline() is None
     assert report(rows, 0, 1, now=100.0) == []
     assert report(rows, 0, 2, now=101.0) == []
@@ -56,7 +58,7 @@ def test_a_silent_rank_is_waited_for_and_then_given_up() -> None:
 
 
 def test_a_silent_rank_that_begins_to_report_is_waited_for_again() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     report(rows, 0, 1, now=0.0)
     assert plain(rows.tick(SILENCE_S)) == [[10, None]]
     assert report(rows, 1, 1, now=50.0) == []
@@ -66,7 +68,7 @@ def test_a_silent_rank_that_begins_to_report_is_waited_for_again() -> None:
 
 
 def test_who_has_reported_once_is_waited_for_whatever_the_time() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     report(rows, 0, 1)
     assert report(rows, 1, 1) == [[10, 11]]
     assert report(rows, 0, 2) == []
@@ -75,14 +77,14 @@ def test_who_has_reported_once_is_waited_for_whatever_the_time() -> None:
 
 
 def test_a_silent_rank_that_finishes_needs_no_more_time() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     assert report(rows, 0, 1) == []
     assert plain(rows.finished(1)) == [[10, None]]
     assert rows.deadline() is None
 
 
 def test_a_row_without_silent_ranks_still_waits_for_its_checkpoint() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     assert report(rows, 0, 1, ordinal=1) == []
     assert rows.tick(SILENCE_S) == []
     (row,) = rows.settled(1, "/checkpoint")
@@ -93,13 +95,13 @@ def test_a_row_without_silent_ranks_still_waits_for_its_checkpoint() -> None:
 
 
 def test_a_rank_that_has_finished_is_not_waited_for() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     assert plain(rows.finished(1)) == []
     assert report(rows, 0, 1) == [[10, None]]
 
 
 def test_the_end_completes_what_there_is() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     report(rows, 0, 1)
     report(rows, 1, 1)
     report(rows, 0, 2)
@@ -109,7 +111,7 @@ def test_the_end_completes_what_there_is() -> None:
 
 
 def test_a_row_waits_for_its_checkpoint() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     assert report(rows, 0, 1, ordinal=1) == []
     assert report(rows, 1, 1, ordinal=1) == []
     (row,) = rows.settled(1, "/checkpoint")
@@ -118,7 +120,7 @@ def test_a_row_waits_for_its_checkpoint() -> None:
 
 
 def test_a_checkpoint_may_be_committed_before_the_row_is_complete() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     assert report(rows, 0, 1, ordinal=1) == []
     assert rows.settled(1, "/checkpoint") == []
     (row,) = rows.reported(1, 1, {"n": 11}, None, 0.0)
@@ -126,7 +128,7 @@ def test_a_checkpoint_may_be_committed_before_the_row_is_complete() -> None:
 
 
 def test_rows_stay_in_order_behind_one_that_waits_for_its_checkpoint() -> None:
-    rows = Rows(1)
+    rows = RowAssembly(1)
     assert report(rows, 0, 1, ordinal=1) == []
     assert report(rows, 0, 2) == []
     complete = rows.settled(1, "/checkpoint")
@@ -135,14 +137,14 @@ def test_rows_stay_in_order_behind_one_that_waits_for_its_checkpoint() -> None:
 
 
 def test_a_checkpoint_that_will_not_be_is_none() -> None:
-    rows = Rows(1)
+    rows = RowAssembly(1)
     assert report(rows, 0, 1, ordinal=1) == []
     (row,) = rows.settled(1, None)
     assert row.checkpoint is None
 
 
 def test_the_end_gives_up_checkpoints_that_are_not_committed() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     report(rows, 0, 1, ordinal=1)
     report(rows, 1, 1, ordinal=1)
     (row,) = rows.end()
@@ -150,7 +152,7 @@ def test_the_end_gives_up_checkpoints_that_are_not_committed() -> None:
 
 
 def test_a_rank_that_reports_too_late_changes_nothing_and_is_not_kept() -> None:
-    rows = Rows(2)
+    rows = RowAssembly(2)
     report(rows, 0, 1)
     assert plain(rows.finished(1)) == [[10, None]]
     assert report(rows, 1, 1) == []
@@ -162,7 +164,7 @@ def test_a_rank_that_reports_too_late_changes_nothing_and_is_not_kept() -> None:
 def test_every_report_of_ranks_that_all_report_comes_out_once_and_in_order(data: Any) -> None:
     """Whatever the order in which they arrive, if nobody is silent for too long."""
     world, reports = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
-    rows = Rows(world)
+    rows = RowAssembly(world)
     done = dict.fromkeys(range(world), 0)
     complete: list[list[int | None]] = []
     while behind := [rank for rank, count in done.items() if count < reports]:

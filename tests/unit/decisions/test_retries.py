@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from distrain import FailureConfig
-from distrain.decisions.retries import LONGEST_BACKOFF_S, Retries
+from distrain.decisions.retries import LONGEST_BACKOFF_S, RetryPolicy
 from distrain.errors import RankFailure
 
 
-def retries(*, entered: bool = True, checkpoint: str | None = None, **config: Any) -> Retries:
-    made = Retries(FailureConfig(**config), checkpoint)
+def retries(*, entered: bool = True, checkpoint: str | None = None, **config: Any) -> RetryPolicy:
+    made = RetryPolicy(FailureConfig(**config), checkpoint)
     made.ever_entered = entered
     return made
 
@@ -29,7 +29,7 @@ KILLED = failure(kind="signal", signal=9, traceback="", summary="was killed by S
 
 
 def allow(
-    made: Retries, culprit: RankFailure | None = KILLED, *, reports: int = 0, checkpoint: str | None = None
+    made: RetryPolicy, culprit: RankFailure | None = KILLED, *, reports: int = 0, checkpoint: str | None = None
 ) -> bool:
     return made.allow(culprit, reports=reports, checkpoint=checkpoint)
 
@@ -166,7 +166,7 @@ def test_what_others_do_to_us_is_retried_as_often_as_it_happens(culprit: RankFai
 # -- when ------------------------------------------------------------------------------------------------------------
 
 
-def delays(made: Retries, *checkpoints: str | None) -> list[float]:
+def delays(made: RetryPolicy, *checkpoints: str | None) -> list[float]:
     found = []
     for checkpoint in checkpoints:
         assert allow(made, checkpoint=checkpoint)

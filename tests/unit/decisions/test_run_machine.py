@@ -22,15 +22,15 @@ from distrain.decisions.run_machine import (
     Action,
     AttemptEnded,
     AttemptStarts,
-    CheckpointSaved,
+    CheckpointAvailable,
     Connect,
+    HangDetected,
     HostLost,
-    HostSaid,
-    Hung,
-    RunMachine,
+    MessageReceived,
     RunRequest,
+    RunStateMachine,
     Say,
-    StopAsked,
+    StopRequested,
     StorageFailed,
     Storing,
     Tell,
@@ -38,7 +38,7 @@ from distrain.decisions.run_machine import (
 )
 from distrain.decisions.states import RunState
 from distrain.errors import InvalidTransition
-from distrain.hosts.host import HostOrder
+from distrain.hosts.host import HostSettings
 from distrain.work.job import Job
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def request(names: list[str], workers: int, **options: Any) -> RunRequest:
     return RunRequest(**{**defaults, **options})
 
 
-def order(slots: int, **options: Any) -> HostOrder:
-    return HostOrder(**{"lease_s": LEASE_S, "slots": slots, "directory": "/work", "sys_path": ["/work"], **options})
+def order(slots: int, **options: Any) -> HostSettings:
+    return HostSettings(**{"lease_s": LEASE_S, "slots": slots, "directory": "/work", "sys_path": ["/work"], **options})
 
 
 def hello(cpus: int = 4, gpus: int | None = None, network: str = "here", address: str = "") -> wire.Hello:
@@ -76,12 +76,12 @@ class Play:
     """A machine and what may happen to it. Rank 0 and 1 are on ``one``, 2 and 3 on ``two``."""
 
     def __init__(
-        self, hosts: int = 1, workers: int = 2, *, orders: dict[str, HostOrder] | None = None, **options: Any
+        self, hosts: int = 1, workers: int = 2, *, orders: dict[str, HostSettings] | None = None, **options: Any
     ) -> None:
         self.hosts = ["one", "two", "three"][:hosts]
         if orders is not None:
             options["hosts"] = orders
-        self.machine = RunMachine(request(self.hosts, workers, **options))
+        self.machine = RunStateMachine(request(self.hosts, workers, **options))
         self.now = 100.0
         self.asked = asked(self.machine.start(self.now))
 
@@ -93,7 +93,7 @@ class Play:
         return self.machine.handle(event, self.now)
 
     def says(self, host: str, message: wire.Message) -> list[Action]:
-        return self.happens(HostSaid(host, message))
+        return self.happens(MessageReceived(host, message))
 
     def host_of(self, rank: int) -> str:
         assert self.machine.plan is not None
@@ -113,7 +113,7 @@ class Play:
         return [action for host in self.hosts for action in self.says(host, hello())]
 
     def reserve(self) -> list[Action]:
-        return self.says("one", wire.Reserved(attempt=self.machine.attempt, ports=[4000]))
+        return self.says("one", wire.PortsReserved(attempt=self.machine.attempt, ports=[4000]))
 
     def spawn(self) -> None:
         for rank in self.all_ranks():
@@ -150,7 +150,7 @@ class Play:
 
     def gone(self, *hosts: str) -> list[Action]:
         attempt = self.machine.attempt
-        return [a for host in hosts or self.hosts for a in self.says(host, wire.Gone(attempt=attempt))]
+        return [a for host in hosts or self.hosts for a in self.says(host, wire.HostIdle(attempt=attempt))]
 
 
 def told(actions: list[Action], kind: type[wire.Message]) -> list[tuple[str, Any]]:
@@ -196,7 +196,7 @@ def test_a_hello_is_answered_with_the_job_and_a_request_for_a_port() -> None:
     actions = Play().connect()
     [(host, prepare)] = told(actions, wire.Prepare)
     assert (host, prepare.body, prepare.preload, prepare.workers) == ("one", b"job", ["torch"], 2)
-    assert told(actions, wire.Reserve) == [("one", wire.Reserve(attempt=0, ports=1))]
+    assert told(actions, wire.ReservePorts) == [("one", wire.ReservePorts(attempt=0, ports=1))]
     assert [a.attempt for a in actions if isinstance(a, AttemptStarts)] == [0]
 
 
@@ -209,7 +209,7 @@ def test_nothing_starts_before_every_host_has_said_hello() -> None:
 
 def test_only_rank_0s_host_reserves_ports_and_all_hosts_start_with_them() -> None:
     play = Play(hosts=2, workers=4)
-    assert [host for host, _ in told(play.connect(), wire.Reserve)] == ["one"]
+    assert [host for host, _ in told(play.connect(), wire.ReservePorts)] == ["one"]
     starts = dict(told(play.reserve(), wire.Start))
     assert {host: [spec["rank"] for spec in start.ranks] for host, start in starts.items()} == {
         "one": [0, 1],
@@ -312,8 +312,8 @@ def test_messages_of_an_earlier_attempt_are_ignored() -> None:
     for message in (
         wire.Exited(attempt=0, rank=1, signal=9),
         wire.Outcome(attempt=0, rank=0, ok=False, stage="run", error="late", traceback="", exit_code=1, body=b""),
-        wire.Gone(attempt=0),
-        wire.Reserved(attempt=0, ports=[1]),
+        wire.HostIdle(attempt=0),
+        wire.PortsReserved(attempt=0, ports=[1]),
         wire.Spawned(attempt=0, rank=0, pid=1),
     ):
         assert play.says("one", message) == []
@@ -325,7 +325,7 @@ def test_a_port_reserved_for_an_earlier_attempt_starts_nothing() -> None:
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(0)
     play.gone()
-    assert play.says("one", wire.Reserved(attempt=0, ports=[1])) == []
+    assert play.says("one", wire.PortsReserved(attempt=0, ports=[1])) == []
     assert play.state is RunState.RESERVING
 
 
@@ -333,7 +333,7 @@ def test_nothing_matters_after_the_end() -> None:
     play = Play().run()
     play.all_succeed()
     play.gone()
-    for event in (HostLost("one", "gone"), StopAsked("SIGINT"), Tick(), HostSaid("one", hello())):
+    for event in (HostLost("one", "gone"), StopRequested("SIGINT"), Tick(), MessageReceived("one", hello())):
         assert play.happens(event) == []
     assert play.state is RunState.FINISHED
 
@@ -358,7 +358,7 @@ def test_a_storage_that_fails_after_the_end_makes_a_finished_run_a_failed_one() 
 
 def test_a_storage_that_fails_while_the_run_is_stopped_is_noted() -> None:
     play = Play().run()
-    play.happens(StopAsked("SIGINT"))
+    play.happens(StopRequested("SIGINT"))
     play.happens(StorageFailed("disk full"))
     play.gone()
     assert (play.state, play.machine.storage_failed) == (RunState.ABORTED, True)
@@ -428,7 +428,7 @@ def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
     play.raises(1)
     actions = play.gone()
     assert [type(action) for action in actions] == [AttemptEnded, Say, AttemptStarts, Tell]
-    assert told(actions, wire.Reserve) == [("one", wire.Reserve(attempt=1, ports=1))]
+    assert told(actions, wire.ReservePorts) == [("one", wire.ReservePorts(attempt=1, ports=1))]
     assert said(actions).startswith("rank 1 failed on one: ValueError")
     assert (play.state, play.machine.attempt) == (RunState.RESERVING, 1)
     assert said(play.reserve()).startswith("restart 1 (of 1) from the beginning")
@@ -447,7 +447,7 @@ def test_a_retry_can_finish_the_run() -> None:
 
 def test_a_retry_resumes_from_the_latest_checkpoint() -> None:
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
-    play.happens(CheckpointSaved("/runs/run/checkpoint_000000"))
+    play.happens(CheckpointAvailable("/runs/run/checkpoint_000000"))
     play.raises(1)
     play.gone()
     actions = play.reserve()
@@ -526,7 +526,7 @@ def test_the_wait_for_a_checkpoint_is_bounded() -> None:
     assert play.machine.deadline() == play.now + LEASE_S + LEASE_MARGIN_S
 
 
-@pytest.mark.parametrize("event", [StopAsked("SIGINT"), StorageFailed("disk full")])
+@pytest.mark.parametrize("event", [StopRequested("SIGINT"), StorageFailed("disk full")])
 def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept(event: Any) -> None:
     play = play_that_waits(failure_config=FailureConfig(max_failures=1))
     assert stops(play.happens(event)) == {"one": 0.0, "two": 0.0}
@@ -591,7 +591,7 @@ def test_a_lost_host_is_a_failure_that_leaves_time_to_store_a_checkpoint() -> No
 
 def test_the_first_request_to_stop_leaves_the_grace() -> None:
     play = Play(hosts=2, workers=4).run()
-    actions = play.happens(StopAsked("SIGINT"))
+    actions = play.happens(StopRequested("SIGINT"))
     assert stops(actions) == {"one": GRACE_S, "two": GRACE_S}
     assert "SIGINT" in said(actions)
     assert play.machine.deadline() == play.now + GRACE_S + STOP_TIMEOUT_S
@@ -599,13 +599,13 @@ def test_the_first_request_to_stop_leaves_the_grace() -> None:
 
 def test_the_second_request_kills_at_once() -> None:
     play = Play().run()
-    play.happens(StopAsked("SIGINT"))
-    assert stops(play.happens(StopAsked("SIGINT"))) == {"one": 0.0}
+    play.happens(StopRequested("SIGINT"))
+    assert stops(play.happens(StopRequested("SIGINT"))) == {"one": 0.0}
 
 
 def test_a_stopped_run_is_aborted_whatever_its_ranks_said_about_it() -> None:
     play = Play(failure_config=FailureConfig(max_failures=5)).run()
-    play.happens(StopAsked("SIGTERM"))
+    play.happens(StopRequested("SIGTERM"))
     play.raises(0)
     play.exits(1, signal=9, by_us=True)
     play.gone()
@@ -615,7 +615,7 @@ def test_a_stopped_run_is_aborted_whatever_its_ranks_said_about_it() -> None:
 def test_asking_to_stop_during_a_failure_prevents_the_retry() -> None:
     play = Play(failure_config=FailureConfig(max_failures=5)).run()
     play.raises(0)
-    play.happens(StopAsked("SIGINT"))
+    play.happens(StopRequested("SIGINT"))
     play.gone()
     assert play.state is RunState.FAILED  # the failure is what the user should hear of
 
@@ -623,7 +623,7 @@ def test_asking_to_stop_during_a_failure_prevents_the_retry() -> None:
 def test_asking_to_stop_when_all_had_finished_leaves_the_run_finished() -> None:
     play = Play().run()
     play.all_succeed()
-    play.happens(StopAsked("SIGINT"))
+    play.happens(StopRequested("SIGINT"))
     play.gone()
     assert play.state is RunState.FINISHED
 
@@ -633,7 +633,7 @@ def test_asking_to_stop_before_anything_started_ends_at_once() -> None:
         play = Play(hosts=2, workers=4)
         if "reserves" in stages:
             play.connect()
-        play.happens(StopAsked("SIGINT"))
+        play.happens(StopRequested("SIGINT"))
         assert play.state is RunState.ABORTED
 
 
@@ -641,7 +641,7 @@ def test_asking_to_stop_while_workers_start_stops_them() -> None:
     play = Play()
     play.connect()
     play.reserve()
-    assert stops(play.happens(StopAsked("SIGINT"))) == {"one": GRACE_S}
+    assert stops(play.happens(StopRequested("SIGINT"))) == {"one": GRACE_S}
 
 
 # -- lost hosts ------------------------------------------------------------------------------------------------------
@@ -876,7 +876,7 @@ def test_a_host_lost_while_a_restart_is_waited_for_is_tried_when_it_starts() -> 
 
 def test_a_run_that_waits_for_a_host_can_be_stopped() -> None:
     play, _ = after_a_loss()
-    play.happens(StopAsked("SIGINT"))
+    play.happens(StopRequested("SIGINT"))
     assert play.state is RunState.ABORTED
 
 
@@ -950,11 +950,11 @@ def test_stopping_again_does_not_take_longer() -> None:
     play.raises(0)
     play.now += 5.0
     for _ in range(2):
-        play.happens(StopAsked("SIGINT"))
+        play.happens(StopRequested("SIGINT"))
         assert play.machine.deadline() == play.now - 5.0 + LEASE_S + LEASE_MARGIN_S
     play = Play(hosts=2, workers=4).run()
     for _ in range(3):
-        play.happens(StopAsked("SIGINT"))
+        play.happens(StopRequested("SIGINT"))
         assert play.machine.deadline() <= 100.0 + GRACE_S + STOP_TIMEOUT_S
         play.now += 1.0
 
@@ -1008,7 +1008,7 @@ def test_a_hang_that_is_told_after_its_attempt_has_ended_is_none(backoff_s: floa
     config = FailureConfig(max_failures=3, backoff_s=backoff_s)
     play = Play(hosts=2, workers=4, failure_config=config).run()
     play.happens(HostLost("two", "silent"))
-    hung = Hung(after_s=2.0, where=("rank 0 somewhere",), suspects=(0,))
+    hung = HangDetected(after_s=2.0, where=("rank 0 somewhere",), suspects=(0,))
     assert play.happens(hung) == []
     play.gone("one")
     state = play.state
@@ -1125,9 +1125,9 @@ def meeting(first: dict[str, Any], second: dict[str, Any], *, reserved: str = ""
     """Two hosts with these HELLOs and a rank each; what was asked of the first, and what all were told."""
     hosts = {"one": order(1, **orders), "two": order(1)}
     play = Play(hosts=2, orders=hosts)
-    [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.Reserve)
-    started = told(play.says("one", wire.Reserved(attempt=0, ports=[4000], address=reserved)), wire.Start)
-    return play, (asked.toward, dict(started))
+    [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.ReservePorts)
+    started = told(play.says("one", wire.PortsReserved(attempt=0, ports=[4000], address=reserved)), wire.Start)
+    return play, (asked.peer, dict(started))
 
 
 def where(started: dict[str, wire.Start]) -> list[tuple[str, str, Any]]:
@@ -1305,12 +1305,13 @@ def test_every_rank_has_an_endpoint_on_its_own_host() -> None:
     hosts = {"one": order(2, is_local=True), "two": order(1)}
     play = Play(hosts=2, workers=3, orders=hosts, backend=_Endpoints())
     play.says("one", hello(network="a"))
-    asked = told(play.says("two", hello(network="b", address="fd77::2")), wire.Reserve)
-    assert [(host, reserve.ports, reserve.toward) for host, reserve in asked] == [("one", 3, "fd77::2"), ("two", 1, "")]
+    asked = told(play.says("two", hello(network="b", address="fd77::2")), wire.ReservePorts)
+    assert [(host, reserve.ports, reserve.peer) for host, reserve in asked] == [("one", 3, "fd77::2"), ("two", 1, "")]
     assert (
-        told(play.says("one", wire.Reserved(attempt=0, ports=[4000, 4001, 4002], address="fd77::1")), wire.Start) == []
+        told(play.says("one", wire.PortsReserved(attempt=0, ports=[4000, 4001, 4002], address="fd77::1")), wire.Start)
+        == []
     )
-    started = dict(told(play.says("two", wire.Reserved(attempt=0, ports=[5000])), wire.Start))
+    started = dict(told(play.says("two", wire.PortsReserved(attempt=0, ports=[5000])), wire.Start))
     ranks = [spec["environment"] for message in started.values() for spec in message.ranks]
     assert {rank["ENDPOINTS"] for rank in ranks} == {"[fd77::1]:4001 [fd77::1]:4002 [fd77::2]:5000"}
     assert {(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks} == {("fd77::1", "4000")}

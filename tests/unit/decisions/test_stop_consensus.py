@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.decisions.stop_consensus import PATIENCE_S, Order, StopVotes
+from distrain.decisions.stop_consensus import PATIENCE_S, Order, StopConsensus
 
 
-def votes(*listeners: int, asked: bool = True) -> StopVotes:
-    made = StopVotes()
+def votes(*listeners: int, asked: bool = True) -> StopConsensus:
+    made = StopConsensus()
     for rank in listeners:
         assert made.listen(rank) == set()
     assert not asked or made.ask() == set(listeners)
@@ -149,7 +149,7 @@ class Rank:
 def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
     """Whoever is faster, and whenever the request comes: nobody is left in a collective."""
     world = data.draw(st.integers(1, 4))
-    made, ranks, now = StopVotes(), [Rank() for _ in range(world)], 0.0
+    made, ranks, now = StopConsensus(), [Rank() for _ in range(world)], 0.0
     ask_after = data.draw(st.integers(0, 12))
     asked = False
 

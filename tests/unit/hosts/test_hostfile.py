@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from distrain.config import ScalingConfig
 from distrain.decisions.placement import make_plan, rank_environment
 from distrain.errors import HostfileError
-from distrain.hosts.host import HostFacts
+from distrain.hosts.host import HostInfo
 from distrain.hosts.hostfile import HostSpec, parse_hostfile, parse_hosts, total_slots
 
 
@@ -161,7 +161,7 @@ def test_an_error_names_file_line_and_cause(line: str, why: str) -> None:
 
 def test_what_every_rank_is_given_cannot_be_set_for_a_host() -> None:
     """All but where the ranks meet."""
-    plan = make_plan([HostFacts(name="one", cpus=1, memory_bytes=1)], ScalingConfig())
+    plan = make_plan([HostInfo(name="one", cpus=1, memory_bytes=1)], ScalingConfig())
     given = rank_environment(plan, plan.ranks[0], address="", port=1, run_id="", attempt=0, max_restarts=0)
     refused = set()
     for name in given:

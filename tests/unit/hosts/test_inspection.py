@@ -21,16 +21,16 @@ NONCE = "f00d"
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> wire.Inspect:
+def asked(tmp_path: Path) -> wire.InspectHost:
     storage = tmp_path / "storage"
     storage.mkdir()
-    (storage / "witness").write_text(f"some text, {NONCE}, and more")
-    return wire.Inspect(
+    (storage / "probe_file").write_text(f"some text, {NONCE}, and more")
+    return wire.InspectHost(
         directory=str(tmp_path),
         sys_path=[None],
         packages=["cloudpickle"],
         storage=str(storage),
-        witness=str(storage / "witness"),
+        probe_file=str(storage / "probe_file"),
         nonce=NONCE,
     )
 
@@ -41,47 +41,49 @@ def install(folder: Path, name: str, version: str) -> str:
     return str(folder)
 
 
-def test_what_is_well_has_no_problem_and_leaves_nothing(asked: wire.Inspect, tmp_path: Path) -> None:
+def test_what_is_well_has_no_problem_and_leaves_nothing(asked: wire.InspectHost, tmp_path: Path) -> None:
     answer = inspect(asked)
     assert (answer.directory_problem, answer.storage_problem) == (None, None)
     assert answer.versions == {"cloudpickle": importlib.metadata.version("cloudpickle")}
     assert answer.sent >= answer.received > 1.7e9
     assert answer.disk_free_bytes > 0
     assert answer.memory_free_bytes > 0
-    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["witness"]
+    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["probe_file"]
 
 
-@pytest.mark.parametrize("witness", [None, "another nonce", ""])
-def test_a_storage_without_the_witness_is_another_one(asked: wire.Inspect, tmp_path: Path, witness: str | None) -> None:
-    file = tmp_path / "storage" / "witness"
-    if witness is None:
+@pytest.mark.parametrize("probe_file", [None, "another nonce", ""])
+def test_a_storage_without_the_witness_is_another_one(
+    asked: wire.InspectHost, tmp_path: Path, probe_file: str | None
+) -> None:
+    file = tmp_path / "storage" / "probe_file"
+    if probe_file is None:
         file.unlink()
     else:
-        file.write_text(witness)
+        file.write_text(probe_file)
     assert inspect(asked).storage_problem == "is another one than the launching machine's"
 
 
-def test_a_storage_that_is_not_there_is_not_made(asked: wire.Inspect, tmp_path: Path) -> None:
+def test_a_storage_that_is_not_there_is_not_made(asked: wire.InspectHost, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     problem = inspect(replace(asked, storage=str(missing))).storage_problem
     assert problem == "cannot be opened: No such file or directory"
     assert not missing.exists()
 
 
-def test_a_storage_that_cannot_be_written_says_why(asked: wire.Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_cannot_be_written_says_why(asked: wire.InspectHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc/self takes no files, from anybody."""
     problem = inspect(replace(asked, storage="/proc/self")).storage_problem
     assert problem is not None
     assert problem.startswith("cannot be written: ")
 
 
-def test_without_a_storage_none_is_looked_at(asked: wire.Inspect) -> None:
+def test_without_a_storage_none_is_looked_at(asked: wire.InspectHost) -> None:
     answer = inspect(replace(asked, storage=""))
     assert answer.storage_problem is None
     assert answer.disk_free_bytes > 0
 
 
-def test_a_directory_that_is_not_there_is_a_problem(asked: wire.Inspect, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_a_problem(asked: wire.InspectHost, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert inspect(replace(asked, directory="/nowhere")).directory_problem == "No such file or directory"
     assert inspect(replace(asked, directory=str(tmp_path / "file"))).directory_problem == "Not a directory"
@@ -101,18 +103,18 @@ def test_a_package_that_was_removed_by_half_does_not_say_its_version(tmp_path: P
     assert package_versions(["half"], [str(tmp_path)]) == {"half": ""}
 
 
-def test_a_storage_that_hangs_keeps_nobody_else_waiting(asked: wire.Inspect, tmp_path: Path) -> None:
+def test_a_storage_that_hangs_keeps_nobody_else_waiting(asked: wire.InspectHost, tmp_path: Path) -> None:
     """A named pipe that nobody writes to is read for ever."""
     os.mkfifo(tmp_path / "storage" / "hangs")
     said: list[wire.Message] = []
     loop = Loop()
     inspector = Inspector(loop, said.append)
-    inspector.inspect(replace(asked, witness=str(tmp_path / "storage" / "hangs")))
+    inspector.inspect(replace(asked, probe_file=str(tmp_path / "storage" / "hangs")))
     inspector.inspect(asked)
     while not said:
         loop.step()
     [answer] = said
-    assert isinstance(answer, wire.Inspected)
+    assert isinstance(answer, wire.InspectionResult)
     assert answer.storage_problem is None
     (tmp_path / "storage" / "hangs").write_text("now")
     while len(said) < 2:

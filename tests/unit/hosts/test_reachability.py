@@ -10,7 +10,7 @@ import pytest
 
 from distrain import wire
 from distrain.hosts import reachability
-from distrain.hosts.reachability import MOST_ECHOED, Neighbours
+from distrain.hosts.reachability import MOST_ECHOED, ReachabilityProbe
 from distrain.system.background import Background
 from distrain.system.loop import Loop
 
@@ -26,19 +26,19 @@ class Host:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.said: list[wire.Message] = []
-        self.neighbours = Neighbours(loop, Background(None, "resolver"), self.said.append)
+        self.neighbours = ReachabilityProbe(loop, Background(None, "resolver"), self.said.append)
 
-    def listens(self, address: str = "127.0.0.1", toward: str = "") -> wire.Listening:
-        self.neighbours.listen(wire.Listen(address=address, nonce=NONCE, toward=toward))
+    def listens(self, address: str = "127.0.0.1", peer: str = "") -> wire.ProbePortOpened:
+        self.neighbours.listen(wire.OpenProbePort(address=address, nonce=NONCE, peer=peer))
         message = self.said.pop()
-        assert isinstance(message, wire.Listening)
+        assert isinstance(message, wire.ProbePortOpened)
         return message
 
     def reaches(self, **peers: tuple[str, int]) -> dict[str, str]:
-        self.neighbours.reach(wire.Reach(peers=peers, nonce=NONCE))
+        self.neighbours.reach(wire.ProbePeers(peers=peers, nonce=NONCE))
         self.turn(lambda: self.said)
         message = self.said.pop()
-        assert isinstance(message, wire.Reached)
+        assert isinstance(message, wire.ProbeResult)
         return message.failed
 
     def turn(self, done: Callable[[], object]) -> None:
@@ -70,12 +70,12 @@ def test_it_listens_on_the_one_address_only(host: Host) -> None:
 
 
 def test_a_host_finds_its_own_address_toward_another(host: Host) -> None:
-    assert host.listens("", toward="127.0.0.9").address == "127.0.0.1"
+    assert host.listens("", peer="127.0.0.9").address == "127.0.0.1"
 
 
-@pytest.mark.parametrize(("address", "toward"), [("192.0.2.1", ""), ("", "")])
-def test_an_address_that_cannot_be_had_is_said(host: Host, address: str, toward: str) -> None:
-    there = host.listens(address, toward)
+@pytest.mark.parametrize(("address", "peer"), [("192.0.2.1", ""), ("", "")])
+def test_an_address_that_cannot_be_had_is_said(host: Host, address: str, peer: str) -> None:
+    there = host.listens(address, peer)
     assert there.port == 0
     assert there.failed
 
@@ -97,7 +97,7 @@ def test_a_silent_peer_is_given_up(host: Host, monkeypatch: pytest.MonkeyPatch) 
 
 def test_who_is_asked_anew_forgets_the_calls_of_before(host: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        host.neighbours.reach(wire.Reach(peers={"silent": silent.getsockname()[:2]}, nonce="before"))
+        host.neighbours.reach(wire.ProbePeers(peers={"silent": silent.getsockname()[:2]}, nonce="before"))
         host.loop.call_in("look again", 0.0, lambda: None)
         host.loop.step()
         there = host.listens()
@@ -107,12 +107,12 @@ def test_who_is_asked_anew_forgets_the_calls_of_before(host: Host) -> None:
 
 def test_another_program_is_told_apart(host: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        host.neighbours.reach(wire.Reach(peers={"other": other.getsockname()[:2]}, nonce=NONCE))
+        host.neighbours.reach(wire.ProbePeers(peers={"other": other.getsockname()[:2]}, nonce=NONCE))
         caller, _ = other.accept()
         with caller:
             caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
             host.turn(lambda: host.said)
-    assert host.said == [wire.Reached(nonce=NONCE, failed={"other": "somebody else answers there"})]
+    assert host.said == [wire.ProbeResult(nonce=NONCE, failed={"other": "somebody else answers there"})]
 
 
 def test_without_peers_there_is_nothing_to_wait_for(host: Host) -> None:

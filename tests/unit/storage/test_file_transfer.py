@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.storage.file_transfer import discard, taker
+from distrain.storage.file_transfer import discard, file_copier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ def source(tmp_path: Path) -> Path:
 
 def test_a_file_whose_source_can_be_deleted_is_moved(source: Path, tmp_path: Path) -> None:
     inode = (source / "deep" / "file").stat().st_ino
-    assert taker(source, tmp_path / "target", delete=True)("deep/file") == (4, zlib.crc32(b"text"))
+    assert file_copier(source, tmp_path / "target", delete=True)("deep/file") == (4, zlib.crc32(b"text"))
     assert (source / "deep" / "file").exists()
     discard(source, tmp_path / "target", ["deep/file"])
     assert not source.exists()
@@ -44,7 +44,7 @@ def test_nothing_is_deleted_by_a_relative_path(
 def test_a_file_that_keeps_another_name_becomes_a_copy(source: Path, tmp_path: Path) -> None:
     """As where its directory cannot be written, or somebody makes another link at that moment."""
     target = tmp_path / "target"
-    taker(source, target, delete=True)("deep/file")
+    file_copier(source, target, delete=True)("deep/file")
     os.link(source / "deep" / "file", tmp_path / "other name")
     discard(source, target, ["deep/file"])
     (tmp_path / "other name").write_text("changed")

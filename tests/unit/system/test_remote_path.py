@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from distrain.system import remote_path
-from distrain.system.remote_path import Place, decode_filesystem, encode_filesystem, locate
+from distrain.system.remote_path import RemotePath, decode_filesystem, encode_filesystem, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ def test_a_part_of_the_local_filesystem_is_a_local_path_below_it(tmp_path: Path)
 
 def test_a_part_of_a_filesystem_elsewhere_is_elsewhere() -> None:
     found = locate("runs", DirFileSystem("/bucket", MemoryFileSystem()))
-    assert isinstance(found, Place)
+    assert isinstance(found, RemotePath)
     (found / "x").write(b"1")
     assert MemoryFileSystem().cat_file("/bucket/runs/x") == b"1"
     assert found.is_of_this_process
@@ -109,14 +109,14 @@ def test_a_part_of_a_filesystem_elsewhere_is_elsewhere() -> None:
 
 def test_a_url_is_a_place_and_stays_as_it_was_written() -> None:
     found = locate("memory://runs/")
-    assert isinstance(found, Place)
+    assert isinstance(found, RemotePath)
     assert (str(found), found.path, found.name) == ("memory://runs", "/runs", "runs")
     assert str(found / "x") == "memory://runs/x"
 
 
 def test_the_root_of_a_filesystem_is_a_place_too() -> None:
     found = locate("memory://")
-    assert isinstance(found, Place)
+    assert isinstance(found, RemotePath)
     assert str(found) == "memory://"
     assert (str(found / "run"), (found / "run").name, (found / "run").path) == ("memory://run", "run", "/run")
     assert (found / "run").parent == found
@@ -125,10 +125,10 @@ def test_the_root_of_a_filesystem_is_a_place_too() -> None:
 
 def test_two_colons_in_a_name_chain_no_filesystems() -> None:
     run = locate("memory://runs")
-    assert isinstance(run, Place)
+    assert isinstance(run, RemotePath)
     (run / "exp::1" / "a::b").write(b"1")
     found = locate("memory://runs/exp::1")
-    assert isinstance(found, Place)
+    assert isinstance(found, RemotePath)
     assert (found.name, found.names(), list(found.files())) == ("exp::1", ["a::b"], ["a::b"])
     assert (found / "a::b").read() == b"1"
 
@@ -143,7 +143,7 @@ def test_filesystems_can_be_chained_by_two_colons(tmp_path: Path) -> None:
         ("simplecache::memory://runs", "SimpleCacheFileSystem"),
     ):
         found = locate(url)
-        assert isinstance(found, Place)
+        assert isinstance(found, RemotePath)
         assert (type(found.filesystem).__name__, found.path.strip("/")) == (kind, "runs")
 
 
@@ -171,36 +171,36 @@ def test_filesystems_travel_as_text() -> None:
 
 
 def test_memory_is_of_this_process_only() -> None:
-    assert Place("memory://runs").is_of_this_process
-    assert Place("runs", DirFileSystem("/x", fs=MemoryFileSystem())).is_of_this_process
-    assert Place("runs", Unpicklable()).is_of_this_process
-    assert not Place("runs", fsspec.filesystem("http")).is_of_this_process
+    assert RemotePath("memory://runs").is_of_this_process
+    assert RemotePath("runs", DirFileSystem("/x", fs=MemoryFileSystem())).is_of_this_process
+    assert RemotePath("runs", Unpicklable()).is_of_this_process
+    assert not RemotePath("runs", fsspec.filesystem("http")).is_of_this_process
 
 
 def test_a_place_can_be_pickled() -> None:
-    again = pickle.loads(pickle.dumps(Place("memory://runs")))
-    assert again == Place("memory://runs")
+    again = pickle.loads(pickle.dumps(RemotePath("memory://runs")))
+    assert again == RemotePath("memory://runs")
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["memory", "pyarrow", "directory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> RemotePath:
     """On a filesystem without directories, and on some that have them."""
     if request.param == "memory":
-        return Place("memory://runs/run")
+        return RemotePath("memory://runs/run")
     if request.param == "directory":
-        return Place("runs/run", DirFileSystem(str(tmp_path), fs=LocalFileSystem()))
+        return RemotePath("runs/run", DirFileSystem(str(tmp_path), fs=LocalFileSystem()))
     from fsspec.implementations.arrow import ArrowFSWrapper
     from pyarrow.fs import LocalFileSystem as ArrowsLocalFileSystem
     from pyarrow.fs import SubTreeFileSystem
 
-    return Place("runs/run", ArrowFSWrapper(SubTreeFileSystem(str(tmp_path), ArrowsLocalFileSystem())))
+    return RemotePath("runs/run", ArrowFSWrapper(SubTreeFileSystem(str(tmp_path), ArrowsLocalFileSystem())))
 
 
 @pytest.mark.parametrize("name", ["c*", "c?", "c[1]", "[c]1"])
-def test_a_name_that_looks_like_a_pattern_is_a_name(root: Place, name: str) -> None:
+def test_a_name_that_looks_like_a_pattern_is_a_name(root: RemotePath, name: str) -> None:
     (root / "c1" / "x").write(b"1")
     (root / name / "deep" / "x").write(b"2")
     (root / name / "y").write(b"3")
@@ -211,7 +211,7 @@ def test_a_name_that_looks_like_a_pattern_is_a_name(root: Place, name: str) -> N
     assert (root.names(), list(root.files())) == (["c1"], ["c1/x"])
 
 
-def test_what_is_written_can_be_read_listed_and_removed(root: Place, tmp_path: Path) -> None:
+def test_what_is_written_can_be_read_listed_and_removed(root: RemotePath, tmp_path: Path) -> None:
     assert (root.exists(), root.names(), root.files()) == (False, [], {})
     (root / "a" / "b").write(b"123")
     source = tmp_path / "source"
@@ -232,16 +232,16 @@ def test_what_is_written_can_be_read_listed_and_removed(root: Place, tmp_path: P
 
 
 def test_the_version_of_a_file_that_is_written_again_is_another_one() -> None:
-    file = Place("memory://runs/file")
+    file = RemotePath("memory://runs/file")
     versions = set()
     for _ in range(3):
         file.write(b"same")
-        versions.add(Place("memory://runs").files()["file"])
+        versions.add(RemotePath("memory://runs").files()["file"])
     assert len(versions) == 3
 
 
 def test_only_one_of_two_creates_a_file() -> None:
-    file = Place("memory://runs/lock")
+    file = RemotePath("memory://runs/lock")
     file.create(b"1")
     with pytest.raises(FileExistsError, match=r"cannot create memory://runs/lock"):
         file.create(b"2")
@@ -253,7 +253,7 @@ def test_only_one_of_two_creates_a_file() -> None:
 
 def test_a_passing_trouble_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     moody = Moody(ConnectionError("reset"), TimeoutError("slow"))
-    Place("x/y", moody).write(b"1")
+    RemotePath("x/y", moody).write(b"1")
     assert (moody.moods, moody.cat_file("/x/y")) == ([], b"1")
     assert capsys.readouterr().err == ""
 
@@ -263,7 +263,7 @@ def test_what_another_try_cannot_change_is_not_tried_again(error: Exception) -> 
     moody = Moody(error, error)
     kind = type(error) if isinstance(error, OSError) else OSError
     with pytest.raises(kind, match=f"cannot write x/y: {type(error).__name__}: {error}"):
-        Place("x/y", moody).write(b"1")
+        RemotePath("x/y", moody).write(b"1")
     assert len(moody.moods) == 1
 
 
@@ -276,27 +276,27 @@ def test_a_full_disk_is_known_at_once_and_named(tmp_path: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match=f"cannot write {tmp_path}/x from runs/x: OSError: .* No space left on device"):
-        Place("runs", Full(), patience_s=1.0).get("x", tmp_path / "x")
+        RemotePath("runs", Full(), patience_s=1.0).get("x", tmp_path / "x")
     assert Full.tries == 1
 
 
 def test_what_fails_in_the_end_names_the_place_and_the_cause() -> None:
     moody = Moody(*[ConnectionError("reset")] * 99)
     with pytest.raises(OSError, match=r"cannot write x/y \(tried 3 times\): ConnectionError: reset"):
-        Place("x/y", moody, patience_s=1.0).write(b"1")
+        RemotePath("x/y", moody, patience_s=1.0).write(b"1")
 
 
 def test_a_trouble_that_lasts_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(remote_path, "_tell", told.append)
     monkeypatch.setattr(remote_path, "_QUIET_S", 0.5)
-    Place("x/y", Moody(*[ConnectionError("reset")] * 3), patience_s=9.0).write(b"1")
+    RemotePath("x/y", Moody(*[ConnectionError("reset")] * 3), patience_s=9.0).write(b"1")
     assert told == ["cannot write x/y: ConnectionError: reset; trying again for 9 s"]
 
 
 def test_the_environment_says_how_long_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", "2.5")
-    assert Place("memory://x").patience_s == 2.5
+    assert RemotePath("memory://x").patience_s == 2.5
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])
@@ -328,7 +328,7 @@ def test_readers_of_one_checkpoint_share_a_download(
     from distrain import Checkpoint
 
     monkeypatch.setattr(remote_path.tempfile, "tempdir", str(tmp_path))
-    (Place("memory://run/checkpoint") / "model.pt").write(b"weights")
+    (RemotePath("memory://run/checkpoint") / "model.pt").write(b"weights")
     both, folders = threading.Barrier(2), set()
 
     def read() -> None:
@@ -353,7 +353,7 @@ def test_a_checkpoint_that_was_written_again_is_downloaded_again(
     from distrain import Checkpoint
 
     monkeypatch.setattr(remote_path.tempfile, "tempdir", str(tmp_path))
-    root = Place("memory://run/checkpoint")
+    root = RemotePath("memory://run/checkpoint")
 
     def commit(text: bytes) -> None:
         (root / "model.pt").write(text)

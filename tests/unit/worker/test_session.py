@@ -45,7 +45,7 @@ class Worker:
         self.session = Session(self.channel, context, None)
 
     def grants(self, ordinal: int, directory: Path, *files: str, refused: str | None = None) -> None:
-        grant = wire.Grant(
+        grant = wire.CopyFiles(
             attempt=2, rank=1, ordinal=ordinal, directory=str(directory), files=list(files), refused=refused
         )
         self.coordinator.send(grant)
@@ -244,7 +244,7 @@ def test_a_dict_checkpoint_is_delivered_as_a_file(worker: Worker, tmp_path: Path
 
 def test_get_checkpoint_is_the_latest_committed_one(worker: Worker, tmp_path: Path) -> None:
     assert distrain.get_checkpoint() is None
-    worker.coordinator.send(wire.Committed(attempt=2, rank=1, ordinal=1, path=str(tmp_path)))
+    worker.coordinator.send(wire.CheckpointCommitted(attempt=2, rank=1, ordinal=1, path=str(tmp_path)))
     checkpoint = distrain.get_checkpoint()
     assert checkpoint is not None
     assert checkpoint.path == str(tmp_path)
@@ -347,15 +347,15 @@ def test_a_timeout_that_is_no_time_is_refused(timeout_s: Any, kind: type[Excepti
 
 
 def test_a_timeout_may_be_infinite(worker: Worker) -> None:
-    worker.coordinator.send(wire.Checkpoints(attempt=2, rank=1, index=1, body=b"[]"))
+    worker.coordinator.send(wire.CheckpointList(attempt=2, rank=1, index=1, body=b"[]"))
     assert distrain.get_all_reported_checkpoints(timeout_s=math.inf) == []
 
 
 # -- collectives -----------------------------------------------------------------------------------------------------
 
 
-def met(index: int, data: bytes = b"", refused: str | None = None) -> wire.Met:
-    return wire.Met(attempt=2, rank=1, index=index, body=data, refused=refused)
+def met(index: int, data: bytes = b"", refused: str | None = None) -> wire.CollectiveDone:
+    return wire.CollectiveDone(attempt=2, rank=1, index=index, body=data, refused=refused)
 
 
 def test_a_barrier_is_announced_and_awaited(worker: Worker) -> None:
@@ -371,7 +371,7 @@ def test_collectives_are_counted_apart_from_reports(worker: Worker) -> None:
         distrain.report({})
         worker.coordinator.send(met(index))
         collective.barrier()
-    assert [message.index for message in worker.said() if isinstance(message, wire.Joined)] == [1, 2, 3]
+    assert [message.index for message in worker.said() if isinstance(message, wire.CollectiveEntered)] == [1, 2, 3]
 
 
 def test_ranks_other_than_0_send_no_data(worker: Worker) -> None:
