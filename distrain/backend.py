@@ -44,7 +44,8 @@ class BackendConfig:
 
     def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
         """Environment of one rank, beside torchrun's variables. ``endpoints``: address and port of every rank,
-        ``10.0.0.1:4711``, if there are any. Pure; runs in the coordinator."""
+        ``10.0.0.1:4711``, if there are any. Pure; runs in the coordinator.
+        """
         return {}
 
     def setup(self, context: TrainContext) -> None:
@@ -67,12 +68,14 @@ class BackendConfig:
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
         """In the worker: a dict checkpoint without what only means something among these workers. ``data`` is not to
-        be changed."""
+        be changed.
+        """
         return data
 
     def gather(self, value: Any) -> list[Any]:
         """In the worker, after :meth:`setup`: every rank's ``value``, by rank; a collective. Only needed where another
-        launcher started the ranks, so that there is no coordinator."""
+        launcher started the ranks, so that there is no coordinator.
+        """
         return [value]
 
 
@@ -81,7 +84,8 @@ _Config = TypeVar("_Config", bound=BackendConfig)
 
 def chosen(kind: type[_Config], name: str, given: _Config | None, by_old_name: _Config | None) -> _Config:
     """What a trainer was given as ``{name}_config``, or by its old name, ``{name}_backend``; else the default. Raises
-    TypeError. To be called by a constructor that :func:`~distrain.system.ray_names.without` decorates."""
+    TypeError. To be called by a constructor that :func:`~distrain.system.ray_names.without` decorates.
+    """
     new, old = f"{name}_config", f"{name}_backend"
     if by_old_name is not None:
         if given is not None:

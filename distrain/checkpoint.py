@@ -225,7 +225,8 @@ class Checkpoint:
 
     def as_reported(self, number: int, portable: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Checkpoint:
         """What :func:`distrain.report` stores: a dict as ``portable`` makes it, with what Ray AIR added; a directory as
-        it is. ``number`` counts the checkpoints of the rank from 0."""
+        it is. ``number`` counts the checkpoints of the rank from 0.
+        """
         if self._data is None:
             return self
         extra = {"_timestamp": int(time.time()), "_preprocessor": None, "_current_checkpoint_id": number}
@@ -370,7 +371,8 @@ class Checkpoint:
 
 def files_of(place: RemotePath) -> list[str]:
     """The files of a checkpoint elsewhere: those of its manifest, if it has one, and its metadata. Raises OSError:
-    FileNotFoundError for one that is half deleted."""
+    FileNotFoundError for one that is half deleted.
+    """
     present = [name for name in place.files() if name != MANIFEST_FILE]
     try:
         named = set(json.loads((place / MANIFEST_FILE).read())["files"])
@@ -409,7 +411,8 @@ def reading(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def unread(folder: Path) -> Iterator[bool]:
     """Whether nobody reads this local checkpoint, as far as the file system tells. If so, nobody begins to before the
-    context ends."""
+    context ends.
+    """
     with contextlib.ExitStack() as stack:
         yield all(_lock_alone(path, stack) for path in _locked(folder))
 
@@ -429,7 +432,8 @@ def _lock_alone(path: Path, stack: contextlib.ExitStack) -> bool:
 
 def _locked(folder: Path) -> tuple[Path, Path]:
     """What who reads a checkpoint locks: the directory, as the manifest may be replaced meanwhile, and the manifest, as
-    some shared file systems tell other hosts of locks of files only."""
+    some shared file systems tell other hosts of locks of files only.
+    """
     return folder, folder / MANIFEST_FILE
 
 

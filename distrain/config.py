@@ -543,13 +543,15 @@ class UserCallback:
 
     def after_run(self, run_context: RunContext, result: Result, error: BaseException | None) -> None:
         """No worker is left. ``fit()`` returns ``result`` next, or raises ``error``. Not called if ``fit()`` fails
-        before it starts any worker."""
+        before it starts any worker.
+        """
 
     def after_report(
         self, run_context: RunContext, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None
     ) -> None:
         """Every rank has made its n-th report, or will make none. ``metrics``: by rank, None for those; ``checkpoint``:
-        what was committed with it."""
+        what was committed with it.
+        """
 
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
         """An attempt has failed, and whatever was left of it is gone. ``worker_exceptions``: by rank."""

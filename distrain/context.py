@@ -70,7 +70,8 @@ class StorageContext:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainContext:
     """Who this worker is. Ranks count from 0; ``devices`` index the GPUs that this process can see; ``shares_gpu``:
-    some ranks of the run share a GPU; ``validates``: the trainer has a validation function."""
+    some ranks of the run share a GPU; ``validates``: the trainer has a validation function.
+    """
 
     world_rank: int
     world_size: int

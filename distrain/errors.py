@@ -68,7 +68,8 @@ class JobError(DistrainError):
 
 class HostfileError(DistrainError, ValueError):
     """The hosts to train on cannot be read or understood; the text begins with the file and the line.
-    A ValueError, too."""
+    A ValueError, too.
+    """
 
 
 class ResourcesError(DistrainError):

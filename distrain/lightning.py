@@ -48,7 +48,8 @@ _CHOICE = "DISTRAIN_LIGHTNING"
 
 def _installed_lightning() -> Any:
     """``lightning.pytorch`` or ``pytorch_lightning``, whose classes do not mix. Workers go by what the user's process
-    has found."""
+    has found.
+    """
     chosen = os.environ.get(_CHOICE)
     for name in sorted(_PACKAGES, key=lambda name: (name != chosen, name not in sys.modules)):
         if find_spec(name.partition(".")[0]) is not None:
@@ -116,7 +117,8 @@ class _InWorker:
     @property
     def parallel_devices(self) -> Any:
         """The Trainer's, or the user's; before, a CPU for a worker that has no GPU, as accelerator="auto" would take
-        one that this worker was not given. A strategy may be made outside of a worker, and sent to it."""
+        one that this worker was not given. A strategy may be made outside of a worker, and sent to it.
+        """
         if self._parallel_devices is None and Session.current is not None and get_device().type == "cpu":
             return [get_device()]
         return self._parallel_devices

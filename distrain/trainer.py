@@ -269,7 +269,8 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
 
 def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
     """To all hosts, those included that get ranks only if others are lost. Raises HostfileError, and ResourcesError if
-    there are too few slots."""
+    there are too few slots.
+    """
     if options := overruled(scaling, os.environ):
         warn(f"{', '.join(options)}: without effect, as the script's ScalingConfig says otherwise")
     if scaling.num_workers == 0:
@@ -425,7 +426,8 @@ class _Run:
 
     def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
         """Write what the end of the run leaves. Wait a while for space on a full disk; then only complain, so as not to
-        hide the error that has ended the run."""
+        hide the error that has ended the run.
+        """
         while not self._store.is_stalled:
             try:
                 write()

@@ -1,4 +1,4 @@
-"""The rules of the house, read from the source: floors, cycles, who owns which mechanism, what an import may load."""
+"""The rules of the house, read from the source: layers, circles, who owns which mechanism, what an import may load."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,32 +23,17 @@ if TYPE_CHECKING:
 
 ROOT = Path(distrain.__file__).parent
 
-FLOORS = [
-    "version", "absent", "errors", "background", "callbacks", "hostfile", "config", "states",
-    "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives", "stacks", "stopping", "retries",
-    "backend", "main_module", "job", "roster", "events", "checks", "machine",
-    "loop", "channel", "process", "scratch", "guard", "ports", "network", "transport", "host_link",
-    "cgroup", "gpus", "survey", "inspection", "neighbours", "consoles", "output",
-    "connections", "launch_checks", "place",
-    "checkpoint", "runpaths", "files", "records", "uploads", "storage", "runlock", "keeper", "result", "reported",
-    "metrics", "context", "report_checks", "session", "collective", "execution", "validations", "ledger", "watch",
-    "worker", "forkserver", "forkserver_link", "uploader", "uploader_link", "agent",
-    "stores", "manifest", "validator", "preemption", "coordinator",
-    "desk", "outer", "local", "trainer", "preflight", "preflight_table",
-    "torch.checkpoint", "torch.config", "torch.trainer", "torch.device", "torch.nested", "torch.amp", "torch.model",
-    "torch.sampler", "torch.reproducibility", "torch.data",
-    "tensorflow.checkpoint", "tensorflow.config", "tensorflow.trainer", "tensorflow.data", "tensorflow.keras",
-    "lightning", "huggingface.transformers",
-    "driver", "command", "launch",
+LAYERS = [
+    "errors", "system", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "result", "config",
+    "decisions", "worker", "session", "collective", "agent", "coordinator", "inprocess", "trainer",
+    "torch", "tensorflow", "lightning", "huggingface", "cli", "launch",
 ]  # fmt: skip
-"""A module may import what stands before it. The packages' ``__init__`` are lazy, and exempt."""
+"""A package, or a module that users import, may import what stands before it, for types too."""
 
-PROGRAMS = {"agent", "forkserver", "uploader", "validator", "worker", "coordinator"}
-THINKING = [
-    "errors", "states", "hostfile", "config", "wire", "hosts", "plan", "failures", "rounds", "rows", "collectives",
-    "stacks", "stopping", "retries", "roster", "events", "checks", "machine",
-]  # fmt: skip
-ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio"}
+PURE = {"distrain.errors", "distrain.wire", "distrain.hosts.host", "distrain.hosts.world", "distrain.storage.commit"}
+"""What decisions may import from other packages: facts, without I/O."""
+ACTING = {"os", "time", "threading", "socket", "subprocess", "pathlib", "select", "selectors", "asyncio", "random"}
+MOST_MODULES = 13
 
 
 # -- reading the source ----------------------------------------------------------------------------------------------
@@ -119,38 +105,32 @@ every_module = pytest.mark.parametrize("module", MODULES.values(), ids=[name or 
 plain_module = pytest.mark.parametrize("module", PLAIN.values(), ids=list(PLAIN))
 
 
-# -- floors ----------------------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_module_has_its_place_in_the_order() -> None:
-    assert sorted(FLOORS) == sorted(PLAIN)
+def layer_of(name: str) -> str:
+    return name.removeprefix("distrain.").partition(".")[0]
 
 
-@plain_module
-def test_a_module_imports_only_what_stands_above_it(module: Module) -> None:
-    above = set(FLOORS[: FLOORS.index(module.name)])
-    assert module.own <= above
+def test_every_package_has_its_place_in_the_order() -> None:
+    assert sorted(LAYERS) == sorted({layer_of(name) for name in MODULES if name})
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_programs_do_not_import_each_other(name: str) -> None:
-    """A forked worker is the forkserver's own child, so that one may."""
-    allowed = {"worker"} if name == "forkserver" else set()
-    assert MODULES[name].own & PROGRAMS <= allowed
+@every_module
+def test_a_module_imports_only_from_its_own_layer_and_those_below(module: Module) -> None:
+    if not module.name:
+        return  # the public face, which imports on first use only
+    allowed = LAYERS[: LAYERS.index(layer_of(module.name)) + 1]
+    imported = {layer_of(found.name) for found in module.imports if found.name.startswith("distrain.")}
+    assert imported <= set(allowed)
 
 
-LEAVES = ("torch", "tensorflow")
-
-
-@pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"command", "lightning"}), ("tensorflow", set())])
-def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> None:
-    named = {name for name, module in PLAIN.items() if any(own.startswith(leaf) for own in module.own)}
-    assert {name for name in named if not name.startswith(f"{leaf}.")} <= allowed
-
-
-def test_there_is_no_cycle_at_any_level() -> None:
-    """Packages included: whoever imports ``a.b`` imports ``a``."""
-    graph = {name: module.own & MODULES.keys() for name, module in MODULES.items()}
+def test_modules_import_each_other_in_no_circle() -> None:
+    """Imports for types count, too. The packages' own ``__init__`` are below their modules."""
+    graph = {
+        name: {found.name.removeprefix("distrain.") for found in module.imports} & PLAIN.keys()
+        for name, module in PLAIN.items()
+    }
 
     def walk(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join([*path, name])
@@ -164,10 +144,40 @@ def test_there_is_no_cycle_at_any_level() -> None:
         walk(name, ())
 
 
+def test_no_package_has_more_modules_than_one_can_remember() -> None:
+    counts = Counter(layer_of(name) for name in PLAIN if "." in name)
+    assert max(counts.values()) <= MOST_MODULES, counts
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if name.startswith("decisions.")])
+def test_decisions_have_no_clock_and_no_io(name: str) -> None:
+    assert not MODULES[name].tops & ACTING
+    runtime = {found.name for found in MODULES[name].imports if found.runtime and found.name.startswith("distrain.")}
+    assert {other for other in runtime if not other.startswith("distrain.decisions.")} <= PURE
+
+
+@pytest.mark.parametrize("package", [module for module in MODULES.values() if module.is_package and module.name])
+def test_a_package_says_what_happens_there_and_in_which_process(package: Module) -> None:
+    text = ast.get_docstring(package.tree) or ""
+    assert "Runs in: " in text
+    assert len(text.splitlines()) <= 6
+
+
+LEAVES = ("torch", "tensorflow")
+PUBLIC_MODULES = {"collective", "huggingface", "lightning", "session", "tensorflow", "torch"}
+
+
+@pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"cli.command", "lightning"}), ("tensorflow", set())])
+def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> None:
+    named = {name for name, module in PLAIN.items() if any(own.startswith(leaf) for own in module.own)}
+    assert {name for name in named if not name.startswith(f"{leaf}.")} <= allowed
+
+
 @every_module
-def test_packages_import_nothing_of_ours_but_lazily(module: Module) -> None:
-    if module.is_package:
-        assert module.own <= {"absent"}  # what explains the names that a package lacks
+def test_a_package_imports_none_of_its_modules(module: Module) -> None:
+    """That is left to whoever uses one. The messages of the protocol are the exception."""
+    if module.is_package and module.name != "wire":
+        assert module.own <= {"system.lazy", "system.ray_names"}
 
 
 # -- who owns which mechanism ----------------------------------------------------------------------------------------
@@ -179,7 +189,7 @@ KILLS_OR_STARTS = {"kill", "killpg", "system", "popen", "posix_spawn", "posix_sp
 
 @plain_module
 def test_only_process_starts_and_kills(module: Module) -> None:
-    if module.name == "process":
+    if module.name == "system.process":
         return
     assert not any(isinstance(n, ast.ImportFrom) and n.module in ("subprocess", "os") for n in ast.walk(module.tree))
     assert module.uses("subprocess") <= STARTS_NOTHING
@@ -189,25 +199,18 @@ def test_only_process_starts_and_kills(module: Module) -> None:
 
 def test_only_the_forkserver_and_the_guard_fork() -> None:
     assert {name for name, module in PLAIN.items() if module.uses("os") & {"fork", "forkpty"}} == {
-        "forkserver",
-        "guard",
+        "agent.forkserver",
+        "agent.guard",
     }
 
 
 def test_only_wire_packs_bytes() -> None:
-    assert {name for name, module in PLAIN.items() if "struct" in module.tops} == {"wire"}
+    assert {name for name, module in PLAIN.items() if "struct" in module.tops} == {"wire.codec"}
 
 
 def test_only_process_hunts_with_psutil() -> None:
     """The other one asks it for interfaces."""
-    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"process", "network"}
-
-
-@pytest.mark.parametrize("name", THINKING)
-def test_thinking_modules_do_not_act(name: str) -> None:
-    allowed = {"os"} if name == "config" else set()
-    assert MODULES[name].tops & ACTING <= allowed
-    assert MODULES[name].uses("os") <= {"PathLike", "fspath"}
+    assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"system.process", "hosts.network"}
 
 
 @every_module
@@ -260,38 +263,50 @@ def public_names(tree: ast.Module) -> list[str]:
     raise AssertionError("no __all__")
 
 
-@every_module
-def test_all_names_exist_and_none_is_named_twice(module: Module) -> None:
-    names = public_names(module.tree)
+PUBLIC = [name for name in PLAIN if "." not in name or layer_of(name) in (*LEAVES, "huggingface")]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_module_lists_its_names(name: str) -> None:
+    names = public_names(MODULES[name].tree)
     assert len(set(names)) == len(names)
-    assert set(names) <= top_level_names(module.tree)
+    assert set(names) <= top_level_names(MODULES[name].tree)
 
 
-def test_the_public_names_are_those_that_are_mapped() -> None:
-    assert sorted(distrain.__all__) == sorted(distrain._HOME_OF)
+@pytest.mark.parametrize("name", set(PLAIN) - set(PUBLIC))
+def test_an_internal_module_lists_none(name: str) -> None:
+    with pytest.raises(AssertionError):
+        public_names(MODULES[name].tree)
 
 
-@pytest.mark.parametrize("name", distrain.__all__)
-def test_a_public_name_is_public_where_it_comes_from(name: str) -> None:
-    assert getattr(distrain, name) is not None
-    assert name in public_names(MODULES[distrain._HOME_OF[name]].tree)
+@pytest.mark.parametrize("package", ["", *LEAVES])
+def test_a_public_name_is_public_where_it_comes_from(package: str) -> None:
+    module = import_module(".".join(filter(None, ("distrain", package))))
+    for home, names in module._HOMES.items():
+        for name in names:
+            path = ".".join(filter(None, (package, home)))
+            assert path == "system.version" or name in public_names(MODULES[path].tree)
 
 
-def test_dir_shows_the_public_names() -> None:
-    assert set(distrain.__all__) <= set(dir(distrain))
+@pytest.mark.parametrize("package", ["", *LEAVES])
+def test_type_checkers_see_the_names_that_are_imported_on_first_use(package: str) -> None:
+    module = import_module(".".join(filter(None, ("distrain", package))))
+    seen = {
+        alias.asname
+        for node in ast.walk(MODULES[package].tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen - {None} == set(module.__all__)
+
+
+def test_dir_shows_the_public_names_and_modules_and_nothing_else() -> None:
+    assert sorted({*distrain.__all__, *PUBLIC_MODULES}) == dir(distrain)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
         _ = distrain.no_such_name
-
-
-@pytest.mark.parametrize("name", LEAVES)
-def test_a_leaf_maps_what_it_lists(name: str) -> None:
-    leaf = import_module(f"distrain.{name}")
-    assert sorted(leaf.__all__) == sorted(leaf._HOME_OF)
-    for public, home in leaf._HOME_OF.items():
-        assert public in public_names(MODULES[f"{name}.{home}"].tree)
 
 
 # -- what an import loads --------------------------------------------------------------------------------------------

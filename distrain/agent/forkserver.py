@@ -172,7 +172,8 @@ class ForkServer:
 
     def _signal(self, ranks: list[int], number: int, *, groups: bool) -> None:
         """Our workers are unreaped children, so their pids cannot have been reused. Who is dead already, was not ended
-        by us."""
+        by us.
+        """
         for pid, rank in self._workers.items():
             if rank in ranks and not process.has_ended(pid):
                 self._signalled.setdefault(pid, set()).add(number)
@@ -225,7 +226,8 @@ _ARROW_VARIABLE = "JE_ARROW_MALLOC_CONF"
 @contextlib.contextmanager
 def _without_arrow_thread() -> Iterator[None]:
     """Keep the allocator of pyarrow, if it is loaded here, from starting the thread that gives memory back: it does so
-    itself then. A user's own setting wins."""
+    itself then. A user's own setting wins.
+    """
     if _ARROW_VARIABLE in os.environ:
         yield
         return
@@ -238,7 +240,8 @@ def _without_arrow_thread() -> Iterator[None]:
 
 def _why_not_fork(culprits: Sequence[str]) -> str | None:
     """Return why forking would be unsafe: a fork loses all other threads, locks that they held stay locked, and a CUDA
-    context must not be shared. ``culprits``: modules that started threads."""
+    context must not be shared. ``culprits``: modules that started threads.
+    """
     names = [thread.name for thread in threading.enumerate()[1:]]
     count = len(names) or process.count_native_threads()
     if count > 0:

@@ -92,7 +92,8 @@ class ForkServerLink:
 
     def leave(self) -> None:
         """Have it end its workers and all below them, and go; SIGKILL if it does not. Were it killed at once, nobody
-        would end them if we are killed, too."""
+        would end them if we are killed, too.
+        """
         if self.ready:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -52,7 +52,8 @@ _PIPE_BYTES = 1 << 20
 
 def main(arguments: list[str]) -> None:
     """``arguments``: the run id and an option: ``gpus`` counts them, ``sweep`` only removes what a lost run left. An id
-    that all processes of a lost agent have may follow: they are to end before this one says HELLO."""
+    that all processes of a lost agent have may follow: they are to end before this one says HELLO.
+    """
     run_id, option, *lost = arguments
     if option == "sweep":
         process.sweep(run_id)
@@ -205,7 +206,8 @@ class Agent:
     @property
     def _swept_id(self) -> str:
         """Beside the coordinator, of the run: what it had has to end, too. Elsewhere of this host alone: others may be
-        the same machine, and go on."""
+        the same machine, and go on.
+        """
         is_local = self._prepared is not None and self._prepared.is_local
         return self._run_id if is_local else process.own_run_id()
 
@@ -284,7 +286,8 @@ class Agent:
 
     def _look_up(self, look_up: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
         """Call ``then`` with what is found about ``peer``, or at once with None if that is empty. A name server may
-        take long, and the coordinator must not think that this host has died."""
+        take long, and the coordinator must not think that this host has died.
+        """
 
         def failed(error: OSError) -> None:
             self._up.queue(wire.HostFailed(text=f"finds no way to the other hosts ({peer}): {error}"))

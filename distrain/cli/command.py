@@ -492,7 +492,8 @@ def _show_stacks(folder: str) -> int:
 
 def _workers_path(work: job.Work, user_path: Sequence[str]) -> list[str]:
     """For functions and modules the working directory comes first, as ``python -m`` has it; scripts put their own
-    directory there instead, as ``python script.py`` does."""
+    directory there instead, as ``python script.py`` does.
+    """
     path = list(user_path)
     if path[:1] in ([""], [os.getcwd()]):
         del path[0]

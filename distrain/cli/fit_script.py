@@ -23,7 +23,8 @@ _TRAINERS = frozenset({"DataParallelTrainer", "TensorflowTrainer", "TorchTrainer
 
 def calls_fit(path: str) -> bool:
     """Whether the script imports distrain, names a trainer, and calls a ``fit()``. It is read, not run; what it imports
-    is not looked at."""
+    is not looked at.
+    """
     try:
         tree = ast.parse(_source_of(path))
     except (OSError, SyntaxError, ValueError):  # running it tells
@@ -92,7 +93,8 @@ def names_in(path: str) -> frozenset[str] | None:
 
 def source_of_module(name: str, path: Sequence[str]) -> str | None:
     """Find the file that ``import name`` would run, without importing the packages that it is in; None if there is
-    none of ours to read."""
+    none of ours to read.
+    """
     parts = name.split(".")
     for folder in path:
         for file in (Path(folder, *parts, "__init__.py"), Path(folder, *parts).with_suffix(".py")):

@@ -39,7 +39,8 @@ _ENDS = {255: ", which is ssh's when the connection breaks or the agent is kille
 
 def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
     """The command line of an agent for this host. ``env`` puts ``run_ids`` where a sweep can find them. A fit() in a
-    worker is for its own host."""
+    worker is for its own host.
+    """
     gpus = transport.host.gpus
     shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
     hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE", "-u", LAUNCH_OPTIONS]
@@ -186,7 +187,8 @@ class AgentLink:
 
     def _await_end(self) -> int:
         """Wait for the process, whose channel is at its end: its guard may still be emptying the host. Raises
-        TimeoutExpired."""
+        TimeoutExpired.
+        """
         self._process.send_signal(signal.SIGCONT)  # if the guard was stopped, it does so now
         return self._process.wait(timeout=_END_TIMEOUT_S)
 

@@ -32,7 +32,8 @@ _LEASE_MARGIN_S = 0.01
 
 class Connections:
     """One link to each host that was connected to. ``heard``: what a host says. ``lost``: its name, and why nothing
-    more will come from it, unless it is connected to again."""
+    more will come from it, unless it is connected to again.
+    """
 
     def __init__(
         self,

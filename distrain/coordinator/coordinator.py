@@ -303,7 +303,8 @@ class Coordinator:
     def _waits_for_uploads(self) -> bool:
         """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
         a checkpoint: less is lost by that than the time it takes. For ever only if all work is done, and only as long
-        as the grace lasts if the user wants the run to stop."""
+        as the grace lasts if the user wants the run to stop.
+        """
         if self._ledger.awaits_uploads(self.machine.lost_ranks):
             now, stopped = time.monotonic(), self.machine.was_asked_to_stop
             if self._waiting_since is None:

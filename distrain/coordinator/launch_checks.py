@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 class CheckedLaunch:
     """What is asked of other machines is found out while their first workers import, and again when others join them.
-    ``send``: tells a host something. ``refuse``: hears of a host that cannot train, and why."""
+    ``send``: tells a host something. ``refuse``: hears of a host that cannot train, and why.
+    """
 
     def __init__(
         self,

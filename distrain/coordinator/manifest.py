@@ -30,7 +30,8 @@ _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 class RunManifest:
     """Of one run in its directory; ``before`` is what an earlier part of the run has left, ``{}`` if there is none.
-    Moments are seconds since 1970."""
+    Moments are seconds since 1970.
+    """
 
     def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any]) -> None:
         self.before = read_manifest(store.paths.root)

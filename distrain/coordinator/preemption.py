@@ -30,7 +30,8 @@ def exit_code(stop_reason: str) -> int:
 
 def preempted(message: str, stop_reason: str) -> PreemptionError:
     """Make the error of a run that the signal of this name has stopped. Uncaught, it makes the process exit as one that
-    was ended by the signal."""
+    was ended by the signal.
+    """
     if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, _ExitWithItsCode):
         sys.excepthook = _ExitWithItsCode(sys.excepthook)
     return PreemptionError(message, exit_code=exit_code(stop_reason))

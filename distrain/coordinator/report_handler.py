@@ -153,7 +153,8 @@ class ReportHandler:
 
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Whether a checkpoint would be committed, were the attempt not over before uploaders have brought it; those of
-        the hosts of ``lost`` ranks never will."""
+        the hosts of ``lost`` ranks never will.
+        """
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
         return self._rounds.awaits_only(uploads, time.monotonic())
 
@@ -164,7 +165,8 @@ class ReportHandler:
 
     def awaits(self, ranks: Collection[int], *, ends: bool) -> bool:
         """Whether a checkpoint waits for what the hosts of these ranks do with their files; ``ends``: the attempt does,
-        so that it does not wait for the deletion of local ones."""
+        so that it does not wait for the deletion of local ones.
+        """
         return self._rounds.awaits(ranks, ends=ends)
 
     def end(self) -> None:
@@ -383,7 +385,8 @@ class ReportHandler:
 
     def _answer_asks(self) -> None:
         """Answer the ranks whose own checkpoints are settled, and those of other ranks up to the report that the rank
-        has reached itself. Other ranks that do not get there are waited for no longer than a missing rank."""
+        has reached itself. Other ranks that do not get there are waited for no longer than a missing rank.
+        """
         if not self._asks:
             return
         asks, self._asks, now = self._asks, [], time.monotonic()

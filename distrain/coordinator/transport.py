@@ -46,7 +46,8 @@ LAUNCH_OPTIONS = "DISTRAIN_LAUNCH_OPTIONS"
 
 class Transport(Protocol):
     """A way to a host: it turns a command line for that host into one for this machine, whose stdin and stdout are the
-    wire. ``lease_s``: seconds without a sign of life after which either side takes the other for dead."""
+    wire. ``lease_s``: seconds without a sign of life after which either side takes the other for dead.
+    """
 
     @property
     def host(self) -> HostSpec: ...
@@ -59,9 +60,11 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTransport:
-    """This machine. Its agent may not be silent for longer than the lease, but the coordinator may: the agent sees the
-    coordinator's death directly, and a user who suspends the coordinator with Ctrl-Z expects to find the training there
-    when it goes on."""
+    """The user's machine.
+
+    Its agent may not be silent for longer than the lease, but the coordinator may: the agent sees the coordinator's
+    death directly, and a user who suspends the coordinator with Ctrl-Z expects training to continue afterwards.
+    """
 
     host: HostSpec = field(default_factory=HostSpec)
     lease_s: float = LOCAL_LEASE_S
@@ -86,7 +89,8 @@ class PrefixTransport:
 class SshTransport:
     """A host behind the system's OpenSSH client, with the user's own configuration. ``arguments`` are the user's for
     ssh on every host. Of an option that is given twice ssh takes the first: the host's own, then the user's, then
-    ours."""
+    ours.
+    """
 
     host: HostSpec
     arguments: tuple[str, ...] = ()
@@ -116,7 +120,8 @@ class SshTransport:
 
 def hosts_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[HostSpec, ...]:
     """The hosts to train on: those of ``scaling``, else of DISTRAIN_HOSTS, else of the file that DISTRAIN_HOSTFILE
-    names, else this machine. Raises HostfileError."""
+    names, else this machine. Raises HostfileError.
+    """
     if scaling.hosts is not None:
         return parse_hosts(scaling.hosts, "ScalingConfig.hosts")
     if scaling.hostfile is not None:
@@ -174,7 +179,8 @@ def order_for(
     own_environment: Mapping[str, str],
 ) -> HostSettings:
     """What a host is to do: as this process has it, ``own_environment`` being its, unless the hostfile says otherwise.
-    ``environment``: what the user wants all workers to have."""
+    ``environment``: what the user wants all workers to have.
+    """
     host = transport.host
     variables = {**_forwarded(own_environment, host), **environment, **host.environment}
     if host.gpus:  # its agent has them in CUDA_VISIBLE_DEVICES; what is for all hosts is not as exact
@@ -190,8 +196,11 @@ def order_for(
 
 
 def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:
-    """This machine's workers inherit all that they are to have. But the ranks meet where the variables for it say only
-    if the user names them: those that merely stand in an environment are often another launcher's."""
+    """Return the variables of this process that a remote host's workers get.
+
+    The variables for the rendezvous count only if the user names them: those that merely stand in the environment often
+    belong to another launcher.
+    """
     if "TORCHELASTIC_RUN_ID" in own:  # a fit() in a worker, whose own ranks do not meet where the worker has met others
         own = {name: value for name, value in own.items() if name not in MEETING_PLACE}
     named = [pattern.strip() for pattern in own.get("DISTRAIN_ENV", "").split(",")]

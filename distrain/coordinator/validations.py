@@ -71,7 +71,8 @@ class Validations:
 
     def awaits(self, saved: CommittedCheckpoint) -> bool:
         """Whether something is still to come of its validation: not if an earlier part of the run asked for it, and
-        this one has no function."""
+        this one has no function.
+        """
         return saved in self._unfinished
 
     @property

@@ -31,7 +31,8 @@ PROGRESS_INTERVAL_S = 5.0
 
 class _Stream:
     """Bytes in, whole lines out. Of a line that was overwritten by carriage returns, the last state counts; of one that
-    goes on for long, such as a progress bar, the present state from time to time."""
+    goes on for long, such as a progress bar, the present state from time to time.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -84,7 +85,8 @@ class _Log:
 class RankOutput:
     """Output of one rank of one attempt: shown on the console, unless ``shown`` is false, and kept in ``file``, whose
     directory must exist. ``host``: its name, where lines are to have it. ``last_lines``: the ends of the last lines,
-    for a failure screen. ``background`` writes the file."""
+    for a failure screen. ``background`` writes the file.
+    """
 
     def __init__(
         self,
@@ -163,7 +165,8 @@ class RankOutput:
 
 class RankOutputs:
     """Output of all ranks, of one attempt after the other. ``file_of``: where that of an attempt and a rank is kept.
-    ``shown``: whose is seen on the console, too; None for everybody's. ``background`` writes the files."""
+    ``shown``: whose is seen on the console, too; None for everybody's. ``background`` writes the files.
+    """
 
     def __init__(
         self, file_of: Callable[[int, int], Path], background: Background, shown: Collection[int] | None = None

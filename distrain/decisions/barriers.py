@@ -72,7 +72,8 @@ class BarrierTracker:
 
     def tick(self, now: float) -> list[Answer | Late]:
         """Who has been waiting for long, and for whom; said once for each collective. Who has waited for its
-        ``timeout_s`` does not wait any more."""
+        ``timeout_s`` does not wait any more.
+        """
         over = [(call.index, rank) for rank, call in self._waiting.items() if call.until <= now]
         if over:
             index, rank = min(over)

@@ -44,7 +44,8 @@ class CopyFiles:
 @dataclass(frozen=True, slots=True)
 class Discard:
     """The local files of ``rank`` are to be deleted now, or, as others may still bring the same directory, to be left
-    until it is said again."""
+    until it is said again.
+    """
 
     rank: int
     ordinal: int
@@ -62,7 +63,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """This checkpoint will not be."""
+    """Drop the checkpoint: it will not be committed."""
 
     ordinal: int
 
@@ -81,7 +82,8 @@ Decision = CopyFiles | Discard | Refuse | Commit | Drop | Say
 class Source:
     """The directory that a rank brings. folder: its path, without links. deletes: whether it is to be deleted in the
     end. waits: whether the rank waits for that. in_place: whether all ranks write into it, so that what is in it is
-    known when all have said that they are done."""
+    known when all have said that they are done.
+    """
 
     folder: str = ""
     deletes: bool = False
@@ -158,7 +160,8 @@ class _RankRecord:
 
 class CheckpointAssembly:
     """Joins the checkpoints of one attempt. ``incomparable``: how the paths of files end whose bytes
-    differ although they say the same."""
+    differ although they say the same.
+    """
 
     def __init__(self, world_size: int, config: CheckpointConfig, *, incomparable: Collection[str] = ()) -> None:
         self._incomparable = tuple(incomparable)
@@ -241,7 +244,8 @@ class CheckpointAssembly:
 
     def discarded(self, rank: int, ordinal: int, now: float, failed: str | None = None) -> list[Decision]:
         """The rank's local files are deleted, or left, and what it has delivered is the run's alone; or why that is not
-        certain: then the checkpoint is whole all the same."""
+        certain: then the checkpoint is whole all the same.
+        """
         part = self._pending.get(ordinal, {}).get(rank)
         if part is None:  # it was dropped meanwhile
             return self.tick(now)
@@ -253,7 +257,8 @@ class CheckpointAssembly:
 
     def awaits(self, ranks: Collection[int], *, ends: bool) -> bool:
         """Whether a part of one of these ranks is not stored, or, unless the attempt ``ends``, its source not deleted
-        that is to be."""
+        that is to be.
+        """
         found = (part for parts in self._pending.values() for rank, part in parts.items() if rank in ranks)
         return any(part.delivered is None or not (part.keeps or ends) for part in found)
 
@@ -290,7 +295,8 @@ class CheckpointAssembly:
         self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float
     ) -> frozenset[tuple[int, int]]:
         """Return the parts (rank, ordinal) that ranks store themselves, of checkpoints that need nothing more from the
-        ``failed`` ranks. Parts that uploaders bring are left out: they are stored also when the ranks are gone."""
+        ``failed`` ranks. Parts that uploaders bring are left out: they are stored also when the ranks are gone.
+        """
         found: set[tuple[int, int]] = set()
         ordinal = self._committed_ordinal + 1
         while parts := self._pending.get(ordinal):
@@ -305,7 +311,8 @@ class CheckpointAssembly:
 
     def expected(self, failed: Collection[int], uploads: Collection[tuple[int, int]]) -> frozenset[int]:
         """Return the ranks that may bring a checkpoint with a report that all ``failed`` ranks have made: those one or
-        two reports behind that have brought one before, and rank 0 with its first report."""
+        two reports behind that have brought one before, and rank 0 with its first report.
+        """
         made = min((self._reports_made(rank, uploads) for rank in failed), default=0)
         return frozenset(
             rank
@@ -382,7 +389,8 @@ class CheckpointAssembly:
     def _is_ahead(self, ordinal: int, part: _Part, now: float) -> bool:
         """Return whether a rank waits with this checkpoint until earlier ones are joined, so that it does not fill the
         disk. It does not wait for ranks that may never bring one: those in train_func that have not done so yet. It
-        waits for ``missing_rank_s`` at most."""
+        waits for ``missing_rank_s`` at most.
+        """
         if ordinal <= self._committed_ordinal + MOST_AHEAD or self._waited_in_vain or self._closed:
             return False
         earliest = self._committed_ordinal + 1
@@ -405,7 +413,8 @@ class CheckpointAssembly:
 
     def _discard(self, ordinal: int, rank: int, now: float) -> list[Decision]:
         """Nothing is deleted while another rank may bring the same directory. A rank that does not wait for it can
-        have it done when nobody's part is missing any more, so that nothing is gone if the checkpoint is dropped."""
+        have it done when nobody's part is missing any more, so that nothing is gone if the checkpoint is dropped.
+        """
         parts = self._pending[ordinal]
         part = parts[rank]
         stored = part.source.in_place or (part.delivered is not None and part.failed is None)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validator:
     """How checkpoints are validated: the pickled work that holds the function and its usual keyword arguments, its
-    usual limit in seconds, and where and how it runs, which is as the user's process does."""
+    usual limit in seconds, and where and how it runs, which is as the user's process does.
+    """
 
     blob: bytes
     timeout_s: float | None
@@ -35,7 +36,8 @@ class Validator:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """All that a run is made of. ``hosts``: by name, in the order of placement; ``checkpoint``: path or URL to start
-    from; ``filesystem``: see :class:`~distrain.wire.WorkerSpec`."""
+    from; ``filesystem``: see :class:`~distrain.wire.WorkerSpec`.
+    """
 
     run_id: str
     run_name: str
@@ -58,7 +60,8 @@ class RunRequest:
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
     """A message from an agent, or from a worker through it. ``reports``: how many the worker had made. ``reason``: why
-    its native code aborted, if its output tells."""
+    its native code aborted, if its output tells.
+    """
 
     host: str
     message: wire.Message
@@ -69,7 +72,8 @@ class MessageReceived:
 @dataclass(frozen=True, slots=True)
 class HostLost:
     """The connection to an agent has ended, its lease has run out, or it could not be started. ``owes``: whether
-    a checkpoint cannot be committed without it."""
+    a checkpoint cannot be committed without it.
+    """
 
     host: str
     why: str
@@ -94,7 +98,8 @@ class StorageFailed:
 class Storing:
     """Ranks, each with the ordinal of its checkpoint, that are inside report() and store checkpoints which need nothing
     more from the ranks that have failed, the one included whose failure is announced next. ``expected``: ranks that may
-    bring one with a report that the failed ranks have made already."""
+    bring one with a report that the failed ranks have made already.
+    """
 
     parts: frozenset[tuple[int, int]] = frozenset()
     expected: frozenset[int] = frozenset()
@@ -110,7 +115,8 @@ class CheckpointAvailable:
 @dataclass(frozen=True, slots=True)
 class HangDetected:
     """No rank has made progress for longer than the user allows; ``where`` they are, in lines; ``suspects``: for whom
-    the others may be waiting."""
+    the others may be waiting.
+    """
 
     after_s: float
     where: tuple[str, ...]

@@ -47,7 +47,8 @@ def failure_of(
     reason: str = "",
 ) -> RankFailure | None:
     """The failure of a rank; None if it did its work, or if we ended it. ``entered``: it had got into train_func.
-    ``reason``: why its native code aborted, if its output tells."""
+    ``reason``: why its native code aborted, if its output tells.
+    """
     if outcome is not None:
         if outcome.ok:
             return None  # whatever the process did afterwards: gloo aborts at interpreter exit, for one

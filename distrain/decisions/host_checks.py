@@ -27,7 +27,8 @@ _NETWORK_VARIABLES = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What is wrong with a host: what was seen, and what to do. ``about`` is the column of the table that it concerns.
-    Without ``is_fatal``, training is possible."""
+    Without ``is_fatal``, training is possible.
+    """
 
     host: str
     about: str
@@ -40,7 +41,8 @@ class Finding:
 
 def refusal(hello: Mapping[str, Any], python: str) -> tuple[str, str] | None:
     """Why we cannot talk to an agent, whose HELLO may have other fields than ours, and which column that concerns.
-    ``python``: this machine's version."""
+    ``python``: this machine's version.
+    """
     theirs, their_python = hello.get("distrain"), str(hello.get("python"))
     if (hello.get("wire"), theirs) != (wire.WIRE_VERSION, wire.DISTRAIN_VERSION):
         return "distrain", (
@@ -57,7 +59,8 @@ def refusal(hello: Mapping[str, Any], python: str) -> tuple[str, str] | None:
 
 def version_findings(host: str, theirs: Mapping[str, str | None], ours: Mapping[str, str | None]) -> list[Finding]:
     """Packages that the host lacks, or has in another version than this machine. Only another cloudpickle generation
-    is known to break pickles."""
+    is known to break pickles.
+    """
     found = []
     for package, own in ours.items():
         there = theirs[package]
@@ -123,7 +126,8 @@ def clock_findings(host: str, ahead_s: float, uncertain_s: float) -> list[Findin
 
 class Pairs:
     """Whether every host can connect to every other. ``addresses``: where each is reached, empty if unknown. What is
-    said with another ``nonce``, or by a host that is not of them (any more), is of another round, and passed over."""
+    said with another ``nonce``, or by a host that is not of them (any more), is of another round, and passed over.
+    """
 
     def __init__(self, addresses: Mapping[str, str], nonce: str) -> None:
         self._addresses = dict(addresses)
@@ -286,6 +290,7 @@ class LaunchChecks:
 
 def _meets(request: RunRequest) -> bool:
     """Whether the ranks are known to talk over the addresses that we try: not without a framework, nor where the user
-    has named another network."""
+    has named another network.
+    """
     is_named = any(_NETWORK_VARIABLES & order.environment.keys() for order in request.hosts.values())
     return bool(request.backend.framework) and not is_named

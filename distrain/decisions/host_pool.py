@@ -52,7 +52,8 @@ class HostPool:
 
     def begin(self, now: float, *, wait_s: float, patience_s: float) -> None:
         """An attempt is to be staffed. wait_s: how long to try lost hosts again while there are too few slots without
-        them; each is tried once in any case. patience_s: how long to wait for hosts that the run can do without."""
+        them; each is tried once in any case. patience_s: how long to wait for hosts that the run can do without.
+        """
         self._until = now + wait_s
         self._patient_until = now + patience_s
         self._try_at = dict.fromkeys(self.lost, now)

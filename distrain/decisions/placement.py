@@ -125,7 +125,8 @@ def _check_gpus(host: HostInfo, scaling: ScalingConfig) -> None:
 
 def _is_type(name: str, wanted: str) -> bool:
     """Whether a product name has all parts of an accelerator type as Ray writes it: ``A100-40G`` is an ``NVIDIA
-    A100-SXM4-40GB``."""
+    A100-SXM4-40GB``.
+    """
     parts = set(re.split(r"[^a-z0-9]+", name.lower()))
     return all(part in parts or f"{part}b" in parts for part in re.split(r"[^a-z0-9]+", wanted.lower()))
 
@@ -176,7 +177,8 @@ def rank_environment(
 
 def visible_devices(rank: RankPlan) -> dict[str, str]:
     """Whole GPUs are not hidden from any rank of their host, so that LOCAL_RANK indexes them and NCCL can talk directly
-    between them. On a host with MIG instances each rank sees only its own."""
+    between them. On a host with MIG instances each rank sees only its own.
+    """
     return {"CUDA_VISIBLE_DEVICES": ",".join(rank.uuids)} if rank.uuids else {}
 
 
@@ -189,7 +191,8 @@ RANK_DEFAULTS = {
 
 def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str = "") -> str:
     """MASTER_ADDR: what the user wants, else the address of rank 0's host, which may have been ``found`` by itself.
-    Raises LaunchError if other hosts could not reach it."""
+    Raises LaunchError if other hosts could not reach it.
+    """
     return _address_of(plan, plan.hosts[0], wanted=wanted, found=found)
 
 
@@ -198,7 +201,8 @@ def endpoints_of(
 ) -> list[str]:
     """Address and port of every rank, given each host's ports in the order of its ranks, and the address that it may
     have ``found`` by itself; ``wanted``: by the user, for rank 0's host. Raises LaunchError, as
-    :func:`rendezvous_address`."""
+    :func:`rendezvous_address`.
+    """
     endpoints = []
     for host in plan.hosts:
         address = _address_of(plan, host, wanted=wanted if host == plan.hosts[0] else None, found=found[host])
@@ -232,5 +236,6 @@ def _is_loopback(address: str) -> bool:
 
 def rendezvous_network(plan: WorldPlan) -> dict[str, str]:
     """What ties the collectives to the loopback interface where ranks meet there: gloo finds it by itself only if the
-    host's name resolves to it. Elsewhere each agent finds the interface."""
+    host's name resolves to it. Elsewhere each agent finds the interface.
+    """
     return {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE} if plan.shares_network else {}

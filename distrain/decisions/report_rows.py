@@ -18,7 +18,8 @@ SILENCE_S = 10.0
 @dataclass(slots=True)
 class ReportRow:
     """The n-th report of every rank: its metrics, None for a rank without one; and the checkpoint that was committed
-    with it."""
+    with it.
+    """
 
     since: float
     metrics: list[dict[str, Any] | None]

@@ -63,7 +63,8 @@ class RetryPolicy:
 
     def _is_repeated(self, culprit: RankFailure | None, reports: int, checkpoint: str | None) -> bool:
         """Whether the culprit has raised the same as in the last attempt, after as many reports, and there was no
-        checkpoint since. Signals are not counted: somebody else sends them."""
+        checkpoint since. Signals are not counted: somebody else sends them.
+        """
         before, self._last = self._last, None
         if culprit is None or culprit.kind != "exception" or culprit.role != "culprit":
             return False

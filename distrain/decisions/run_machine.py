@@ -489,7 +489,8 @@ class RunStateMachine:
 
     def _attempt_failed(self, now: float) -> list[Action]:
         """End the attempt after its first failure. That is done at once, unless other ranks are just storing a
-        checkpoint that can be committed without the ranks that have failed, or are due to bring it."""
+        checkpoint that can be committed without the ranks that have failed, or are due to bring it.
+        """
         if self._storing == Storing():
             return self._stop_failed(now)
         self._move(RunState.STOPPING)
@@ -527,7 +528,8 @@ class RunStateMachine:
 
     def _stop_failed(self, now: float) -> list[Action]:
         """Stop the ranks after a failure. There is no settling time beyond that of taking stacks, which the agents use
-        up if the failure is the consequence of another one that has not arrived yet."""
+        up if the failure is the consequence of another one that has not arrived yet.
+        """
         return self._stop(0.0, now, culprit_known=any(not failure.consequence for failure in self.failures))
 
     def _on_stop_asked(self, why: str, now: float) -> list[Action]:

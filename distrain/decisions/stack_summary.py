@@ -117,7 +117,8 @@ def _by_place(stacks: Mapping[int, str]) -> dict[str, list[int]]:
 
 def place(text: str) -> str:
     """Where the main thread of a worker is: ``in all_reduce at train.py:88``: the user's innermost line, and what it
-    has called, wrappers aside."""
+    has called, wrappers aside.
+    """
     frames = _main_thread(text)
     if not frames:
         return "is somewhere without a Python frame"

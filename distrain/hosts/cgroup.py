@@ -39,7 +39,8 @@ class OomWatch:
 
     def killed(self) -> int | None:
         """The limit in bytes of the group in which the kernel has killed; 0 if it has killed somewhere else on the
-        host; None if it has not."""
+        host; None if it has not.
+        """
         for folder, before in self._groups.items():
             if _kills_of(folder) > before and (limit := _limit_of(folder)):
                 return limit

@@ -27,7 +27,8 @@ class Gpu:
 
 def gpu_problem(named: Sequence[str], found: Sequence[Gpu]) -> str | None:
     """What is wrong with the GPUs that the hostfile names for a host: ``found`` are those that CUDA shows there, which
-    ends at the first bad entry."""
+    ends at the first bad entry.
+    """
     left, listed = list(found), f"gpus={','.join(named)} in the hostfile"
     for entry in named:
         mine = _shown_as(entry, left)
@@ -70,7 +71,8 @@ class HostInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
     """What a host is to do: how long it may be silent, how many ranks it takes (None: any number), and where and with
-    what its workers run. In ``sys_path``, None stands for what the host's interpreter has itself."""
+    what its workers run. In ``sys_path``, None stands for what the host's interpreter has itself.
+    """
 
     lease_s: float
     slots: int | None = None

@@ -92,7 +92,8 @@ def parse_hostfile(text: str, source: str) -> tuple[HostSpec, ...]:
 
 def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]:
     """The hosts of ``a:4,b:4``, or of a list of such parts, in their order; the number counts slots, 1 by default.
-    ``source`` is where it stands, for errors. Raises HostfileError."""
+    ``source`` is where it stands, for errors. Raises HostfileError.
+    """
     parts = [part.strip() for text in ([hosts] if isinstance(hosts, str) else hosts) for part in text.split(",")]
     if not parts:
         raise HostfileError(f"{source}: names no host; must be host:slots, such as alpha:4,beta:4")
@@ -110,7 +111,8 @@ def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]
 
 def split_ssh_args(text: str, source: str) -> tuple[str, ...]:
     """Arguments for ssh as a shell takes them apart. ``source`` is where they stand, for errors. Raises
-    HostfileError."""
+    HostfileError.
+    """
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -123,7 +125,8 @@ def total_slots(hosts: Sequence[HostSpec]) -> int:
 
 def _words(line: str) -> Iterator[str]:
     """Words as a shell takes them apart, up to a comment. Raises ValueError for a quote that is not closed, and for a
-    backslash with nothing behind it."""
+    backslash with nothing behind it.
+    """
     position = 0
     while position < len(line):
         found = _WORD.match(line, position)

@@ -28,7 +28,8 @@ _MEMINFO = Path("/proc/meminfo")
 
 class Inspector:
     """The agent's side: answers :class:`~distrain.wire.InspectHost`, in a thread: a storage that hangs must not keep it
-    from anything else."""
+    from anything else.
+    """
 
     def __init__(self, loop: Loop, say: Callable[[wire.Message], None]) -> None:
         self._loop = loop
@@ -72,7 +73,8 @@ def inspect(asked: wire.InspectHost) -> wire.InspectionResult:
 
 def package_versions(packages: Iterable[str], sys_path: Sequence[str | None]) -> dict[str, str | None]:
     """The version of each package, as an import with this path would find it: None if there is no such package, empty
-    if it does not say. In ``sys_path``, None stands for what this interpreter has itself."""
+    if it does not say. In ``sys_path``, None stands for what this interpreter has itself.
+    """
     from importlib.machinery import PathFinder
     from importlib.metadata import Distribution
 

@@ -12,7 +12,8 @@ _ANY_PORT = 9
 
 def network_id() -> str:
     """The same for all who share a network stack, loopback included, and for nobody else; empty where that cannot be
-    told."""
+    told.
+    """
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"

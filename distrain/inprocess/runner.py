@@ -155,7 +155,8 @@ class InProcessRun:
 
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
-        ResourcesError, and LaunchError if another thread trains here."""
+        ResourcesError, and LaunchError if another thread trains here.
+        """
         with _only_one():
             self._run()
 
@@ -293,7 +294,8 @@ def _current(session: Session) -> Iterator[None]:
 @contextlib.contextmanager
 def _stop_signals(session: Session, desk: InProcessChannel) -> Iterator[None]:
     """Handle the signals for which the user has no handlers: should_stop() becomes true if train_func calls it;
-    otherwise, and the second time, they unwind train_func."""
+    otherwise, and the second time, they unwind train_func.
+    """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         note_stop(number)
@@ -397,7 +399,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig) -> Result:
     """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises WorkerGroupError from what
-    train_func raises."""
+    train_func raises.
+    """
     desk = TorchrunChannel(work.backend)
     with _only_one(), _rank(request, request.first_attempt, outer=True) as (context, _):
         session = Session(desk, context, None)

@@ -27,7 +27,7 @@ _LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTE
 
 
 def torchrun_rank() -> int | None:
-    """This process's rank if torchrun, or a launcher that sets the same variables, has started it; None otherwise."""
+    """Return the rank that torchrun, or a launcher with the same variables, gave this process; None without one."""
     started = all(name in os.environ for name in _LAUNCHER_SETS) and Session.current is None
     return int(os.environ["RANK"]) if started else None
 
@@ -59,7 +59,8 @@ class TorchrunChannel(InProcessChannel):
 
     def answer(self, message: wire.ToWorker) -> None:
         """Local files are left at first, as no rank hears whether another one brings the same directory: until this
-        rank brings its next checkpoint, or all have met in the end."""
+        rank brings its next checkpoint, or all have met in the end.
+        """
         if isinstance(message, wire.Discard) and message.at_once:
             self._held.append(message)
             message = replace(message, at_once=False)
@@ -72,7 +73,8 @@ class TorchrunChannel(InProcessChannel):
 
     def finish(self, attempt: int, rank: int, data: Any) -> Any:
         """Meet the others after train_func; returns rank 0's ``data``. Raises CollectiveError if one of them waits in a
-        collective."""
+        collective.
+        """
         data, refused = self._meet(rank, None, data)
         if refused is not None:
             raise CollectiveError(refused)
@@ -114,7 +116,8 @@ class TorchrunChannel(InProcessChannel):
 @dataclass(frozen=True, kw_only=True)
 class TorchrunWork(Work):
     """The work of one of torchrun's ranks. Rank 0 (``store``) tells the others where the run is kept, and at the end
-    which checkpoints it has, which they put into ``kept``. All return what rank 0 does."""
+    which checkpoints it has, which they put into ``kept``. All return what rank 0 does.
+    """
 
     work: Work
     session: Session

@@ -25,7 +25,8 @@ Files = list[tuple[str, int, int]]
 def file_copier(source: Path, target: Path, *, delete: bool) -> Callable[[str], tuple[int, int]]:
     """What brings a file, by its relative path, from one directory into the other, on disk for good, and returns its
     size and crc32. ``delete``: :func:`discard` is called once all are there, so that they need not be copied; until
-    then the source stays whole."""
+    then the source stays whole.
+    """
     if source == target:
         return lambda path: sync_file(target / path)
     if delete:
@@ -51,7 +52,8 @@ def _link(source: Path, target: Path, path: str) -> tuple[int, int]:
 def discard(source: Path, target: Path | None = None, paths: Sequence[str] = ()) -> None:
     """Delete the source, but nothing that is behind a link, nor behind ``source`` itself, if that is one. What cannot
     be deleted stays, and is no part of ``target`` any more (see :func:`unshare`). Raises OSError if that cannot be,
-    ValueError for a path that means another directory in every process."""
+    ValueError for a path that means another directory in every process.
+    """
     if not source.is_absolute():
         raise ValueError(f"what is deleted must be an absolute path, got {str(source)!r}")
     if source.is_symlink():
@@ -63,7 +65,8 @@ def discard(source: Path, target: Path | None = None, paths: Sequence[str] = ())
 
 def unshare(target: Path | None, paths: Sequence[str]) -> None:
     """Replace the files of ``target`` that have other names, too, by copies, so that nobody can write to them by those.
-    Raises OSError."""
+    Raises OSError.
+    """
     for path in paths if target else ():
         assert target is not None
         if (target / path).stat().st_nlink > 1:

@@ -33,7 +33,8 @@ _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 
 def list_files(folder: Path) -> list[tuple[str, int]]:
     """Relative path and size in bytes of every file below ``folder``, sorted; links are followed. Raises
-    CheckpointError for a link that leads nowhere or in a circle, for what is no file, and for a name that is taken."""
+    CheckpointError for a link that leads nowhere or in a circle, for what is no file, and for a name that is taken.
+    """
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         for name in folders:
@@ -57,7 +58,8 @@ def list_files(folder: Path) -> list[tuple[str, int]]:
 
 def _check_ours(path: Path) -> None:
     """The manifest of a committed checkpoint that is reported again is no part of it. Raises CheckpointError for a file
-    of the user's with that name."""
+    of the user's with that name.
+    """
     try:
         content = json.loads(path.read_bytes())
     except ValueError:
@@ -71,7 +73,8 @@ def _check_ours(path: Path) -> None:
 
 def copy_folders(source: Path, target: Path) -> None:
     """Make the directories below ``source`` below ``target``, too: those without files come with no file. Raises
-    OSError."""
+    OSError.
+    """
     for parent, folders, _ in os.walk(source, followlinks=True):
         for name in folders:
             with contextlib.suppress(FileExistsError, NotADirectoryError):  # it is a file of another rank
@@ -116,7 +119,8 @@ def _copy_in_kernel(reader: int, writer: int) -> tuple[int, int]:
 
 def _copied_parts(reader: int, writer: int) -> Iterator[tuple[int, int]]:
     """Copy a part with each step, and yield its start and size in bytes. The kernel takes a third of the CPU for it, or
-    copies no bytes at all where the file system can share them."""
+    copies no bytes at all where the file system can share them.
+    """
     size = 0
     while hasattr(os, "copy_file_range"):
         try:
@@ -204,7 +208,8 @@ def _hash_part(fd: int, start: int, count: int, crc: int) -> int:
 
 def _begin_flush(fd: int, start: int, count: int) -> None:
     """Have the kernel write these bytes to disk while the next ones are copied and hashed, where it can. A hint: only
-    fsync makes them last."""
+    fsync makes them last.
+    """
     with contextlib.suppress(AttributeError):  # Linux has it, Python does not
         ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
 
@@ -234,7 +239,8 @@ def crc32_of(path: Path) -> tuple[int, int]:
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Replace a file so that readers see the old or the new one, never a part; with ``sync``, also after a power cut.
-    Raises OSError; then nothing is left of the new one."""
+    Raises OSError; then nothing is left of the new one.
+    """
     aside = path.with_name(f"{path.name}.new")
     try:
         if sync:

@@ -73,7 +73,8 @@ class _Lock:
 
 def _lock_soon(fd: int) -> None:
     """Lock the file. A reader that looks whether the run is in use holds the lock for some microseconds, so try for a
-    moment. Raises BlockingIOError if another run has the lock, OSError on a file system without locks."""
+    moment. Raises BlockingIOError if another run has the lock, OSError on a file system without locks.
+    """
     deadline = time.monotonic() + _LOCKING_S
     while True:
         try:
@@ -209,7 +210,8 @@ class RunStore:
 
     def _intact(self) -> list[CommittedCheckpoint]:
         """The checkpoints of an earlier part of the run, without those that were damaged since. All bytes of the latest
-        are looked at, since the run goes on from it; of the others, the manifest."""
+        are looked at, since the run goes on from it; of the others, the manifest.
+        """
         found: list[CommittedCheckpoint] = []
         damaged: list[str] = []
         for path in reversed(self.paths.checkpoints()):
@@ -251,7 +253,8 @@ class RunStore:
 
     def start(self, loop: Loop | None, background: Background, run_id: str, flags: Sequence[str]) -> None:
         """Begin the run. From now on ``background`` does the work on files, in order, and ``loop``, if there is one,
-        reads what other processes answer. ``flags``: of the interpreter."""
+        reads what other processes answer. ``flags``: of the interpreter.
+        """
         self._background = background
 
     def detach(self) -> None:
@@ -343,7 +346,8 @@ class RunStore:
 
     def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         """Add one report, to be written at the next :meth:`flush`. Non-finite numbers become null, and ``nonfinite``
-        says which they were."""
+        says which they were.
+        """
         finite, nonfinite = without_nonfinite(metrics)
         record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
         self._lines.append(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
@@ -364,7 +368,8 @@ class RunStore:
 
     def write_end(self) -> None:
         """Write what a full disk did not take, now that the run is over and its staging directory can go. Raises
-        OSError."""
+        OSError.
+        """
         shutil.rmtree(self.paths.staging, ignore_errors=True)
         self.paths.reserve.unlink(missing_ok=True)
         self._append(b"")
@@ -401,7 +406,8 @@ class RunStore:
 
     def _note_leftovers(self) -> None:
         """Remember files by state and not by age, as clocks may jump. Of many files, or on a slow file system, not all
-        are remembered: checkpoints wait meanwhile. Raises OSError."""
+        are remembered: checkpoints wait meanwhile. Raises OSError.
+        """
         self._leftovers = {}
         left, until = _MOST_LEFTOVERS, time.monotonic() + _NOTING_S
         for folder in self.paths.root.iterdir():
@@ -609,7 +615,8 @@ class RunStore:
 
     def _wipe(self) -> None:
         """Free the space of what has vanished in a thread of its own, so that later commits need not wait (0.2 s per GB
-        on ext4). What it overlooks as it ends is for the next one, or for :meth:`close`."""
+        on ext4). What it overlooks as it ends is for the next one, or for :meth:`close`.
+        """
         if not self._vanished or (self._wiping is not None and self._wiping.is_alive()):
             return
         wiping = threading.Thread(target=_delete_all, args=[self._vanished], name="distrain-delete", daemon=True)
@@ -686,7 +693,8 @@ def _open_lines(path: Path) -> int:
 
 def warn_of_lost(path: Path | RemotePath, names: Iterable[str], like: Iterable[str]) -> None:
     """Say that a directory with files of these ``names`` has no manifest, if it looks like a checkpoint, and not like
-    something else that the user keeps there. ``like``: the names of the files of one, if there is one."""
+    something else that the user keeps there. ``like``: the names of the files of one, if there is one.
+    """
     if any(not name.startswith(".") for name in set(names) & set(like)):
         warn(f"{path} has no {MANIFEST_FILE}: it was never finished, or has lost it; the run does not go on from it")
 

@@ -149,7 +149,8 @@ class RunPaths:
 
     def make_room(self, path: Path) -> None:
         """Make the directory that this file of the run belongs in, but not the run directory itself, should that have
-        vanished. Raises OSError."""
+        vanished. Raises OSError.
+        """
         self.root.stat()
         path.parent.mkdir(parents=True, exist_ok=True)
 

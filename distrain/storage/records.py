@@ -71,7 +71,8 @@ def no_metadata(checkpoint: Path | RemotePath) -> str:
 
 def damage_of(path: Path, *, thoroughly: bool = True) -> str | None:
     """What is wrong with a committed checkpoint; None if its files are what its manifest says, metadata aside, which
-    may be changed at any time. ``thoroughly``: look at the files' bytes, too. Raises OSError if it cannot be read."""
+    may be changed at any time. ``thoroughly``: look at the files' bytes, too. Raises OSError if it cannot be read.
+    """
     try:
         manifest = json.loads((path / MANIFEST_FILE).read_text())
         files = {name: (fact["size"], fact["crc32"]) for name, fact in manifest["files"].items()}
@@ -136,7 +137,8 @@ def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
 def read_metrics(path: Path | RemotePath, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
     """The lines of a metrics.jsonl (of one rank, or of all), with non-finite numbers restored. A torn last line, as a
     power cut leaves it, is passed over, and so are others that cannot be understood, with a warning. Raises OSError; no
-    file is no line."""
+    file is no line.
+    """
     try:
         lines = io.BytesIO(path.read()) if isinstance(path, RemotePath) else path.open("rb")
     except FileNotFoundError:

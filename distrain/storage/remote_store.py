@@ -393,7 +393,8 @@ def _warn_if_failed(what: str, failed: str | None) -> None:
 
 def here_of(run: str) -> Path:
     """The directory on this machine that a run has, or would have; the run directory itself, if it is not elsewhere.
-    Raises StorageError."""
+    Raises StorageError.
+    """
     try:
         place = locate(run)
         return _spool_of(place) if isinstance(place, RemotePath) else place
@@ -410,7 +411,8 @@ def _spool_of(run: RemotePath) -> Path:
 
 def damage_elsewhere(checkpoint: RemotePath) -> str | None:
     """What is wrong with a checkpoint elsewhere, which need not be of a run: one without any manifest is taken for
-    somebody's own. Raises OSError."""
+    somebody's own. Raises OSError.
+    """
     present = checkpoint.files()
     if MANIFEST_FILE in present:
         return _damage_of(checkpoint, (checkpoint / MANIFEST_FILE).read(), present)
@@ -425,7 +427,8 @@ def _forget(spool: Path) -> None:
 
 def _damage_of(checkpoint: RemotePath, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
     """What is wrong, by its manifest and a listing; metadata may be changed at any time. Files that were written again
-    are read: whoever has copied the whole run has changed nothing. Raises OSError."""
+    are read: whoever has copied the whole run has changed nothing. Raises OSError.
+    """
     try:
         said = json.loads(manifest)
         said["metrics"].items(), int(said["index"])

@@ -30,7 +30,8 @@ _FLUSH_S = 0.1
 
 class UploaderLink:
     """A process that is started with the first order. ``answer`` hears what it says: the answers come in the order of
-    the orders. Without a loop, answers are read in :meth:`settle` only."""
+    the orders. Without a loop, answers are read in :meth:`settle` only.
+    """
 
     def __init__(
         self,
@@ -126,7 +127,8 @@ class UploaderLink:
 
     def _died(self) -> None:
         """Another one is started at once if it has a run directory to keep, or orders that may be carried out twice;
-        else with the next order."""
+        else with the next order.
+        """
         assert self._process is not None
         self._channel.close()
         self._process.kill()

@@ -66,7 +66,8 @@ def show(console: IO[str], text: str) -> None:
 
 def _writer_of(console: IO[str]) -> _Writer | None:
     """Return the thread's queue for a standard stream; None for a notebook's or a user's own stream, which is written
-    by the caller."""
+    by the caller.
+    """
     if type(console) is not io.TextIOWrapper:
         return None
     with _lock:

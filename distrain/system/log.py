@@ -51,7 +51,8 @@ _logger.propagate = False
 @contextlib.contextmanager
 def log_level(level: str) -> Iterator[None]:
     """Show only what has at least this level, as ``logging`` calls it. Of several runs at once, the last to begin
-    decides among those that have not ended."""
+    decides among those that have not ended.
+    """
     global _usual_level
     mine = object()
     with _levels_lock:

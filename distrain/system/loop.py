@@ -82,7 +82,8 @@ class Loop:
     @contextlib.contextmanager
     def signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> Iterator[None]:
         """:meth:`on_signals` within a block, and only in the main thread. Signals that this process ignores stay
-        ignored; those with a handler in C, which could not be restored, keep it."""
+        ignored; those with a handler in C, which could not be restored, keep it.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -140,12 +141,14 @@ class Loop:
     def silence_s(self, heard_at: float) -> float:
         """Seconds since ``heard_at`` (time.monotonic), but not longer than this process has been running without a
         pause: the others may have paused together with it, and get their full time again. A process notices its
-        pauses if it sets timers that are shorter than them."""
+        pauses if it sets timers that are shorter than them.
+        """
         return max(0.0, self.now - max(heard_at, self._awake_since))
 
     def step(self) -> None:
         """One turn: wait for the next event or timer. Descriptors come first: data that is there proves life, even if
-        this process slept through a deadline and a lease seems to have run out."""
+        this process slept through a deadline and a lease seems to have run out.
+        """
         due = max(self.now, self._next_timer())
         ready = self._selector.select(None if due == math.inf else max(0.0, due - time.monotonic()))
         self.now = time.monotonic()
@@ -180,7 +183,8 @@ class Loop:
 
 def handler_of(number: int) -> Any:
     """Return what ``signal.getsignal()`` does, but None also for a handler in C that Python has not heard of, such as
-    that of ``faulthandler.register()``."""
+    that of ``faulthandler.register()``.
+    """
     handler = signal.getsignal(number)
     return None if handler is signal.SIG_DFL and number in _caught() else handler
 

@@ -93,7 +93,8 @@ def spawn(
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, with pipes on stdin and stdout; ``environment`` is added to ours. Raises
-    OSError if there is no such program."""
+    OSError if there is no such program.
+    """
     return subprocess.Popen(  # noqa: S603
         list(argv),
         stdin=subprocess.PIPE,
@@ -150,7 +151,8 @@ def _prctl(option: int, value: int | bytes) -> None:
 def die_with_parent(parent: int) -> None:
     """Have the kernel SIGKILL this process when ``parent``, which must be its parent, dies (Linux). Exits at once if
     the parent is gone already. The signal fires when the parent's *thread* that started us ends: start from the main
-    thread."""
+    thread.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -173,7 +175,8 @@ def show_as(name: str) -> None:
 
 def open_pidfd(pid: int) -> int:
     """A descriptor that becomes readable when the process ends; -1 where there is no such thing. Raises
-    ProcessLookupError if it is gone."""
+    ProcessLookupError if it is gone.
+    """
     if not hasattr(os, "pidfd_open"):
         return -1
     try:
@@ -194,7 +197,8 @@ def has_pidfds() -> bool:
 
 def sees_pids() -> bool:
     """Tell if /proc, and so psutil, has the same numbers for processes as we have. In a PID namespace with the /proc of
-    another one (``unshare --pid`` without ``--mount-proc``) it has not, and its numbers must not be killed."""
+    another one (``unshare --pid`` without ``--mount-proc``) it has not, and its numbers must not be killed.
+    """
     try:
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:  # psutil needs no /proc elsewhere
@@ -203,7 +207,8 @@ def sees_pids() -> bool:
 
 def began_at(pid: int) -> float | None:
     """When a process began, in seconds since 1970, which tells it from another one with the same number; None if there
-    is no such process, or if it cannot be seen."""
+    is no such process, or if it cannot be seen.
+    """
     import psutil
 
     if not sees_pids():
@@ -217,7 +222,8 @@ def began_at(pid: int) -> float | None:
 
 def kill_group(leader: int, number: int) -> None:
     """Signal every process of a process group led by our own child. Once that is reaped this does nothing, as its pid
-    may be somebody else's by then."""
+    may be somebody else's by then.
+    """
     with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
         os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.killpg(leader, number)
@@ -275,7 +281,8 @@ def descendants() -> list[psutil.Process]:
 
 def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
     """SIGKILL everything below this process until nothing is left, and reap it. Returns the pids that would not die
-    (in an uninterruptible sleep). ``spared`` pids and what is below them are left alone."""
+    (in an uninterruptible sleep). ``spared`` pids and what is below them are left alone.
+    """
     if not has_children():  # we adopt orphans, so without a child there is nothing below us either
         return []
     import psutil
@@ -363,7 +370,8 @@ def _reap_orphans(pids: set[int]) -> None:
 
 def count_native_threads() -> int:
     """Threads of this process that a fork would lose and that are not known to survive it: all but the main one and
-    the idle pool of OpenBLAS, which re-creates itself after a fork."""
+    the idle pool of OpenBLAS, which re-creates itself after a fork.
+    """
     try:
         threads = len(os.listdir("/proc/self/task"))
     except OSError:

@@ -231,7 +231,8 @@ def explaining(owner: str) -> Callable[[_Class], _Class]:
 def without(*names: str) -> Callable[[_Class], _Class]:
     """Class decorator: the constructor takes these keyword arguments of Ray's, too. Given a value that asks for
     something, those of :data:`IGNORED` warn, and those of :data:`MISSING` raise TypeError, with the sentence. For a
-    misspelt name, the TypeError suggests the right one."""
+    misspelt name, the TypeError suggests the right one.
+    """
 
     def decorate(cls: _Class) -> _Class:
         construct = cls.__init__  # type: ignore[misc]

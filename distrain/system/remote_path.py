@@ -81,7 +81,8 @@ def tell_troubles_to(hear: Callable[[str], None]) -> None:
 
 def is_url(path: str) -> bool:
     """Whether a path says which filesystem it is on; ``file://`` included. What Path has made of an absolute path never
-    does, also if a name in it has ``::``, with which fsspec chains filesystems."""
+    does, also if a name in it has ``::``, with which fsspec chains filesystems.
+    """
     return "://" in path or ("::" in path and path.partition("::")[0] in _protocols())
 
 
@@ -184,7 +185,8 @@ def own_temporary_path() -> Path:
 
 def own_temporary_directory(name: str) -> Path:
     """A directory of this user's alone, the same for all processes of the host that have the same TMPDIR. Raises
-    OSError if somebody else has made it."""
+    OSError if somebody else has made it.
+    """
     folder = own_temporary_path()
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
@@ -295,7 +297,8 @@ class RemotePath:
 
     def files(self) -> dict[str, tuple[int, str]]:
         """Relative path -> size in bytes and version of every file below. The version is another one when the file was
-        written again; empty where the filesystem does not tell."""
+        written again; empty where the filesystem does not tell.
+        """
 
         def find(fs: AbstractFileSystem, path: str) -> dict[str, tuple[int, str]]:
             found = fs.find(path, detail=True)
@@ -349,7 +352,8 @@ class RemotePath:
 
     def create(self, data: bytes) -> None:
         """Raises FileExistsError if there is such a file already; two that do this at once: on filesystems that can
-        (S3, GCS, ...), one of them fails."""
+        (S3, GCS, ...), one of them fails.
+        """
         self._make_parent()
         self._try("create", lambda fs, path: fs.pipe_file(path, data, mode="create"))
 

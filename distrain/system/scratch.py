@@ -20,14 +20,16 @@ _PREFIX = "distrain-run-"
 
 def scratch_directory() -> str | None:
     """Return what to give to tempfile as ``dir``: the directory of this host in a worker, None for the usual one
-    elsewhere, where temporary files belong to the user, and in workers that have a TMPDIR of their own."""
+    elsewhere, where temporary files belong to the user, and in workers that have a TMPDIR of their own.
+    """
     path = os.environ.get(_VARIABLE, "")
     return path if os.path.dirname(path) == tempfile.gettempdir() and os.path.isdir(path) else None
 
 
 def claim() -> str | None:
     """Make the directory for the processes that this one starts. It is ours until this process, and all that it forks,
-    have ended or called :func:`remove`. Returns None if there is no place for temporary files."""
+    have ended or called :func:`remove`. Returns None if there is no place for temporary files.
+    """
     try:
         path = _make()
     except OSError:

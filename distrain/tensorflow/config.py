@@ -91,7 +91,8 @@ class TensorflowConfig(BackendConfig):
 
     def at_report(self) -> None:
         """The coordination service of TensorFlow, which comes with MultiWorkerMirroredStrategy, takes SIGTERM away from
-        whoever has it in Python, such as us, who unwind train_func by it: give it back."""
+        whoever has it in Python, such as us, who unwind train_func by it: give it back.
+        """
         handler = signal.getsignal(signal.SIGTERM)
         if callable(handler) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
@@ -116,8 +117,9 @@ def _hide_other_gpus(devices: tuple[int, ...]) -> None:
 
 
 def _talk_without_proxies() -> None:
-    """gRPC takes ``http_proxy`` also for a port on this machine, and TensorFlow would wait for ever. It compares hosts
-    as they are without the brackets of IPv6."""
+    """GRPC takes ``http_proxy`` also for a port on this machine, and TensorFlow would wait for ever. It compares hosts
+    as they are without the brackets of IPv6.
+    """
     addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
     hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses)
     others = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy")

@@ -67,7 +67,8 @@ class ReportCheckpointCallback(_callback_of_keras()):  # type: ignore[misc]
 
     def _listen_to(self, event: str) -> None:
         """Keras hands out the logs of every batch, which takes its time, as soon as a class has a method for them: so
-        there is one only where somebody wants them."""
+        there is one only where somebody wants them.
+        """
         method = f"on_{event}"
         inherited = getattr(self, method)
 

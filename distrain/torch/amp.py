@@ -129,7 +129,8 @@ def _widened(leaf: Any, dtype: torch.dtype) -> Any:
 
 class LossScaler:
     """A GradScaler for any number of optimizers. It is brought up to date when the next loss arrives, and not after a
-    step, so that all optimizers of one loss see the scale that it had."""
+    step, so that all optimizers of one loss see the scale that it had.
+    """
 
     def __init__(self, device_type: str) -> None:
         self._scaler = torch.amp.GradScaler(device_type)

@@ -121,7 +121,8 @@ def _remove(folder: str, pid: int) -> None:
 def portable(data: dict[str, Any]) -> dict[str, Any]:
     """A copy of a dict checkpoint that means something in a single process: in the place of DistributedDataParallel
     (and of what ``torch.compile`` made) the model within, and ``state_dict``s without their prefixes. ``data`` and what
-    is in it stay as they are. Raises ValueError for what is sharded."""
+    is in it stay as they are. Raises ValueError for what is sharded.
+    """
     return {key: _portable_value(value) for key, value in data.items()}
 
 
@@ -166,7 +167,8 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _without_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     """A copy without the prefixes that wrappers give to all keys, if every value is a tensor; otherwise what was
-    given."""
+    given.
+    """
     for prefix in _PREFIXES:
         state_dict = _without(prefix, state_dict)
     return state_dict

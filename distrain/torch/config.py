@@ -33,7 +33,8 @@ _PROBE_TIMEOUT_S = 2.0
 
 def _await_store(timeout_s: float) -> None:
     """Until rank 0 listens: a refused connection costs torch half a second and more until it tries again. When the time
-    is over, torch may say what is wrong."""
+    is over, torch may say what is wrong.
+    """
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -47,7 +48,8 @@ def _await_store(timeout_s: float) -> None:
 
 def _accelerate_variables(context: TrainContext) -> dict[str, str]:
     """Tell accelerate and transformers the device. By themselves they use a GPU if the host has one, and none of
-    several CPU workers would hear of the others."""
+    several CPU workers would hear of the others.
+    """
     if not context.devices:
         return {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_USE_CPU": "true"}
     first = context.devices[0]
@@ -188,7 +190,8 @@ class TorchConfig(BackendConfig):
 
     def teardown(self, context: TrainContext) -> object:
         """Leave the process group, so that peers that still wait for this rank fail at once; keep its store, which
-        rank 0 serves for all. For scripts too, if they have a group."""
+        rank 0 serves for all. For scripts too, if they have a group.
+        """
         if "torch.distributed" not in sys.modules:
             return None
         from torch import distributed

@@ -140,7 +140,8 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]
 
 def _arrived(leaf: Any, device: torch.device, current: torch.cuda.Stream) -> Any:
     """A leaf for use on the current stream. Objects that move themselves do so now: on the other stream their memory
-    could be given away while it is still in use."""
+    could be given away while it is still in use.
+    """
     if not _is_tensor(leaf):
         return _moved(leaf, device)
     leaf.record_stream(current)

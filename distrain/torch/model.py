@@ -145,7 +145,8 @@ def _fsdp2() -> tuple[Callable[..., Any], type]:
 
 def _blocks(model: nn.Module, sharded: type) -> Iterator[nn.Module]:
     """What is gathered by itself. A block that shares a parameter with the rest of the model is not: both would have
-    to change it."""
+    to change it.
+    """
     uses = _uses(model)
     for block in _children_of_containers(model):
         within = _uses(block)
@@ -169,7 +170,8 @@ def _uses(module: nn.Module) -> Counter[int]:
 
 def _same_everywhere(module: nn.Module, device: torch.device) -> None:
     """Move what is not sharded yet to the device, with the values of rank 0. FSDP2 does not: every rank would keep its
-    part of weights that the others have drawn differently."""
+    part of weights that the others have drawn differently.
+    """
     tensors: list[torch.Tensor] = [
         tensor
         for tensor in chain(module.parameters(), module.buffers())

@@ -83,7 +83,8 @@ class WholeSampler(Sampler[Any]):
 class CountingSampler(DistributedSampler[Any]):
     """A DistributedSampler that goes on to the next epoch by itself, at the end of each complete pass, so that a
     forgotten ``set_epoch()`` does not mean the same order for ever. Where only some ranks make a complete pass, they
-    get out of step, and have to call it."""
+    get out of step, and have to call it.
+    """
 
     def __iter__(self) -> Iterator[Any]:
         yield from self._share()

@@ -194,7 +194,8 @@ class Channel:
 
     def _settle(self, more: bytes = b"") -> None:
         """Drop what was written and add ``more``. Whoever held the old data finds it empty: a signal handler that sends
-        while we send writes all of it."""
+        while we send writes all of it.
+        """
         while True:
             old = self._unsent
             rest = memoryview(next(iter(old.data), b""))[sum(old.written) :]  # not copied, it may be large

@@ -82,7 +82,8 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Frames that are complete now. Raises WireError for a frame that cannot be ours, after the good ones before it
-        were returned, and from then on."""
+        were returned, and from then on.
+        """
         self._buffer += data
         if not self._greeted and not self._skip_to_magic():
             return []

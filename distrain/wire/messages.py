@@ -49,7 +49,8 @@ class ToWorker(Message):
 class Hello(Message):
     """Agent, first of all: who speaks here, and what the host has. ``gpus``: the fields of each
     :class:`~distrain.hosts.host.Gpu`, None when nobody asked. ``driver_problem``, ``network``, ``address``: see
-    :class:`~distrain.hosts.host.HostInfo`."""
+    :class:`~distrain.hosts.host.HostInfo`.
+    """
 
     wire: int
     distrain: str
@@ -68,7 +69,8 @@ class Hello(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare(Message):
     """Coordinator: what all workers of this host have in common. The body is the pickled job. is_local: the host is the
-    coordinator's own, without ssh."""
+    coordinator's own, without ssh.
+    """
 
     start_method: str
     preload: list[str]
@@ -84,7 +86,8 @@ class Prepare(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservePorts(Message):
     """Coordinator: keep this many TCP ports for the attempt. ``peer``: another host's address, if this host is to
-    find out its own."""
+    find out its own.
+    """
 
     attempt: int
     ports: int
@@ -103,7 +106,8 @@ class PortsReserved(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Message):
     """Coordinator: start these ranks; each entry holds the fields of a :class:`WorkerSpec`. ``rendezvous``: the address
-    over whose interface they talk; empty: they need not be told."""
+    over whose interface they talk; empty: they need not be told.
+    """
 
     attempt: int
     ranks: list[dict[str, Any]]
@@ -142,7 +146,8 @@ class Upload(Message):
     """Coordinator: bring ``files`` of ``source`` into ``directory``, hash the ``others``, and answer with
     :class:`FilesCopied`, while the rank trains on. ``delete``: the source is not needed after a :class:`Clear`. If the
     storage is elsewhere, ``directory`` is a name in the run directory. An empty ``source`` means that all is there
-    already; then all files that are there count."""
+    already; then all files that are there count.
+    """
 
     attempt: int
     rank: int
@@ -157,7 +162,8 @@ class Upload(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clear(Message):
     """Coordinator: delete ``source``, whose ``files`` were brought into ``directory`` (empty if that is elsewhere), see
-    to it that they have no other name then, and answer with :class:`Discarded`."""
+    to it that they have no other name then, and answer with :class:`Discarded`.
+    """
 
     attempt: int
     rank: int
@@ -174,7 +180,8 @@ class OpenStorage(Message):
     writes it. ``spool``: the local
     directory whose files are to be kept there too, and ``lock`` the object that says that the run is alive; both empty
     for an uploader that only brings checkpoints. ``again``: it could be written when the run began, so what fails
-    may pass."""
+    may pass.
+    """
 
     url: str
     filesystem: str
@@ -193,7 +200,8 @@ class StorageOpened(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishCheckpoint(Message):
     """Coordinator: all files of the checkpoint in ``directory`` are there; write its manifest. ``metadata`` is added to
-    the checkpoint's own. Answered by :class:`OrderDone`."""
+    the checkpoint's own. Answered by :class:`OrderDone`.
+    """
 
     token: int
     directory: str
@@ -204,7 +212,8 @@ class PublishCheckpoint(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateManifest(Message):
     """Coordinator: replace these fields of the manifest of the checkpoint in ``directory``. Answered by
-    :class:`OrderDone`."""
+    :class:`OrderDone`.
+    """
 
     token: int
     directory: str
@@ -238,7 +247,8 @@ class OrderDone(Message):
 class RunValidation(Message):
     """Coordinator: call the validation function with the checkpoint at this path or URL. ``overrides``: what takes the
     place of its keyword arguments, as :class:`Reported` has them. The body is the pickled work that holds the function.
-    Answered by :class:`ValidationResult`."""
+    Answered by :class:`ValidationResult`.
+    """
 
     checkpoint: str
     filesystem: str
@@ -352,7 +362,8 @@ class InspectHost(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectionResult(Message):
     """Agent: the answer. ``versions``: None for a package that is not there, empty for one that does not say.
-    ``received`` and ``sent``: when, in seconds since the epoch by this host's clock. Bytes are 0 where unknown."""
+    ``received`` and ``sent``: when, in seconds since the epoch by this host's clock. Bytes are 0 where unknown.
+    """
 
     received: float
     sent: float
@@ -366,7 +377,8 @@ class InspectionResult(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenProbePort(Message):
     """Coordinator: let the other hosts connect to this one for some seconds, at ``address``, or where that is empty at
-    the address that this host has toward ``peer``. Answered by :class:`ProbePortOpened`, with the same ``nonce``."""
+    the address that this host has toward ``peer``. Answered by :class:`ProbePortOpened`, with the same ``nonce``.
+    """
 
     address: str
     nonce: str
@@ -387,7 +399,8 @@ class ProbePortOpened(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePeers(Message):
     """Coordinator: connect to each of these hosts, ``[address, port]`` by name, and see whether ``nonce`` comes back.
-    Answered by :class:`ProbeResult`, with the same one."""
+    Answered by :class:`ProbeResult`, with the same one.
+    """
 
     peers: dict[str, tuple[str, int]]
     nonce: str
@@ -438,7 +451,8 @@ class WorkerSpec(ToWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyFiles(ToWorker):
     """Answer to an announced checkpoint: copy ``files`` into ``directory``, then :class:`FilesCopied`. An error text in
-    ``refused`` ends the report with that error."""
+    ``refused`` ends the report with that error.
+    """
 
     ordinal: int
     directory: str
@@ -483,7 +497,8 @@ class CheckpointCommitted(ToWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointList(ToWorker):
     """Answer to :class:`AskCheckpointList` number ``index``. The body is a JSON list of path, metrics and status of
-    each, in the order of commit; NaN and infinities are written as Python's json does."""
+    each, in the order of commit; NaN and infinities are written as Python's json does.
+    """
 
     index: int
     body: bytes
@@ -501,13 +516,15 @@ class CollectiveDone(ToWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnounceStop(ToWorker):
     """Coordinator: the run should end. A worker answers the next should_stop() with :class:`StopVote`, and waits for
-    :class:`StopAtReport`."""
+    :class:`StopAtReport`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAtReport(ToWorker):
     """should_stop() is true from this call on, on every rank that calls it; not ``final``: it is false until then, and
-    the rank is to vote again there."""
+    the rank is to vote again there.
+    """
 
     call: int
     final: bool = True
@@ -551,7 +568,8 @@ class Reported(FromWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesCopied(FromWorker):
     """The granted files are on disk: ``[relative path, size in bytes, crc32]``. ``skipped`` lists the files that a
-    lower rank brings, with the CRC of this rank's copy. ``failed``: why this rank's part cannot be had after all."""
+    lower rank brings, with the CRC of this rank's copy. ``failed``: why this rank's part cannot be had after all.
+    """
 
     ordinal: int
     files: list[tuple[str, int, int]]
@@ -562,7 +580,8 @@ class FilesCopied(FromWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded(FromWorker):
     """The granted files are the run's alone by now; ``failed``: why they are not. The local ones are deleted, or will
-    be."""
+    be.
+    """
 
     ordinal: int
     failed: str | None = None
@@ -571,7 +590,8 @@ class Discarded(FromWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveEntered(FromWorker):
     """The worker waits in its ``index``-th collective (from 1). ``body``: rank 0's data, empty from the others.
-    ``timeout_s``: after which it gives up; None: never."""
+    ``timeout_s``: after which it gives up; None: never.
+    """
 
     index: int
     operation: str
@@ -582,7 +602,8 @@ class CollectiveEntered(FromWorker):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskCheckpointList(FromWorker):
     """The worker wants to know which checkpoints there are, once all that it has reported are committed, and, if it
-    says ``validated``, once none waits for its validation; or ``at_once``. Answered by :class:`CheckpointList`."""
+    says ``validated``, once none waits for its validation; or ``at_once``. Answered by :class:`CheckpointList`.
+    """
 
     index: int
     validated: bool

@@ -84,7 +84,8 @@ class FunctionWork(Work):
 @dataclass(frozen=True, kw_only=True)
 class TargetWork(Work):
     """``file.py:function`` or ``module:function``, imported in the worker, so that the coordinator need not.
-    launched_in: see :class:`ScriptWork`."""
+    launched_in: see :class:`ScriptWork`.
+    """
 
     target: str
     config: dict[str, Any]
@@ -110,7 +111,8 @@ class TargetWork(Work):
 class ScriptWork(Work):
     """A script (``path``; also a zip file or a directory with a ``__main__.py``) or a module (``module``) with its own
     arguments, run as ``__main__`` as torchrun does.
-    launched_in: the directory in which the launcher has found the script, where workers may be in another."""
+    launched_in: the directory in which the launcher has found the script, where workers may be in another.
+    """
 
     path: str | None = None
     module: str | None = None
@@ -138,7 +140,8 @@ class ScriptWork(Work):
 
 def _found(path: str, launched_in: str) -> str:
     """The user's file, seen from the working directory, where a host may have a copy of its own, or else from where it
-    was launched, which hosts may share. Raises JobError."""
+    was launched, which hosts may share. Raises JobError.
+    """
     if _can_run(path):
         return path
     launched = os.path.join(launched_in, path)
@@ -177,7 +180,8 @@ def _import_file(path: Path) -> types.ModuleType:
 
 def check_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function itself, if it can be called with a config or with nothing, and then runs. Raises TypeError or
-    ValueError otherwise."""
+    ValueError otherwise.
+    """
     if not callable(function):
         raise TypeError(f"train_loop_per_worker must be a function, got {function!r} ({type(function).__name__})")
     check_plain("train_loop_per_worker", function)

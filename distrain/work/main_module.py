@@ -97,7 +97,8 @@ def load(blob: bytes) -> Any:
 
 def _send_by_value() -> None:
     """From now on multiprocessing sends classes and functions of ``__main__`` by value. cloudpickle gives a class that
-    comes back the identity that it had here."""
+    comes back the identity that it had here.
+    """
     setattr(ForkingPickler, "reducer_override", _reduce)  # noqa: B010 - typing holds it for a method of its own
 
 

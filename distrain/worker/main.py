@@ -149,7 +149,8 @@ def _adopt(spec: wire.WorkerSpec) -> None:
 
 def _answer_signals(stacks_fd: int) -> None:
     """SIGTERM unwinds train_func, so that its ``finally`` blocks run; the stacks signal works even while C code holds
-    the GIL."""
+    the GIL.
+    """
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -216,7 +217,8 @@ def _read_all(fd: int) -> bytes:
 
 def _let_go(work: job.Work, session: Session) -> None:
     """Free the peers. What they may still need of rank 0, the store of the process group, stays until all are done; so
-    do local files that we are to delete."""
+    do local files that we are to delete.
+    """
     try:
         kept = work.backend.teardown(session.context)
     except Exception:

@@ -1,5 +1,6 @@
 """What report() and its neighbours are given: refused where it cannot have been meant, and never deleted where it is
-needed. Runs in: worker."""
+needed. Runs in: worker.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
 
 def is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
     """Whether a directory is never deleted: what is in a run directory, in a committed checkpoint or in a local copy of
-    one, and what a committed checkpoint or the working directory is in."""
+    one, and what a committed checkpoint or the working directory is in.
+    """
     folder = Path(os.path.realpath(checkpoint.path))
     ours = [os.path.realpath(own_temporary_path())]
     if not isinstance(context.get_storage().run, RemotePath):
@@ -75,7 +77,8 @@ def is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
 
 def folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
     """As it is called in the run directory itself, whatever links lead there; its name if that is elsewhere. Raises
-    CheckpointError if it is clear already that it cannot be taken."""
+    CheckpointError if it is clear already that it cannot be taken.
+    """
     if checkpoint.place is not None:
         return Path(checkpoint.place.name)
     with contextlib.suppress(FileNotFoundError):  # others are still at work there
@@ -161,7 +164,8 @@ def _not_in_place(run: str, path: str) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
     """How ``report()`` is to store a checkpoint, as its caller says. Raises TypeError or ValueError for what cannot
-    be."""
+    be.
+    """
 
     name: str | None = None
     mode: CheckpointUploadMode = CheckpointUploadMode.SYNC

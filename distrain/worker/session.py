@@ -253,7 +253,8 @@ class Session:
 
     def _agree(self) -> None:
         """Wait until it is clear at which of its calls every rank stops, or where that is to be found out (see
-        :mod:`distrain.decisions.stop_consensus`)."""
+        :mod:`distrain.decisions.stop_consensus`).
+        """
         self._channel.send(
             wire.StopVote(attempt=self.context.attempt, rank=self.context.world_rank, call=self._stop_calls)
         )
@@ -305,7 +306,8 @@ class Session:
 
     def _deliver(self, ordinal: int, folder: Path, files: list[tuple[str, int]], *, delete: bool) -> None:
         """Wait for the coordinator's word on who copies what, copy our part, and say so; or until an uploader has done
-        it."""
+        it.
+        """
         try:
             grant = self._await_grant(ordinal)
         except BaseException as error:  # an alarm of the user's: nobody else can bring these files

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
     """What came of the work: as a message, and as the value or exception itself. ``work`` is None if it could not be
-    loaded."""
+    loaded.
+    """
 
     outcome: wire.Outcome
     work: Work | None
