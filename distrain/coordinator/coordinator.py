@@ -329,13 +329,13 @@ class Coordinator:
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case events.Tell(host, message):
+                case events.SendMessage(host, message):
                     self._hosts.send(host, message)
                     if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
                         self._hosts.send(host, opening)
-                case events.Connect(host) if not self._is_over:
+                case events.ConnectHost(host) if not self._is_over:
                     self._hosts.connect(host)
-                case events.Say(text, once):
+                case events.ShowLine(text, once):
                     (warn_once if once else warn)(text)
                 case events.AttemptStarts():
                     self._begin_attempt(action)

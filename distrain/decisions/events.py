@@ -95,7 +95,7 @@ class StorageFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Storing:
+class CheckpointsInProgress:
     """Ranks, each with the ordinal of its checkpoint, that are inside report() and store checkpoints which need nothing
     more from the ranks that have failed, the one included whose failure is announced next. ``expected``: ranks that may
     bring one with a report that the failed ranks have made already.
@@ -128,14 +128,23 @@ class Tick:
     """Time has passed."""
 
 
-Event = MessageReceived | HostLost | StopRequested | StorageFailed | Storing | CheckpointAvailable | HangDetected | Tick
+Event = (
+    MessageReceived
+    | HostLost
+    | StopRequested
+    | StorageFailed
+    | CheckpointsInProgress
+    | CheckpointAvailable
+    | HangDetected
+    | Tick
+)
 
 
 # -- what comes out --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendMessage:
     """Send a message to a host."""
 
     host: str
@@ -143,14 +152,14 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
+class ConnectHost:
     """Start an agent on a host: its first, or one in place of another that was lost, of which nothing may be left."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class ShowLine:
     """One line for the user. ``once``: not again in this process, also in later runs."""
 
     text: str
@@ -174,7 +183,7 @@ class AttemptEnded:
     why: str | None = None
 
 
-Action = Tell | Connect | Say | AttemptStarts | AttemptEnded
+Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | AttemptEnded
 
 
 # -- what has come of it ---------------------------------------------------------------------------------------------

@@ -17,17 +17,17 @@ from distrain.decisions.events import (
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
-    Connect,
+    CheckpointsInProgress,
+    ConnectHost,
     Event,
     HangDetected,
     HostLost,
     MessageReceived,
     RunRequest,
-    Say,
+    SendMessage,
+    ShowLine,
     StopRequested,
     StorageFailed,
-    Storing,
-    Tell,
     Tick,
 )
 from distrain.decisions.failures import culprit_first, failure_of, rank_list
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from distrain.hosts.world import RankPlan, WorldPlan
 
-RETURN_S = 10.0
+LOST_HOST_GRACE_S = 10.0
 """For lost hosts to come back before a restart that can do without them; as long as ssh tries to connect."""
 STOP_TIMEOUT_S = 10.0
 """Beyond the grace: after this an agent that cannot empty its host is given up, by name."""
@@ -112,7 +112,7 @@ class RunStateMachine:
         self._gone: set[str] = set()
         self._order = 0
         self._retry_forbidden = False
-        self._storing = Storing()
+        self._storing = CheckpointsInProgress()
         self._checkpoint_limit = math.inf
         self.waits_for_checkpoint = False
         """True while the attempt has failed, and other ranks are given the time to store a checkpoint."""
@@ -221,7 +221,7 @@ class RunStateMachine:
                 self.storage_failed = True
                 self.problem = self.problem or why
                 return self._stop_or_give_up(self.problem, now)
-            case Storing():
+            case CheckpointsInProgress():
                 return self._on_storing(event, now)
             case CheckpointAvailable(path):
                 self.checkpoint = path
@@ -238,7 +238,7 @@ class RunStateMachine:
             case wire.HostFailed():
                 return self._on_host_failed(host, message.text, now)
             case wire.Notice():
-                return [Say(f"{host}: {message.text}", once=True)]
+                return [ShowLine(f"{host}: {message.text}", once=True)]
             case wire.HostIdle():
                 return self._on_gone(host, message, now) if message.attempt == self.attempt else []
             case wire.Spawned() | wire.Exited() | wire.FromWorker():
@@ -264,7 +264,7 @@ class RunStateMachine:
 
     def _muster(self, now: float) -> list[Action]:
         """Begin the next attempt if there are hosts for it; otherwise ask others, and wait, or give up."""
-        asked: list[Action] = [Connect(host) for host in self._roster.ask(now)]
+        asked: list[Action] = [ConnectHost(host) for host in self._roster.ask(now)]
         standing = self._roster.standing(now)
         if standing is Readiness.READY:
             return [*asked, *self._plan_attempt(now)]
@@ -298,14 +298,14 @@ class RunStateMachine:
             return []
         without = f", without {', '.join(self._roster.lost)}" if self._roster.lost else ""
         reasons = [f"    {line}" for line in self._roster.told().splitlines()] if before is None else []
-        return [Say("\n".join([f"{plan.world_size} workers on {', '.join(plan.hosts)}{without}", *reasons]))]
+        return [ShowLine("\n".join([f"{plan.world_size} workers on {', '.join(plan.hosts)}{without}", *reasons]))]
 
     def _prepare_hosts(self, plan: WorldPlan) -> list[Action]:
         """Those that were not, or for another number of workers."""
         workers = {host: len(plan.on(host)) for host in plan.hosts}
         new = [host for host in plan.hosts if self._prepared.get(host) != workers[host]]
         self._prepared |= workers
-        return [Tell(host, self._prepare(host, plan)) for host in new]
+        return [SendMessage(host, self._prepare(host, plan)) for host in new]
 
     def _too_few_hosts(self) -> str:
         if not self.retries.used:
@@ -341,7 +341,7 @@ class RunStateMachine:
         self._gone = set()
         self._ranks = {rank.rank: _Rank(plan=rank) for rank in self.plan.ranks}
         self.hung, self._votes = None, StopConsensus()
-        self._storing = Storing()
+        self._storing = CheckpointsInProgress()
         self._deadline = now + CONNECT_TIMEOUT_S
         self._reserved = dict.fromkeys(self._ports_needed(self.plan))
         return [AttemptStarts(self.attempt, self.plan), *self._reservations(self.plan)]
@@ -354,7 +354,7 @@ class RunStateMachine:
 
     def _reservations(self, plan: WorldPlan) -> list[Action]:
         return [
-            Tell(host, wire.ReservePorts(attempt=self.attempt, ports=ports, peer=plan.peer_of(host)))
+            SendMessage(host, wire.ReservePorts(attempt=self.attempt, ports=ports, peer=plan.peer_of(host)))
             for host, ports in self._ports_needed(plan).items()
         ]
 
@@ -378,7 +378,7 @@ class RunStateMachine:
             return self._give_up(str(error), now)
         self._move(RunState.STARTING)
         self._deadline = None
-        started = [Tell(host, self._start_message(host, first.ports[0])) for host in self.plan.hosts]
+        started = [SendMessage(host, self._start_message(host, first.ports[0])) for host in self.plan.hosts]
         return [*self._say_restart(), *started]
 
     def _wanted(self) -> dict[str, str]:
@@ -391,7 +391,7 @@ class RunStateMachine:
         if not self.retries.used:
             return []
         resume = f"from {self.checkpoint}" if self.checkpoint else "from the beginning, as there is no checkpoint"
-        return [Say(f"restart {self.retries.used} ({self.retries.budget}) {resume}")]
+        return [ShowLine(f"restart {self.retries.used} ({self.retries.budget}) {resume}")]
 
     def _start_message(self, host: str, port: int) -> wire.Start:
         assert self.plan is not None
@@ -474,7 +474,7 @@ class RunStateMachine:
         self._move(RunState.RELEASING)
         self._deadline = now + EXIT_TIMEOUT_S
         return [
-            Tell(rank.plan.host, wire.Release(attempt=self.attempt, rank=number))
+            SendMessage(rank.plan.host, wire.Release(attempt=self.attempt, rank=number))
             for number, rank in self._ranks.items()
             if rank.state is not RankState.EXITED
         ]
@@ -491,7 +491,7 @@ class RunStateMachine:
         """End the attempt after its first failure. That is done at once, unless other ranks are just storing a
         checkpoint that can be committed without the ranks that have failed, or are due to bring it.
         """
-        if self._storing == Storing():
+        if self._storing == CheckpointsInProgress():
             return self._stop_failed(now)
         self._move(RunState.STOPPING)
         self.waits_for_checkpoint, self._checkpoint_limit = True, now + STORING_TIMEOUT_S
@@ -500,20 +500,20 @@ class RunStateMachine:
         awaited = storing or self._storing.expected
         verb = ("are" if len(awaited) > 1 else "is") + (" storing" if storing else " due to report")
         return [
-            Say(
+            ShowLine(
                 f"{_ranks(failed)} failed; waiting up to {self._deadline - now:g} s for the checkpoint that "
                 f"{_ranks(awaited)} {verb}"
             )
         ]
 
-    def _on_storing(self, storing: Storing, now: float) -> list[Action]:
+    def _on_storing(self, storing: CheckpointsInProgress, now: float) -> list[Action]:
         """While the attempt waits for checkpoints, it does not begin to wait for later ones."""
         before, self._storing = self._storing, storing
         if not self.waits_for_checkpoint:
             return []
         parts = {part for part in storing.parts if part in before.parts or part[0] in before.expected}
-        self._storing = Storing(frozenset(parts), before.expected & storing.expected)
-        if self._storing == Storing():
+        self._storing = CheckpointsInProgress(frozenset(parts), before.expected & storing.expected)
+        if self._storing == CheckpointsInProgress():
             return self._stop_failed(now)
         if self._storing != before:
             self._deadline = self._checkpoint_deadline(now)
@@ -547,9 +547,12 @@ class RunStateMachine:
         if self._votes.listeners and grace_s:
             self._deadline = now + grace_s
             said = f"{why}: stopping the workers; should_stop() is true, SIGTERM follows after {grace_s:g} s at most"
-            return [Say(f"{said}; again to kill them at once"), *self._tell_ranks(self._votes.ask(), wire.AnnounceStop)]
+            return [
+                ShowLine(f"{said}; again to kill them at once"),
+                *self._tell_ranks(self._votes.ask(), wire.AnnounceStop),
+            ]
         said = f"{why}: stopping the workers, {grace_s:g} s at most; again to kill them at once"
-        return [Say(said), *self._stop(grace_s, now)]
+        return [ShowLine(said), *self._stop(grace_s, now)]
 
     def _on_listener(self, message: wire.UsesShouldStop | wire.StopVote, now: float) -> list[Action]:
         """A rank calls should_stop(), or waits in it to hear where all stop."""
@@ -563,7 +566,8 @@ class RunStateMachine:
 
     def _tell_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
         return [
-            Tell(self._ranks[rank].plan.host, kind(attempt=self.attempt, rank=rank, **fields)) for rank in sorted(ranks)
+            SendMessage(self._ranks[rank].plan.host, kind(attempt=self.attempt, rank=rank, **fields))
+            for rank in sorted(ranks)
         ]
 
     def _stop(self, grace_s: float, now: float, *, culprit_known: bool = True) -> list[Action]:
@@ -578,7 +582,7 @@ class RunStateMachine:
             return self._all_gone(now)
         self._deadline = min(latest, now + grace_s + self._stop_timeout_s(hosts))
         stop = wire.Stop(attempt=self.attempt, grace_s=grace_s, culprit_known=culprit_known)
-        return [Tell(host, stop) for host in hosts]
+        return [SendMessage(host, stop) for host in hosts]
 
     def _stop_timeout_s(self, hosts: Iterable[str]) -> float:
         """A host that is silent is lost when its lease has run out, which another attempt may be able to do without."""
@@ -607,7 +611,7 @@ class RunStateMachine:
         elif self._may_retry():
             what_failed = self._what_failed()
             self.earlier.append(f"attempt {self.attempt} before: {what_failed.splitlines()[0]}")
-            return [*ended, Say(what_failed), *self._retry(now)]
+            return [*ended, ShowLine(what_failed), *self._retry(now)]
         else:
             self.problem = self.problem or self._loss()
             self._end(RunState.FAILED)
@@ -656,15 +660,15 @@ class RunStateMachine:
             return self._next_attempt(now)
         self._move(RunState.WAITING)
         self._deadline = now + delay_s
-        return [Say(f"the next attempt starts in {delay_s:g} s")]
+        return [ShowLine(f"the next attempt starts in {delay_s:g} s")]
 
     def _next_attempt(self, now: float) -> list[Action]:
         before = set(self._roster.lost)
-        self._roster.begin(now, wait_s=self.request.failure_config.host_wait_s, patience_s=RETURN_S)
+        self._roster.begin(now, wait_s=self.request.failure_config.host_wait_s, patience_s=LOST_HOST_GRACE_S)
         actions = self._muster(now)
-        asked = [action.host for action in actions if isinstance(action, Connect)]
+        asked = [action.host for action in actions if isinstance(action, ConnectHost)]
         waits = [f"trying to reach {', '.join(asked)}" + " again" * (before >= set(asked))] if asked else []
-        return [*(Say(text) for text in waits), *actions]
+        return [*(ShowLine(text) for text in waits), *actions]
 
     def _on_host_failed(self, host: str, text: str, now: float) -> list[Action]:
         self.problem = self.problem or f"{host}: {text}"
@@ -697,7 +701,7 @@ class RunStateMachine:
         if self.state is RunState.STOPPING:
             return self._on_gone(host, wire.HostIdle(attempt=self.attempt), now)
         if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
-            return [Say(f"{host}: its ranks had done their work, and the others go on without it: {why}")]
+            return [ShowLine(f"{host}: its ranks had done their work, and the others go on without it: {why}")]
         return self._attempt_failed(now)
 
     def _lose_ranks(self, lost: HostLost) -> None:
@@ -736,12 +740,12 @@ class RunStateMachine:
             case RunState.RELEASING:
                 late = rank_list(n for n, rank in self._ranks.items() if rank.state is not RankState.EXITED)
                 text = f"rank(s) {late or 'none'} had finished, but did not leave within {EXIT_TIMEOUT_S:g} s; killed"
-                return [Say(text), *self._stop(0.0, now)]
+                return [ShowLine(text), *self._stop(0.0, now)]
             case _ if self.waits_for_checkpoint:
                 return self._stop_failed(now)
             case _:
                 text = f"{', '.join(self.occupied)}: processes could not be ended in time"
-                return [Say(text), *self._all_gone(now)] if self.is_done else self._give_up(text, now)
+                return [ShowLine(text), *self._all_gone(now)] if self.is_done else self._give_up(text, now)
 
     def _give_up(self, problem: str, now: float) -> list[Action]:
         self.problem = self.problem or problem

@@ -16,24 +16,24 @@ from distrain.decisions.run_machine import (
     EXIT_TIMEOUT_S,
     EXPECTED_TIMEOUT_S,
     LEASE_MARGIN_S,
-    RETURN_S,
+    LOST_HOST_GRACE_S,
     STOP_TIMEOUT_S,
     STORING_TIMEOUT_S,
     Action,
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
-    Connect,
+    CheckpointsInProgress,
+    ConnectHost,
     HangDetected,
     HostLost,
     MessageReceived,
     RunRequest,
     RunStateMachine,
-    Say,
+    SendMessage,
+    ShowLine,
     StopRequested,
     StorageFailed,
-    Storing,
-    Tell,
     Tick,
 )
 from distrain.decisions.states import RunState
@@ -155,7 +155,7 @@ class Play:
 
 def told(actions: list[Action], kind: type[wire.Message]) -> list[tuple[str, Any]]:
     """Host and message of every message of a kind."""
-    return [(a.host, a.message) for a in actions if isinstance(a, Tell) and isinstance(a.message, kind)]
+    return [(a.host, a.message) for a in actions if isinstance(a, SendMessage) and isinstance(a.message, kind)]
 
 
 def stops(actions: list[Action]) -> dict[str, float]:
@@ -165,11 +165,11 @@ def stops(actions: list[Action]) -> dict[str, float]:
 
 def asked(actions: list[Action]) -> list[str]:
     """Hosts that an agent is to be started on."""
-    return [action.host for action in actions if isinstance(action, Connect)]
+    return [action.host for action in actions if isinstance(action, ConnectHost)]
 
 
 def said(actions: list[Action]) -> str:
-    return "\n".join(action.text for action in actions if isinstance(action, Say))
+    return "\n".join(action.text for action in actions if isinstance(action, ShowLine))
 
 
 # -- the happy path --------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(1)
     actions = play.gone()
-    assert [type(action) for action in actions] == [AttemptEnded, Say, AttemptStarts, Tell]
+    assert [type(action) for action in actions] == [AttemptEnded, ShowLine, AttemptStarts, SendMessage]
     assert told(actions, wire.ReservePorts) == [("one", wire.ReservePorts(attempt=1, ports=1))]
     assert said(actions).startswith("rank 1 failed on one: ValueError")
     assert (play.state, play.machine.attempt) == (RunState.RESERVING, 1)
@@ -493,15 +493,15 @@ def test_minus_one_never_gives_up() -> None:
 def play_that_waits(*storing: tuple[int, int], **options: Any) -> Play:
     """Rank 3 of 4 on two hosts has raised while others were storing."""
     play = Play(hosts=2, workers=4, **options).run()
-    play.happens(Storing(frozenset(storing or {(0, 1)})))
+    play.happens(CheckpointsInProgress(frozenset(storing or {(0, 1)})))
     assert stops(play.raises(3)) == {}
     return play
 
 
 def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
     play = play_that_waits((0, 1), (2, 1))
-    assert play.happens(Storing(frozenset({(2, 1)}))) == []
-    assert stops(play.happens(Storing(frozenset()))) == {"one": 0.0, "two": 0.0}
+    assert play.happens(CheckpointsInProgress(frozenset({(2, 1)}))) == []
+    assert stops(play.happens(CheckpointsInProgress(frozenset()))) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert play.state is RunState.FAILED
     assert [failure.rank for failure in play.machine.failures] == [3]
@@ -509,13 +509,13 @@ def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
 
 def test_the_wait_for_a_checkpoint_is_announced() -> None:
     play = Play(hosts=2, workers=4).run()
-    play.happens(Storing(frozenset({(0, 1), (1, 1), (2, 1)})))
+    play.happens(CheckpointsInProgress(frozenset({(0, 1), (1, 1), (2, 1)})))
     assert said(play.raises(3)) == ("rank 3 failed; waiting up to 30 s for the checkpoint that ranks 0-2 are storing")
 
 
 def test_later_checkpoints_do_not_prolong_the_wait() -> None:
     play = play_that_waits((0, 1))
-    assert stops(play.happens(Storing(frozenset({(0, 2)})))) == {"one": 0.0, "two": 0.0}
+    assert stops(play.happens(CheckpointsInProgress(frozenset({(0, 2)})))) == {"one": 0.0, "two": 0.0}
 
 
 def test_the_wait_for_a_checkpoint_is_bounded() -> None:
@@ -537,7 +537,7 @@ def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept
 def play_that_expects(*expected: int) -> Play:
     """Rank 3 of 4 on two hosts has raised after a report that others are due to make."""
     play = Play(hosts=2, workers=4).run()
-    play.happens(Storing(expected=frozenset(expected)))
+    play.happens(CheckpointsInProgress(expected=frozenset(expected)))
     rank = "ranks 0, 2 are" if len(expected) > 1 else "rank 0 is"
     assert said(play.raises(3)) == f"rank 3 failed; waiting up to 5 s for the checkpoint that {rank} due to report"
     return play
@@ -545,10 +545,10 @@ def play_that_expects(*expected: int) -> Play:
 
 def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_and_stores_it() -> None:
     play = play_that_expects(0, 2)
-    assert play.happens(Storing(expected=frozenset({0}))) == []
-    assert play.happens(Storing(frozenset({(0, 7)}))) == []
+    assert play.happens(CheckpointsInProgress(expected=frozenset({0}))) == []
+    assert play.happens(CheckpointsInProgress(frozenset({(0, 7)}))) == []
     assert play.machine.deadline() == play.now + STORING_TIMEOUT_S
-    assert stops(play.happens(Storing(frozenset({(0, 8)})))) == {"one": 0.0, "two": 0.0}
+    assert stops(play.happens(CheckpointsInProgress(frozenset({(0, 8)})))) == {"one": 0.0, "two": 0.0}
 
 
 def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_long() -> None:
@@ -561,13 +561,13 @@ def test_reports_of_others_do_not_prolong_the_wait_for_a_rank_that_is_due() -> N
     play = play_that_expects(0)
     until = play.machine.deadline()
     play.now += 1.0
-    assert play.happens(Storing(frozenset({(2, 1)}), frozenset({0}))) == []
+    assert play.happens(CheckpointsInProgress(frozenset({(2, 1)}), frozenset({0}))) == []
     assert play.machine.deadline() == until
 
 
 def test_a_second_failure_does_not_end_the_wait_for_a_checkpoint() -> None:
     play = play_that_waits()
-    play.happens(Storing(frozenset({(0, 1)})))
+    play.happens(CheckpointsInProgress(frozenset({(0, 1)})))
     assert play.raises(2, CONSEQUENCE) == []
     assert play.machine.waits_for_checkpoint
 
@@ -576,14 +576,14 @@ def test_an_attempt_whose_ranks_all_end_while_it_waits_is_over() -> None:
     play = play_that_waits(failure_config=FailureConfig(max_failures=1, backoff_s=5.0))
     play.gone()
     assert play.state is RunState.WAITING
-    assert play.happens(Storing(frozenset())) == []
+    assert play.happens(CheckpointsInProgress(frozenset())) == []
 
 
 def test_a_lost_host_is_a_failure_that_leaves_time_to_store_a_checkpoint() -> None:
     play = Play(hosts=2, workers=4).run()
-    play.happens(Storing(frozenset({(0, 1)})))
+    play.happens(CheckpointsInProgress(frozenset({(0, 1)})))
     assert stops(play.happens(HostLost("two", "gone"))) == {}
-    assert stops(play.happens(Storing(frozenset()))) == {"one": 0.0}
+    assert stops(play.happens(CheckpointsInProgress(frozenset()))) == {"one": 0.0}
 
 
 # -- asked to stop ---------------------------------------------------------------------------------------------------
@@ -1069,8 +1069,8 @@ def test_a_run_goes_on_smaller_when_the_lost_host_cannot_be_reached() -> None:
 
 def test_a_run_does_not_wait_long_for_a_host_that_it_can_do_without() -> None:
     play, _ = after_a_loss(**elastic(1, 4))
-    assert play.machine.deadline() == play.now + RETURN_S
-    play.now += RETURN_S
+    assert play.machine.deadline() == play.now + LOST_HOST_GRACE_S
+    play.now += LOST_HOST_GRACE_S
     play.happens(Tick())
     assert places(play) == ["one", "one"]
     play.begin_attempt()
