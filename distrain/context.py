@@ -5,15 +5,15 @@ from __future__ import annotations
 import enum
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import Checkpoint
+from distrain.hosts.world import WorkerFacts
 from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, decode_filesystem, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from fsspec import AbstractFileSystem
@@ -68,26 +68,8 @@ class StorageContext:
 
 @explaining("TrainContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainContext:
-    """Who this worker is. Ranks count from 0; ``devices`` index the GPUs that this process can see; ``shares_gpu``:
-    some ranks of the run share a GPU; ``validates``: the trainer has a validation function.
-    """
-
-    world_rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    run_name: str
-    storage_path: str
-    attempt: int
-    devices: tuple[int, ...]
-    shares_gpu: bool = False
-    run_id: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    resources: Mapping[str, float] = field(default_factory=dict)
-    filesystem: str = ""
-    validates: bool = False
+class TrainContext(WorkerFacts):
+    """The identity of this worker and the facts of its run. Ranks count from 0."""
 
     def get_world_rank(self) -> int:
         return self.world_rank

@@ -598,7 +598,7 @@ class _Run:
 
     def _postscript(self, end: RunSummary, result: Result) -> list[str]:
         """What every account of a failure ends with."""
-        lines = [*end.earlier, *([end.no_retry] if end.no_retry else [])]
+        lines = [*end.earlier_attempts, *([end.no_retry] if end.no_retry else [])]
         if self._asked.scaling.num_workers and end.attempt >= self._manifest.first_attempt:
             lines.append(f"logs: {self._store.shown(self._store.paths.log(end.attempt, 0, self._log_dir).parent)}")
         if result.checkpoint:

@@ -126,27 +126,11 @@ class Coordinator:
 
     @property
     def end(self) -> events.RunSummary:
-        """How the run stands or has ended."""
-        machine, outcomes = self.machine, self.machine.outcomes
-        return events.RunSummary(
-            state=machine.state,
-            attempt=machine.attempt,
+        """The state of the run, and how it ended if it has."""
+        return self.machine.summary(
             metrics=self._ledger.metrics,
-            value=outcomes[0].body if machine.is_done else None,
-            failures=machine.failures,
-            stopped_ranks=machine.stopped_ranks,
             last_lines={rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()},
-            stop_reason=machine.stop_reason,
-            problem=machine.problem,
-            hung=machine.hung,
-            no_retry=machine.retries.refusal,
-            entered=machine.retries.ever_entered,
-            earlier=list(machine.earlier),
-            hosts=[rank.host for rank in machine.plan.ranks] if machine.plan else (),
-            finished=sorted(outcomes),
-            where=self._watch.where(machine.stopped_ranks),
-            storage_failed=machine.storage_failed,
-            resources_missing=machine.resources_missing,
+            where=self._watch.where(self.machine.stopped_ranks),
         )
 
     # -- the loop -------------------------------------------------------------------------------------------------
@@ -230,7 +214,7 @@ class Coordinator:
         match message:
             case wire.PortsReserved() | wire.HostIdle() if self._is_committing:
                 self._hold(lambda: self._on_message(host, message))
-            case wire.HostIdle() if self.machine.attempt_is_on and self._waits_for_uploads():
+            case wire.HostIdle() if self.machine.attempt_is_active and self._waits_for_uploads():
                 self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
                 if failed is not None:
@@ -278,7 +262,7 @@ class Coordinator:
                 self._happened(events.MessageReceived(host, message))
 
     def _on_lost(self, host: str, why: str) -> None:
-        if self._is_committing and self.machine.occupied == [host]:  # with it, the attempt ends
+        if self._is_committing and self.machine.busy_hosts == [host]:  # with it, the attempt ends
             self._hold(lambda: self._on_lost(host, why))
             return
         self._checks.lost(host)
@@ -329,13 +313,13 @@ class Coordinator:
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case events.Tell(host, message):
+                case events.SendMessage(host, message):
                     self._hosts.send(host, message)
                     if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
                         self._hosts.send(host, opening)
-                case events.Connect(host) if not self._is_over:
+                case events.ConnectHost(host) if not self._is_over:
                     self._hosts.connect(host)
-                case events.Say(text, once):
+                case events.ShowLine(text, once):
                     (warn_once if once else warn)(text)
                 case events.AttemptStarts():
                     self._begin_attempt(action)

@@ -158,10 +158,10 @@ class ReportHandler:
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
         return self._rounds.awaits_only(uploads, time.monotonic())
 
-    def storing(self, failed: Collection[int]) -> events.Storing:
+    def storing(self, failed: Collection[int]) -> events.CheckpointsInProgress:
         """Return what other ranks store, or may bring, for checkpoints that need nothing more from ``failed`` ones."""
         parts = self._rounds.storing(failed, self._uploads, time.monotonic())
-        return events.Storing(parts, self._rounds.expected(failed, self._uploads))
+        return events.CheckpointsInProgress(parts, self._rounds.expected(failed, self._uploads))
 
     def awaits(self, ranks: Collection[int], *, ends: bool) -> bool:
         """Whether a checkpoint waits for what the hosts of these ranks do with their files; ``ends``: the attempt does,

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
@@ -350,24 +350,13 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
             variables |= request.backend.environment(plan, rank, endpoints)
         stack.enter_context(_environment(variables))
         stack.enter_context(_module_path(here.sys_path))
-        context = TrainContext(
+        worker = replace(  # the plan is of this host only, torchrun may have started more
+            request.worker_facts(plan, rank, attempt),
             world_rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
-            local_rank=rank.local_rank,
-            local_world_size=rank.local_world_size,
             node_rank=int(os.environ.get("GROUP_RANK", "0")),
-            run_name=request.run_name,
-            storage_path=request.storage_path,
-            filesystem=request.filesystem,
-            validates=request.validator is not None,
-            attempt=attempt,
-            devices=rank.devices,
-            shares_gpu=plan.shares_gpu,
-            run_id=request.run_id,
-            metadata=request.metadata,
-            resources=request.scaling.worker_resources,
         )
-        yield context, plan
+        yield TrainContext(**asdict(worker)), plan
 
 
 @contextlib.contextmanager

@@ -419,30 +419,20 @@ class ProbeResult(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec(ToWorker):
-    """The first frame a worker reads: what it needs to be this rank, beside the job.
+    """The first frame that a worker reads: everything it needs to become its rank, except the job.
 
-    ``filesystem`` is what ``storage_path`` and ``checkpoint``, the path to resume from, are on, if they do not say so
-    themselves (see :class:`OpenStorage`); ``validates``: the trainer has a validation function; ``devices`` index the
-    host's visible GPUs; ``defaults`` are environment variables that the user's own values override; None in
-    ``sys_path`` is what the interpreter has itself.
+    context: the fields of :class:`~distrain.hosts.world.WorkerFacts`.
+    environment: variables that the worker sets.
+    defaults: variables that the worker sets unless its environment has them already.
+    checkpoint: path or URL of the checkpoint to resume from, on the filesystem that ``context`` names.
+    directory: the working directory.
+    sys_path: the module search path; None stands for the interpreter's own entries.
     """
 
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    run_name: str
-    storage_path: str
-    filesystem: str
+    context: dict[str, Any]
     environment: dict[str, str]
     defaults: dict[str, str]
-    devices: list[int]
-    shares_gpu: bool
-    run_id: str
-    metadata: dict[str, Any]
-    resources: dict[str, float]
     checkpoint: str | None
-    validates: bool
     directory: str
     sys_path: list[str | None]
     argv: list[str]

@@ -174,23 +174,8 @@ def _reseed() -> None:
 
 
 def _context(spec: wire.WorkerSpec) -> TrainContext:
-    return TrainContext(
-        world_rank=spec.rank,
-        world_size=spec.world_size,
-        local_rank=spec.local_rank,
-        local_world_size=spec.local_world_size,
-        node_rank=spec.node_rank,
-        run_name=spec.run_name,
-        storage_path=spec.storage_path,
-        filesystem=spec.filesystem,
-        validates=spec.validates,
-        attempt=spec.attempt,
-        devices=tuple(spec.devices),
-        shares_gpu=spec.shares_gpu,
-        run_id=spec.run_id,
-        metadata=spec.metadata,
-        resources=spec.resources,
-    )
+    """Return the context that the coordinator sent; JSON has made a list of the devices."""
+    return TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})
 
 
 # -- the work --------------------------------------------------------------------------------------------------------

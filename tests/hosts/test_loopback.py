@@ -242,7 +242,7 @@ def test_a_host_that_is_lost_leaves_the_others_of_its_machine_alone(blow: str, s
     running = start(max_failures=1)
     BLOWS[blow].strike(running, "beta")
     output, _ = running.end()
-    assert "distrain: rank(s) 1 on beta were lost: its agent has ended" in output
+    assert "distrain: rank 1 on beta was lost: its agent has ended" in output
     assert "distrain: trying to reach gamma\n" in output  # and not alpha
     assert "distrain: 2 workers on alpha, gamma, without beta\n" in output
     assert output.splitlines()[-1] == "FINISHED 1"

@@ -220,7 +220,7 @@ def train():
     with own_disk(user.lab, "gamma", user.folder / "runs"):
         ran = user.trains(train, f"{call}, hostfile=hostfile")
     assert ran.code == 1
-    assert "on beta:2222 were lost: its agent has been silent for 2 s" in ran.err
+    assert "on beta:2222 was lost: its agent has been silent for 2 s" in ran.err
     assert f"gamma: the storage {user.folder}/runs/run cannot be opened: No such file or directory" in ran.err
 
 

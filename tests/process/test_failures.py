@@ -431,7 +431,7 @@ def test_an_abort_by_nccls_watchdog_is_a_consequence_of_the_rank_that_others_wai
     assert [(found.rank, found.role) for found in error.failures] == [(0, "victim")]
     screen = str(error)
     assert "the cause may lie with rank 1" in screen
-    assert "killed by SIGABRT (6) in the middle of the training, not sent by distrain" in screen
+    assert "killed by SIGABRT (6) during training, not sent by distrain" in screen
     assert caught in screen
     assert re.search(r"rank 1 in \w+ at test_failures.py:\d+", screen)
     assert "frame #0" not in screen

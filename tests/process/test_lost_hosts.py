@@ -170,7 +170,7 @@ def test_a_host_whose_ranks_have_returned_is_not_missed(
 ) -> None:
     result = hosts(outlive_the_host_of_the_last_rank, workers=2, one=1, two=1)
     assert (result.return_value, result.metrics["after"]) == (0, True)
-    assert "its ranks had done their work, and the others go on without it: " in capfd.readouterr().err
+    assert "its ranks had finished, so the other ranks continue without it: " in capfd.readouterr().err
     assert not run_members(test_run_id)
 
 
@@ -237,7 +237,7 @@ def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pyte
     assert time.monotonic() - began < 10.0
     assert hosts.placed() == [["one", "one", "two", "two"]] * 2
     said = capfd.readouterr().err
-    assert "distrain: rank(s) 2, 3 on two were lost: its agent has ended" in said
+    assert "distrain: ranks 2, 3 on two were lost: its agent has ended" in said
     assert "distrain: trying to reach two again\n" in said
     assert "distrain: restart 1 (of 3) from " in said
 
@@ -351,7 +351,7 @@ def test_a_lost_host_without_which_there_are_too_few_slots_is_named(hosts: Hosts
     assert "tried again: its agent has ended: exit code 255, which is ssh's when it cannot connect or log in" in text
     assert "two is down" in text
     assert "two did not come back at once (FailureConfig.host_wait_s), and the other hosts have 2 slots for 4" in text
-    assert "attempt 0 before: rank(s) 2, 3 on two were lost" in text
+    assert "attempt 0 before: ranks 2, 3 on two were lost" in text
     assert "started again as RunConfig(name='run'), it goes on at checkpoint_000000" in text
     assert not run_members(test_run_id)
 
@@ -360,7 +360,7 @@ def test_without_restarts_the_loss_of_a_host_ends_the_run(hosts: Hosts, test_run
     with pytest.raises(ControllerError) as raised:
         hosts(lose_the_last_host_once, workers=4, one=2, two=2, failures=FailureConfig())
     assert str(raised.value).startswith("two: its agent has ended")
-    assert "FailureConfig(max_failures=1) lets a run go on once" in str(raised.value)
+    assert "FailureConfig(max_failures=1) lets a run continue once" in str(raised.value)
     assert not run_members(test_run_id)
 
 
