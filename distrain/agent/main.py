@@ -131,7 +131,7 @@ class Agent:
         self._reserved: list[socket.socket] = []
         self._resolver = Background(self._loop, "resolver")
         self._inspector = Inspector(self._loop, self._up.queue)
-        self._neighbours = ReachabilityProbe(self._loop, self._resolver, self._up.queue)
+        self._probe = ReachabilityProbe(self._loop, self._resolver, self._up.queue)
         self._reading_paused = False
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -252,9 +252,9 @@ class Agent:
             case wire.InspectHost():
                 self._inspector.inspect(message)
             case wire.OpenProbePort():
-                self._neighbours.listen(message)
+                self._probe.open_port(message)
             case wire.ProbePeers():
-                self._neighbours.reach(message)
+                self._probe.probe_peers(message)
             case wire.Close():
                 self._loop.stop()
 

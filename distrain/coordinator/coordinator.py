@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.coordinator.connections import Connections
 from distrain.coordinator.hang_monitor import HangMonitor
-from distrain.coordinator.launch_checks import CheckedLaunch
+from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.preemption import STOP_SIGNALS, note_stop
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.validations import WAITING, Validations
@@ -89,8 +89,8 @@ class Coordinator:
             self._loop,
             transports,
             request,
-            heard=self._on_message,
-            lost=self._on_lost,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
         )
         self._validations = Validations(request, store, log_dir=log_dir)
         self._ledger = ReportHandler(
@@ -106,7 +106,7 @@ class Coordinator:
         if callbacks is not None:
             callbacks.begin(self._user_code)
         self._outputs = RankOutputs(self._log, self._files, console_ranks)
-        self._checks = CheckedLaunch(
+        self._launch_checks = LaunchChecks(
             self._loop,
             request,
             store,
@@ -114,14 +114,14 @@ class Coordinator:
             send=self._hosts.send,
             refuse=lambda host, why: self._happened(events.MessageReceived(host, wire.HostFailed(text=why))),
         )
-        self._watch = HangMonitor(
+        self._hang_monitor = HangMonitor(
             self._loop,
             store,
             request.failure_config,
-            ask=self._ask_for_stacks,
+            ask_for_stacks=self._ask_for_stacks,
             addresses=self._addresses,
             send=self._hosts.send,
-            hung=self._happened,
+            on_hang=self._happened,
         )
 
     @property
@@ -130,7 +130,7 @@ class Coordinator:
         return self.machine.summary(
             metrics=self._ledger.metrics,
             last_lines={rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()},
-            where=self._watch.where(self.machine.stopped_ranks),
+            where=self._hang_monitor.locations(self.machine.stopped_ranks),
         )
 
     # -- the loop -------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Coordinator:
         try:
             if self._stale_run_id is not None:  # it ended without a word: not even its agents may have cleaned up
                 self._hosts.sweep(self._stale_run_id)
-            self._watch.open()
+            self._hang_monitor.open()
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
             self._validations.start(self._loop)
             self._do(self.machine.start(time.monotonic()))
@@ -172,7 +172,7 @@ class Coordinator:
             ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
             ("ledger", self._ledger.deadline(), self._ledger.tick),
             ("validations", self._validations.deadline(), self._validations.tick),
-            ("watch", self._watch.deadline() if self._is_training else None, self._watch.tick),
+            ("hang monitor", self._hang_monitor.deadline() if self._is_training else None, self._hang_monitor.tick),
         ):
             if moment is None:
                 self._loop.cancel(name)
@@ -220,12 +220,12 @@ class Coordinator:
                 if failed is not None:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Output():
-                self._watch.progress()
+                self._hang_monitor.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
             case wire.StackDump():
-                self._watch.came(message.rank, message.body)
+                self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
-                self._watch.taken(host, message.silent, sorted(self.machine.outcomes))
+                self._hang_monitor.host_done(host, message.silent, sorted(self.machine.outcomes))
             case (
                 wire.Reported()
                 | wire.FilesCopied()
@@ -233,12 +233,12 @@ class Coordinator:
                 | wire.CollectiveEntered()
                 | wire.AskCheckpointList()
             ):
-                self._watch.progress()
+                self._hang_monitor.progress()
                 self._ledger.handle(message)
                 if self.machine.waits_for_checkpoint:
                     self._tell_storing()
             case wire.Running():
-                self._watch.progress()
+                self._hang_monitor.progress()
                 self._ledger.handle(message)
                 self._happened(events.MessageReceived(host, message))
             case wire.Outcome():
@@ -252,12 +252,10 @@ class Coordinator:
             case wire.PortsReserved():
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.plan is not None and self._is_training:
-                    self._checks.begin(self.machine.plan)
-            case wire.ProbePortOpened() | wire.ProbeResult() if self._watch.tries_pairs:
-                self._watch.met(host, message)
+                    self._launch_checks.begin(self.machine.plan)
             case wire.InspectionResult() | wire.ProbePortOpened() | wire.ProbeResult():
-                if self._checks.is_under_way:
-                    self._checks.heard(host, message)
+                self._launch_checks.handle(host, message)
+                self._hang_monitor.handle(host, message)
             case _:
                 self._happened(events.MessageReceived(host, message))
 
@@ -265,7 +263,7 @@ class Coordinator:
         if self._is_committing and self.machine.busy_hosts == [host]:  # with it, the attempt ends
             self._hold(lambda: self._on_lost(host, why))
             return
-        self._checks.lost(host)
+        self._launch_checks.lost(host)
         ranks = [rank.rank for rank in self.machine.plan.on(host)] if self.machine.plan else []
         ends = self.machine.state is RunState.RELEASING
         self._tell_storing(*ranks)
@@ -332,7 +330,7 @@ class Coordinator:
         self._manifest.attempt_begins(attempt, plan)
         self._store.make_room(self._log(attempt, 0))
         self._ledger.begin(attempt, plan.world_size)
-        self._watch.begin(attempt)
+        self._hang_monitor.begin(attempt)
         self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
@@ -359,7 +357,7 @@ class Coordinator:
 
     def _addresses(self) -> Mapping[str, str]:
         plan = self.machine.plan
-        if plan is None or plan.shares_network or self._checks.is_under_way:
+        if plan is None or plan.shares_network or self._launch_checks.is_under_way:
             return {}
         return dict(zip(plan.hosts, plan.addresses, strict=True))
 
@@ -406,7 +404,7 @@ class Coordinator:
             self._hosts.close,
             self._outputs.close,
             self._ledger.close,
-            self._watch.close,
+            self._hang_monitor.close,
             self._await_storage,
             self._await_validations,
             self._await_callbacks,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from distrain.hosts.reachability import REACH_S
+from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from tests.conftest import NOTHING_LEFT_WITHIN_S, is_alive, run_members, wait_until
 from tests.hosts.conftest import Hosts, Lab, end_lab, start_lab
 from tests.hosts.running import LEASE_S, Running, cut_power, set_link
@@ -273,7 +273,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(star
         output, ended = running.end()
     finally:
         isolate(running.lab, "off")
-    assert ended - struck < HANG_TIMEOUT_S + REACH_S + ENDS_WITHIN_S
+    assert ended - struck < HANG_TIMEOUT_S + CONNECT_TIMEOUT_S + ENDS_WITHIN_S
     assert "ENDED HangError no rank has reported or printed anything for 6 s; they were:" in output
     for one, other in (("alpha", "beta"), ("beta", "alpha")):
         assert re.search(rf"{one}: {other} cannot connect to it at [0-9.]+ \(\w+\): no answer within 4 s", output)

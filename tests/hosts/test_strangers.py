@@ -85,7 +85,7 @@ def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled_on_any_hos
         first.update({host: listeners_on(user.lab, host) for host in ("head", *HOSTS)})
         where = [(to, found.port) for host in HOSTS for found in first[host] for to in ADDRESSES[host]]
         with stranger_in(user.lab, "head", user.folder / "bomb", where) as answered:
-            wait_until(lambda: not any(agents_of(listeners_on(user.lab, host)) for host in HOSTS), what="LISTEN_S")
+            wait_until(lambda: not any(agents_of(listeners_on(user.lab, host)) for host in HOSTS), what="PORT_OPEN_S")
             later.update({host: listeners_on(user.lab, host) for host in ("head", *HOSTS)})
             (user.folder / "go").touch()
             wait_until(lambda: len(list(user.folder.glob("after-*"))) == 6, 60.0, "the second all_reduce")
