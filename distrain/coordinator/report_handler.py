@@ -9,7 +9,6 @@ import json
 import math
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -72,8 +71,6 @@ class ReportHandler:
         """A new attempt; nobody will hear of the last one's open rounds."""
         self._attempt = attempt
         self._is_over = False
-        if attempt >= 0:
-            self._store.note_leftovers()
         self._world_size = world_size
         self._announced: dict[tuple[int, int], wire.Reported] = {}
         """What a rank has said of its n-th checkpoint."""
@@ -254,8 +251,7 @@ class ReportHandler:
             then = partial(self._hand_over, self._attempt, rank, ordinal, files, said.folder)
             self._store.prepare(self._attempt, ordinal, rank, name=self._name(ordinal), then=then)
         elif rank == min(part.rank for part in self._said(ordinal) if part.mode == "NO_UPLOAD"):
-            hand_over = partial(self._hand_over, self._attempt, rank, ordinal, files, "", said.folder)
-            self._store.set_leftovers_aside(Path(said.folder).name, hand_over)
+            self._hand_over(self._attempt, rank, ordinal, files, "", said.folder)
         else:  # the lowest rank's host looks at all files
             self._deliver_nothing(rank, ordinal)
 

@@ -708,9 +708,7 @@ def test_a_download_that_overlaps_with_the_deletion_says_why_it_failed(one_fit: 
     assert "num_to_keep does not wait for it: read a newer checkpoint, or have the run keep more of them" in error
 
 
-def test_copies_and_what_has_lost_its_manifest_are_left_alone_and_the_latter_is_told_of(
-    one_fit: Fit, bucket: Bucket, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_copies_and_what_has_lost_its_manifest_are_left_alone(one_fit: Fit, bucket: Bucket) -> None:
     with pytest.raises(TrainingFailedError):
         one_fit(train, {"fail_at": 2}, name="run")
     for path in ("step.txt", "rank_0.bin", "rank_1.bin", ".manifest.json"):
@@ -719,8 +717,6 @@ def test_copies_and_what_has_lost_its_manifest_are_left_alone_and_the_latter_is_
     bucket.write("run", "tensorboard/events", b"no checkpoint")
     result = one_fit(train, {}, name="run", checkpoint_config=CheckpointConfig(num_to_keep=1))
     assert result.return_value == 2
-    assert f"{bucket.url}/run/checkpoint_000002 has no .manifest.json: " in (said := capsys.readouterr().err)
-    assert "tensorboard" not in said
     assert {"mine/step.txt", "checkpoint_000002/step.txt", "checkpoint_000003/step.txt"} <= bucket.files("run").keys()
     assert len(Result.from_path(result.path).best_checkpoints) == 1
 
