@@ -28,7 +28,6 @@ from distrain.coordinator.transport import (
     Transport,
     hosts_of,
     order_for,
-    overruled,
     ssh_args_of,
     transports_for,
 )
@@ -271,8 +270,6 @@ def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
     """To all hosts, those included that get ranks only if others are lost. Raises HostfileError, and ResourcesError if
     there are too few slots.
     """
-    if options := overruled(scaling, os.environ):
-        warn(f"{', '.join(options)}: without effect, as the script's ScalingConfig says otherwise")
     if scaling.num_workers == 0:
         return [LocalTransport()]
     hosts = hosts_of(scaling, os.environ)
