@@ -97,10 +97,7 @@ class TorchConfig(BackendConfig):
     timeout_s: float = 1800
 
     def __post_init__(self) -> None:
-        if self.backend is not None and (not isinstance(self.backend, str) or not self.backend):
-            raise TypeError(
-                f"TorchConfig.backend must be a str or None, got {self.backend!r} ({type(self.backend).__name__})"
-            )
+        check_fields(self, check_type, "backend", kind=str, optional=True)
         if self.backend is not None:
             _check_backend(self.backend)
         if self.init_method == "tcp":
