@@ -60,6 +60,7 @@ from distrain.system.log import log_level, say, warn, without_controls
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
 from distrain.work import job
+from distrain.work.functions import check_plain, check_signature
 
 if TYPE_CHECKING:
     from distrain.hosts.host import HostSettings
@@ -104,7 +105,7 @@ class DataParallelTrainer:
         validation_config: ValidationConfig | None = None,
     ) -> None:
         self._work = job.FunctionWork(
-            function=job.check_signature(train_loop_per_worker),
+            function=check_signature(train_loop_per_worker),
             config=dict(_instance("train_loop_config", train_loop_config, Mapping, {})),
             backend=_instance("backend_config", backend_config, BackendConfig, BackendConfig()),
         )
@@ -117,7 +118,7 @@ class DataParallelTrainer:
             "validation_config", validation_config, ValidationConfig, None
         )
         if self._validation is not None:
-            job.check_plain("ValidationConfig.fn", self._validation.fn)
+            check_plain("ValidationConfig.fn", self._validation.fn)
         self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
 
     @classmethod
