@@ -1,6 +1,6 @@
-"""What the user asks for: scaling, run, failure and checkpoint configs. Runs in: anywhere.
+"""Configs of a run: scaling, failures, checkpoints, logging and validation; and the hooks of a callback.
 
-Every bad value is a TypeError or ValueError that names the field and what is allowed.
+A bad value raises TypeError or ValueError that names the field and what is allowed. Runs in: anywhere.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from distrain.hosts.hostfile import parse_hosts, split_ssh_args
+from distrain.system.arguments import check_choice, check_fields, check_int, check_seconds, check_type
 from distrain.system.ray_names import explaining, without
 
 if TYPE_CHECKING:
@@ -39,38 +40,47 @@ __all__ = [
 StartMethod = Literal["forkserver", "spawn"]
 RESOURCES = ("CPU", "GPU", "memory")
 _ACCELERATOR = "accelerator_type:"
-"""Ray's name of the resource that a GPU product is."""
+"""Prefix of Ray's resource for a GPU product, such as ``accelerator_type:T4``."""
+_SHORTEST_LEASE_S = 1.0
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _LONGEST_NAME = 240
-"""Bytes: file systems take 255, and the name of a run may get a number or a suffix."""
+"""Longest name of a run in bytes. File systems take 255, and distrain may append a number or a suffix."""
 _OTHER_ENVIRONMENT = frozenset(
     {
         "_validate", "conda", "config", "container", "excludes", "image_uri", "java_jars", "nsight", "pip",
         "py_executable", "py_modules", "uv", "worker_process_setup_hook", "working_dir",
     }
 )  # fmt: skip
-"""The other keys of Ray's runtime environment."""
+"""Keys of Ray's runtime environment that have no effect here."""
+
+
+# -- scaling ---------------------------------------------------------------------------------------------------------
 
 
 @without("elastic_resize_monitor_interval_s", "label_selector", "topology", "use_tpu")
 @dataclass(frozen=True, kw_only=True)
 class ScalingConfig:
-    """How many workers, and what each of them needs.
+    """The number of workers, and what each of them needs.
 
-    num_workers: processes to start. More workers than CPUs is allowed. 0 starts none: train_func runs in this process
-        as rank 0 of 1, where a debugger works. ``(min, max)``: as many as the hosts have slots for; every attempt
-        counts anew, so that a run goes on without a lost host, and with it when it is back.
-    use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` says otherwise).
+    num_workers: processes to start. More workers than CPUs are allowed. 0 starts none: train_func runs in this process
+        as rank 0 of 1, where a debugger works. ``(min, max)`` starts as many as the hosts have slots for. Every attempt
+        counts the slots again, so a run continues without a lost host, and uses it once it is back.
+    use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` differs).
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
-        What is named here is checked against the hosts before anything starts; it limits nothing afterwards.
+        Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
         fresh interpreter for each.
-    hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with the number of ranks
-        that it takes at most. They are filled in this order, and reached by ssh, ``localhost`` excepted.
-    hostfile: the same as a file, one host a line (``alpha slots=4``), which can say more: see the README. Without
-        either of them, DISTRAIN_HOSTFILE may name one; else it is this machine.
+    hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with its number of
+        slots, the most ranks that it takes. Hosts are filled in this order. All but ``localhost`` are reached by ssh.
+    hostfile: a file with one host per line (``alpha slots=4``), instead of ``hosts``; see the README for its other
+        settings. Without both, the environment variable DISTRAIN_HOSTFILE may name a file; otherwise the run uses this
+        machine.
     ssh_args: further arguments for ssh, a list or one string.
-    accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``, which the GPUs of every host must be.
-    trainer_resources, placement_strategy: of Ray; they mean nothing here, which is said once.
+    accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
+    trainer_resources, placement_strategy: settings of Ray without effect here; a value causes a warning.
+
+    >>> ScalingConfig(num_workers=4, use_gpu=True, hosts="alpha:2,beta:2").total_resources
+    {'GPU': 4}
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -86,70 +96,40 @@ class ScalingConfig:
 
     def __post_init__(self) -> None:
         self._check_workers()
-        _check_type("ScalingConfig.use_gpu", self.use_gpu, bool, "True or False")
-        _check_choice("ScalingConfig.start_method", self.start_method, get_args(StartMethod))
-        if self.resources_per_worker is not None:
-            _check_type("ScalingConfig.resources_per_worker", self.resources_per_worker, dict, "a dict or None")
-            self._take_accelerator()
-            for name, amount in self.resources_per_worker.items():
-                self._check_resource(name, amount)
-        if self.use_gpu and self.gpus_per_worker == 0:
-            raise ValueError('ScalingConfig: use_gpu=True, but resources_per_worker has "GPU": 0; drop one of the two')
-        if not self.use_gpu and self.gpus_per_worker:
-            raise ValueError(
-                'ScalingConfig: resources_per_worker asks for "GPU", but use_gpu is False; set use_gpu=True'
-            )
-
-        if self.accelerator_type is not None:
-            _check_type("ScalingConfig.accelerator_type", self.accelerator_type, str, "a str")
-            if not self.use_gpu:
-                raise ValueError(
-                    f"ScalingConfig: accelerator_type={self.accelerator_type!r} names a GPU; set use_gpu=True"
-                )
-        _check_type("ScalingConfig.placement_strategy", self.placement_strategy, str, "a str")
-        if self.trainer_resources is not None:
-            _check_type("ScalingConfig.trainer_resources", self.trainer_resources, dict, "a dict or None")
+        check_fields(self, check_type, "use_gpu", kind=bool)
+        check_fields(self, check_choice, "start_method", choices=get_args(StartMethod))
+        check_fields(self, check_type, "accelerator_type", kind=str, optional=True)
+        self._check_resources()
+        self._check_gpus()
+        self._check_hosts()
+        check_fields(self, check_type, "trainer_resources", kind=dict, optional=True)
+        check_fields(self, check_type, "placement_strategy", kind=str)
         if self.trainer_resources:
             _warn("ScalingConfig.trainer_resources has no effect: the coordinator takes no slot of a worker")
         if self.placement_strategy != "PACK":
             _warn("ScalingConfig.placement_strategy has no effect: hosts are filled in order, up to their slots")
-        self._check_hosts()
 
     def _check_workers(self) -> None:
         label, value = "ScalingConfig.num_workers", self.num_workers
         if not isinstance(value, (tuple, list)):
-            _check_int(label, value, minimum=0)
+            check_int(label, value, minimum=0)
             return
         if len(value) != 2:
             raise ValueError(f"{label} must be an int or (min, max), got {value!r}")
         for number in value:
-            _check_int(f"{label} as (min, max)", number, minimum=1)
+            check_int(f"{label} as (min, max)", number, minimum=1)
         if value[0] > value[1]:
             raise ValueError(f"{label} as (min, max) must not have more for min than for max, got {value!r}")
         object.__setattr__(self, "num_workers", tuple(value))
 
-    def _check_hosts(self) -> None:
-        for name in ("hosts", "ssh_args"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                _check_type(f"ScalingConfig.{name}", value, Sequence, "a str or a list of str")
-                for part in value:
-                    _check_type(f"ScalingConfig.{name}", part, str, "a str or a list of str")
-                object.__setattr__(self, name, tuple(value))
-        if isinstance(self.ssh_args, str):
-            object.__setattr__(self, "ssh_args", split_ssh_args(self.ssh_args, "ScalingConfig.ssh_args"))
-        if self.hostfile is not None:
-            _check_type("ScalingConfig.hostfile", self.hostfile, (str, os.PathLike), "a str or a Path")
-            object.__setattr__(self, "hostfile", os.fspath(self.hostfile))
-        if self.hosts is not None:
-            parse_hosts(self.hosts, "ScalingConfig.hosts")
-        if self.hosts is not None and self.hostfile is not None:
-            raise ValueError("ScalingConfig: hosts and hostfile are both given; drop one of the two")
-        if self.num_workers == 0 and (self.hosts is not None or self.hostfile is not None):
-            raise ValueError("ScalingConfig: num_workers=0 trains in this process; it needs no hosts")
+    def _check_resources(self) -> None:
+        check_fields(self, check_type, "resources_per_worker", kind=dict, optional=True)
+        self._use_accelerator_resource()
+        for name, amount in (self.resources_per_worker or {}).items():
+            self._check_resource(name, amount)
 
-    def _take_accelerator(self) -> None:
-        """Understand ``{"accelerator_type:T4": 0.001}``, which is Ray's for ``accelerator_type="T4"``."""
+    def _use_accelerator_resource(self) -> None:
+        """Turn Ray's ``{"accelerator_type:T4": 0.001}`` into ``accelerator_type="T4"``."""
         resources = self.resources_per_worker or {}
         named = [name for name in resources if str(name).startswith(_ACCELERATOR)]
         if not named:
@@ -158,7 +138,7 @@ class ScalingConfig:
         object.__setattr__(self, "resources_per_worker", rest)
         wanted = sorted({name.removeprefix(_ACCELERATOR) for name in named if resources[name]})
         if not self.use_gpu:
-            _warn(f"ScalingConfig.resources_per_worker[{named[0]!r}] has no effect, as use_gpu is False", deeper=1)
+            _warn(f"ScalingConfig.resources_per_worker[{named[0]!r}] has no effect, as use_gpu is False", deeper=2)
         elif len({*wanted, self.accelerator_type} - {None}) > 1:
             given = f"accelerator_type={self.accelerator_type!r} and " if self.accelerator_type else ""
             raise ValueError(f"ScalingConfig: {given}resources_per_worker names {', '.join(wanted)}; name one of them")
@@ -179,14 +159,44 @@ class ScalingConfig:
         if name == "GPU" and amount > 1 and amount != int(amount):
             raise ValueError(f"{label} must be a fraction of one GPU or a whole number, got {amount!r}")
 
+    def _check_gpus(self) -> None:
+        if self.use_gpu and self.gpus_per_worker == 0:
+            raise ValueError('ScalingConfig: use_gpu=True, but resources_per_worker has "GPU": 0; drop one of the two')
+        if not self.use_gpu and self.gpus_per_worker:
+            raise ValueError(
+                'ScalingConfig: resources_per_worker asks for "GPU", but use_gpu is False; set use_gpu=True'
+            )
+        if not self.use_gpu and self.accelerator_type is not None:
+            raise ValueError(f"ScalingConfig: accelerator_type={self.accelerator_type!r} names a GPU; set use_gpu=True")
+
+    def _check_hosts(self) -> None:
+        for name in ("hosts", "ssh_args"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                check_fields(self, check_type, name, kind=Sequence, allowed="a str or a list of str")
+                for part in value:
+                    check_type(f"ScalingConfig.{name}", part, str, "a str or a list of str")
+                object.__setattr__(self, name, tuple(value))
+        if isinstance(self.ssh_args, str):
+            object.__setattr__(self, "ssh_args", split_ssh_args(self.ssh_args, "ScalingConfig.ssh_args"))
+        if self.hostfile is not None:
+            check_fields(self, check_type, "hostfile", kind=(str, os.PathLike), allowed="a str or a Path")
+            object.__setattr__(self, "hostfile", os.fspath(self.hostfile))
+        if self.hosts is not None:
+            parse_hosts(self.hosts, "ScalingConfig.hosts")
+        if self.hosts is not None and self.hostfile is not None:
+            raise ValueError("ScalingConfig: hosts and hostfile are both given; drop one of the two")
+        if self.num_workers == 0 and (self.hosts is not None or self.hostfile is not None):
+            raise ValueError("ScalingConfig: num_workers=0 trains in this process; it needs no hosts")
+
     @property
     def min_workers(self) -> int:
-        """Fewer than these do not train."""
+        """The smallest number of workers that may train."""
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
 
     @property
     def max_workers(self) -> int:
-        """As many as there are at most."""
+        """The largest number of workers that may train."""
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
 
     @property
@@ -206,16 +216,19 @@ class ScalingConfig:
 
     @property
     def total_resources(self) -> dict[str, float]:
-        """What all workers take together, as Ray counts it; of ``(min, max)`` the most."""
+        """Resources of all workers together, as Ray counts them; for ``(min, max)``, those of ``max`` workers."""
         return {name: amount * self.max_workers for name, amount in self.worker_resources.items()}
 
     @property
     def worker_resources(self) -> dict[str, float]:
-        """What one worker takes, as Ray counts it: one CPU, or with ``use_gpu`` one GPU, unless said otherwise."""
+        """Resources of one worker, as Ray counts them: by default one CPU, or with ``use_gpu`` one GPU."""
         named = {name: amount for name, amount in (self.resources_per_worker or {}).items() if amount}
         if self.use_gpu:
             return {**named, "GPU": self.gpus_per_worker}
         return named or {"CPU": 1}
+
+
+# -- policies --------------------------------------------------------------------------------------------------------
 
 
 @without(
@@ -229,20 +242,26 @@ class ScalingConfig:
 class FailureConfig:
     """What to do when a rank fails.
 
-    max_failures: how many failures of the worker group may be answered by a restart from the last committed
-        checkpoint, counted over the whole run; 0 never restarts, -1 always does. There is no restart if no rank ever
-        got into train_func.
-    retry_same_failure: whether to restart once more after the same rank has raised exactly the same exception twice in
-        a row, after as many reports and without a checkpoint in between: a bug, most likely.
-    backoff_s: seconds to wait before a restart, doubled each time there was no new checkpoint, up to 5 minutes.
-    hang_report_s: seconds without a sign of progress (no report, no output, of any rank) after which the stacks of all
-        ranks are shown, once; None never shows them. After two minutes already, if all ranks wait in collectives of
-        torch.distributed that do not match.
-    hang_timeout_s: the same, after which the attempt counts as failed; None, the default, waits for ever.
-    host_lease_s: seconds of silence after which a host that is reached by ssh counts as lost, and after which its
-        workers end by themselves. A lost host is a failure like any other: with restarts left, the run goes on.
-    host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it; it is
-        tried once in any case.
+    max_failures: the number of failures after which the workers restart from the last committed checkpoint, counted
+        over the whole run. 0 never restarts, -1 always restarts. A run in which no rank ever entered train_func does
+        not restart.
+    retry_same_failure: restart even if the same rank has raised exactly the same exception twice in a row, after as
+        many reports and without a checkpoint in between. By default distrain takes such a failure for a bug, and the
+        run fails.
+    backoff_s: seconds to wait before a restart. The wait doubles each time there was no new checkpoint, up to 5
+        minutes.
+    hang_report_s: seconds without any report or output of any rank before distrain shows the stacks of all ranks, once;
+        None never shows them. If all ranks wait in collectives of torch.distributed that do not match, it shows them
+        after two minutes.
+    hang_timeout_s: seconds without any report or output of any rank before the attempt counts as failed; None, the
+        default, sets no limit.
+    host_lease_s: seconds of silence after which a remote host counts as lost, and after which its workers end
+        themselves. A lost host is a failure like any other: with restarts left, the run continues.
+    host_wait_s: seconds to wait for a lost host before a restart, if the others have too few slots without it. The host
+        is tried once in any case.
+
+    >>> FailureConfig(max_failures=3, hang_timeout_s=1800).max_failures
+    3
     """
 
     max_failures: int = 0
@@ -254,21 +273,11 @@ class FailureConfig:
     host_wait_s: float = 60.0
 
     def __post_init__(self) -> None:
-        _check_int("FailureConfig.max_failures", self.max_failures, minimum=-1)
-        _check_type("FailureConfig.retry_same_failure", self.retry_same_failure, bool, "True or False")
-        _check_seconds("FailureConfig.backoff_s", self.backoff_s)
-        for name in ("hang_report_s", "hang_timeout_s"):
-            if getattr(self, name) is not None:
-                _check_seconds(f"FailureConfig.{name}", getattr(self, name))
-        for name in ("host_lease_s", "host_wait_s"):
-            _check_seconds(f"FailureConfig.{name}", getattr(self, name))
-        if self.host_lease_s < _SHORTEST_LEASE_S:
-            raise ValueError(
-                f"FailureConfig.host_lease_s must be at least {_SHORTEST_LEASE_S:g} s, got {self.host_lease_s!r}"
-            )
-
-
-_SHORTEST_LEASE_S = 1.0
+        check_fields(self, check_int, "max_failures", minimum=-1)
+        check_fields(self, check_type, "retry_same_failure", kind=bool)
+        check_fields(self, check_seconds, "backoff_s", "host_wait_s")
+        check_fields(self, check_seconds, "hang_report_s", "hang_timeout_s", optional=True)
+        check_fields(self, check_seconds, "host_lease_s", minimum=_SHORTEST_LEASE_S)
 
 
 @without("checkpoint_at_end", "checkpoint_frequency")
@@ -281,8 +290,11 @@ class CheckpointConfig:
     checkpoint_score_attribute: metric to rank by; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. Missing and NaN
         scores rank worst, whatever the order.
     checkpoint_score_order: ``"max"`` or ``"min"``.
-    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never called report(), and a
-        rank that is ahead no longer waits in report() for the others.
+    missing_rank_s: seconds after which a checkpoint no longer waits for a rank that has never called report(), and
+        after which a rank that is ahead no longer waits in report() for the others.
+
+    >>> CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min").num_to_keep
+    2
     """
 
     num_to_keep: int | None = None
@@ -291,39 +303,51 @@ class CheckpointConfig:
     missing_rank_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.num_to_keep is not None:
-            _check_int("CheckpointConfig.num_to_keep", self.num_to_keep, minimum=1, none_allowed=True)
-        if self.checkpoint_score_attribute is not None:
-            _check_type("CheckpointConfig.checkpoint_score_attribute", self.checkpoint_score_attribute, str, "a str")
-        _check_choice("CheckpointConfig.checkpoint_score_order", self.checkpoint_score_order, ("max", "min"))
-        _check_seconds("CheckpointConfig.missing_rank_s", self.missing_rank_s)
+        check_fields(self, check_int, "num_to_keep", minimum=1, optional=True)
+        check_fields(self, check_type, "checkpoint_score_attribute", kind=str, optional=True)
+        check_fields(self, check_choice, "checkpoint_score_order", choices=("max", "min"))
+        check_fields(self, check_seconds, "missing_rank_s")
+
+
+class CheckpointUploadMode(enum.Enum):
+    """When ``distrain.report()`` returns, and who stores the files.
+
+    SYNC: it returns when this rank's files are in the run directory.
+    ASYNC: it returns at once. A separate process stores the files, and by default then deletes the local ones.
+    NO_UPLOAD: the files are already in a directory of the run directory, and stay there.
+
+    >>> CheckpointUploadMode("ASYNC") is CheckpointUploadMode.ASYNC
+    True
+    """
+
+    SYNC = "SYNC"
+    ASYNC = "ASYNC"
+    NO_UPLOAD = "NO_UPLOAD"
 
 
 @without()
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """What is shown on the console.
+    """What distrain shows on the console.
 
-    log_level: of distrain's own lines, a level of ``logging``: INFO tells how the run goes, WARNING only what should be
-        read, ERROR nothing.
-    ranks: whose output is shown; None, the default: everybody's. The log files have it all.
+    log_level: the lowest level of distrain's own lines, as in ``logging``: INFO shows progress, WARNING only what you
+        should read, ERROR nothing.
+    ranks: the ranks whose output is shown; None, the default, shows all. The log files have everything.
+
+    >>> LoggingConfig(log_level="warning", ranks=[0]).log_level
+    'WARNING'
     """
 
     log_level: str = "INFO"
     ranks: Collection[int] | None = None
 
     def __post_init__(self) -> None:
-        _check_type("LoggingConfig.log_level", self.log_level, str, "a str")
-        if self.log_level.upper() not in _LOG_LEVELS:
-            _check_choice("LoggingConfig.log_level", self.log_level, _LOG_LEVELS)
+        check_fields(self, check_type, "log_level", kind=str)
         object.__setattr__(self, "log_level", self.log_level.upper())
-        if self.ranks is not None:
-            _check_type("LoggingConfig.ranks", self.ranks, Collection, "a list of ranks or None")
-            for rank in self.ranks:
-                _check_int("LoggingConfig.ranks", rank, minimum=0)
-
-
-_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+        check_fields(self, check_choice, "log_level", choices=_LOG_LEVELS)
+        check_fields(self, check_type, "ranks", kind=Collection, allowed="a list of ranks", optional=True)
+        for rank in self.ranks or ():
+            check_int("LoggingConfig.ranks", rank, minimum=0)
 
 
 @without()
@@ -331,60 +355,76 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 class ValidationTaskConfig:
     """How one checkpoint is validated.
 
-    fn_kwargs: keyword arguments of the validation function, beside the checkpoint.
-    timeout_s: seconds after which it is ended; None, the default, waits for ever.
+    fn_kwargs: keyword arguments of the validation function, in addition to the checkpoint.
+    timeout_s: seconds after which the validation is ended; None, the default, sets no limit.
+
+    ::
+
+        distrain.report(metrics, checkpoint, validation=ValidationTaskConfig(fn_kwargs={"split": "test"}))
     """
 
     fn_kwargs: Mapping[str, Any] | None = None
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.fn_kwargs is not None:
-            _check_type("ValidationTaskConfig.fn_kwargs", self.fn_kwargs, Mapping, "a dict")
-        if self.timeout_s is not None:
-            _check_seconds("ValidationTaskConfig.timeout_s", self.timeout_s)
-            if not self.timeout_s:
-                raise ValueError("ValidationTaskConfig.timeout_s must be more than 0 seconds, or None")
+        check_fields(self, check_type, "fn_kwargs", kind=Mapping, optional=True)
+        check_fields(self, check_seconds, "timeout_s", above_zero=True, optional=True)
 
 
 @without("ray_remote_kwargs")
 @dataclass(frozen=True)
 class ValidationConfig:
-    """What ``report(..., validation=True)`` does with the checkpoint.
+    """The validation of checkpoints that workers report with ``report(..., validation=True)``.
 
-    fn: ``fn(checkpoint, **fn_kwargs) -> dict`` of metrics, which are added to those of the checkpoint. It is called in
-        a process of its own on the machine of ``fit()``, for one checkpoint after the other, while the training goes
-        on. That it fails or takes too long does not end the run.
-    task_config: what holds unless ``report(validation=ValidationTaskConfig(...))`` says otherwise.
+    fn: ``fn(checkpoint, **fn_kwargs) -> dict`` of metrics, which are added to those of the checkpoint. distrain calls
+        it in a process of its own on the machine of ``fit()``, for one checkpoint after the other, while the training
+        continues. A validation that fails or takes too long does not end the run.
+    task_config: the settings of validations that ``report(validation=ValidationTaskConfig(...))`` does not override.
+
+    ::
+
+        def validate(checkpoint):
+            with checkpoint.as_directory() as folder:
+                return {"accuracy": evaluate(folder)}
+
+        TorchTrainer(train_func, validation_config=ValidationConfig(validate)).fit()
     """
 
     fn: Callable[..., Mapping[str, Any]]
     task_config: ValidationTaskConfig | None = None
 
     def __post_init__(self) -> None:
-        _check_type("ValidationConfig.fn", self.fn, Callable, "a function")
+        check_fields(self, check_type, "fn", kind=Callable)
         if self.task_config is None:
             object.__setattr__(self, "task_config", ValidationTaskConfig())
-        _check_type("ValidationConfig.task_config", self.task_config, ValidationTaskConfig, "a ValidationTaskConfig")
+        check_fields(self, check_type, "task_config", kind=ValidationTaskConfig)
+
+
+# -- the run ---------------------------------------------------------------------------------------------------------
 
 
 @without("local_dir", "log_to_file", "progress_reporter", "stop", "sync_config")
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Name, place and policies of a run; its directory is ``{storage_path}/{name}``.
+    """Name, storage and policies of a run; its directory is ``{storage_path}/{name}``.
 
-    name: a file name; default: time and a random suffix, unique.
-    storage_path: local or shared directory, ``~`` and relative paths allowed; default ``~/distrain_results``. Or a URL
-        that fsspec knows, such as ``s3://bucket/runs``.
-    storage_filesystem: what ``storage_path`` is on, one of fsspec's or pyarrow's, instead of a URL.
-    log_dir: directory for the logs, in a directory named like the run; default ``logs`` in the run directory.
+    name: a file name; by default the time and a random suffix. An unfinished run of the same name continues.
+    storage_path: local or shared directory, where ``~`` and relative paths are allowed, or a URL that fsspec knows,
+        such as ``s3://bucket/runs``; by default ``~/distrain_results``.
+    storage_filesystem: the file system of ``storage_path``, one of fsspec's or pyarrow's, instead of a URL.
+    log_dir: directory for the logs, in a directory named like the run; by default ``logs`` in the run directory.
     stop_grace_s: seconds that workers have to stop when the user stops the run. If any of them calls should_stop(),
-        that becomes true, and when the time is over SIGTERM follows for whoever is left, and two seconds later SIGKILL;
-        otherwise SIGTERM comes at once, and SIGKILL when the time is over.
+        that returns True; after these seconds the remaining workers get SIGTERM, and SIGKILL two seconds later. If none
+        calls it, they get SIGTERM at once, and SIGKILL after these seconds.
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
-        What else Ray's can say has no effect, which is said once.
+        The other keys of Ray's runtime environment have no effect; a value causes a warning.
     callbacks: objects of :class:`~distrain.UserCallback`, called in this process.
-    logging_config: what is shown. verbose: Ray Tune's number for it; 0 means log level WARNING.
+    logging_config: see :class:`~distrain.LoggingConfig`.
+    verbose: Ray Tune's setting; 0 means log level WARNING.
+
+    >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))
+    >>> config.env_vars
+    {}
     """
 
     name: str | None = None
@@ -400,39 +440,47 @@ class RunConfig:
     callbacks: Sequence[UserCallback] | None = ()
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            ("failure_config", FailureConfig),
-            ("checkpoint_config", CheckpointConfig),
-            ("logging_config", LoggingConfig),
-        ):
+        defaults = {
+            "failure_config": FailureConfig,
+            "checkpoint_config": CheckpointConfig,
+            "logging_config": LoggingConfig,
+            "callbacks": tuple,
+        }
+        for name, default in defaults.items():
             if getattr(self, name) is None:
-                object.__setattr__(self, name, kind())
-            _check_type(f"RunConfig.{name}", getattr(self, name), kind, f"a distrain.{kind.__name__}")
-        if self.name is not None:
-            _check_type("RunConfig.name", self.name, str, "a str")
-            if not self.name or self.name in (".", "..") or "/" in self.name or "\0" in self.name:
-                raise ValueError(f"RunConfig.name must be a plain file name without '/', got {self.name!r}")
-            if (size := len(self.name.encode(errors="surrogateescape"))) > _LONGEST_NAME:
-                raise ValueError(f"RunConfig.name must not be longer than {_LONGEST_NAME} bytes, got {size}")
-        for name in ("storage_path", "log_dir"):
-            self._check_path(name)
-        if self.storage_filesystem is not None and not _is_filesystem(self.storage_filesystem):
-            _check_type("RunConfig.storage_filesystem", self.storage_filesystem, (), "fsspec's or pyarrow's filesystem")
-        _check_seconds("RunConfig.stop_grace_s", self.stop_grace_s)
+                object.__setattr__(self, name, default())
+            if name != "callbacks":
+                check_fields(self, check_type, name, kind=default)
+        self._check_name()
+        self._check_paths()
+        check_fields(self, check_seconds, "stop_grace_s")
         self._check_runtime_env()
-        if self.callbacks is None:
-            object.__setattr__(self, "callbacks", ())
-        _check_type("RunConfig.callbacks", self.callbacks, Sequence, "a list of distrain.UserCallback objects")
-        for callback in self.callbacks or ():
-            _check_type("RunConfig.callbacks", callback, UserCallback, "a list of distrain.UserCallback objects")
-        if self.verbose is not None:
-            _check_int("RunConfig.verbose", self.verbose, minimum=0)
+        self._check_callbacks()
+        check_fields(self, check_int, "verbose", minimum=0, optional=True)
+
+    def _check_name(self) -> None:
+        check_fields(self, check_type, "name", kind=str, optional=True)
+        if self.name is None:
+            return
+        if not self.name or self.name in (".", "..") or "/" in self.name or "\0" in self.name:
+            raise ValueError(f"RunConfig.name must be a plain file name without '/', got {self.name!r}")
+        if (size := len(self.name.encode(errors="surrogateescape"))) > _LONGEST_NAME:
+            raise ValueError(f"RunConfig.name must not be longer than {_LONGEST_NAME} bytes, got {size}")
+
+    def _check_paths(self) -> None:
+        names = ("storage_path", "log_dir")
+        check_fields(self, check_type, *names, kind=(str, os.PathLike), allowed="a str or a Path", optional=True)
+        for name in names:
+            if getattr(self, name) is not None and not os.fspath(getattr(self, name)):
+                raise ValueError(f"RunConfig.{name} must not be empty; leave it out for the default")
+        if self.log_dir is not None and "://" in (log_dir := os.fspath(self.log_dir)):
+            raise ValueError(f"RunConfig.log_dir={log_dir!r}: logs are written to a local or shared directory")
+        if self.storage_filesystem is not None and not _is_filesystem(self.storage_filesystem):
+            check_fields(self, check_type, "storage_filesystem", kind=(), allowed="fsspec's or pyarrow's filesystem")
 
     def _check_runtime_env(self) -> None:
-        runtime_env = self.worker_runtime_env
-        if runtime_env is None:
-            return
-        _check_type("RunConfig.worker_runtime_env", runtime_env, dict, "a dict or None")
+        check_fields(self, check_type, "worker_runtime_env", kind=dict, optional=True)
+        runtime_env = self.worker_runtime_env or {}
         if unknown := sorted(map(str, runtime_env.keys() - _OTHER_ENVIRONMENT - {"env_vars"})):
             raise ValueError(f"RunConfig.worker_runtime_env: there is no {', '.join(unknown)}; use 'env_vars'")
         if others := sorted(name for name in runtime_env if name != "env_vars" and runtime_env[name]):
@@ -441,18 +489,17 @@ class RunConfig:
                 "packages, the directory and the files of this process, or of their host",
                 deeper=1,
             )
-        _check_type("RunConfig.worker_runtime_env['env_vars']", self.env_vars, dict, "a dict")
+        check_type("RunConfig.worker_runtime_env['env_vars']", self.env_vars, dict)
         for name, value in self.env_vars.items():
-            if (
-                not isinstance(name, str)
-                or not isinstance(value, str)
-                or not name
-                or "=" in name
-                or "\0" in name + value
-            ):
-                raise TypeError(
-                    f"RunConfig.worker_runtime_env['env_vars'][{name!r}] must be a str with a plain name, got {value!r}"
-                )
+            if not _is_variable(name, value):
+                label = f"RunConfig.worker_runtime_env['env_vars'][{name!r}]"
+                raise TypeError(f"{label} must be a str with a plain name, got {value!r}")
+
+    def _check_callbacks(self) -> None:
+        allowed = "a list of distrain.UserCallback objects"
+        check_fields(self, check_type, "callbacks", kind=Sequence, allowed=allowed)
+        for callback in self.callbacks or ():
+            check_type("RunConfig.callbacks", callback, UserCallback, allowed)
 
     @property
     def env_vars(self) -> dict[str, str]:
@@ -462,63 +509,44 @@ class RunConfig:
 
     @property
     def log_level(self) -> str:
-        """From which level on distrain's own lines are shown."""
-        return (
-            "WARNING"
-            if self.verbose == 0 and self.logging_config.log_level == "INFO"
-            else self.logging_config.log_level
-        )
-
-    def _check_path(self, name: str) -> None:
-        value = getattr(self, name)
-        if value is None:
-            return
-        _check_type(f"RunConfig.{name}", value, (str, os.PathLike), "a str or a Path")
-        if not os.fspath(value):
-            raise ValueError(f"RunConfig.{name} must not be empty; leave it out for the default")
-        if name == "log_dir" and "://" in os.fspath(value):
-            raise ValueError(f"RunConfig.log_dir={os.fspath(value)!r}: logs are written to a local or shared directory")
+        """The lowest level of distrain's own lines that is shown."""
+        level = self.logging_config.log_level
+        return "WARNING" if self.verbose == 0 and level == "INFO" else level
 
 
 def _is_filesystem(value: object) -> bool:
-    """Without importing either."""
+    """Recognize a file system of fsspec or pyarrow without importing either."""
     return any(kind.__module__.partition(".")[0] in ("fsspec", "pyarrow") for kind in type(value).__mro__)
 
 
+def _is_variable(name: object, value: object) -> bool:
+    """Tell if both are text that an environment can hold."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        return False
+    return bool(name) and "=" not in name and "\0" not in name + value
+
+
 def _warn(text: str, *, deeper: int = 0) -> None:
-    """Warn at the user's line that made the config. ``deeper``: how many calls are between this and __post_init__."""
+    """Warn at the user's line that makes the config.
+
+    deeper: number of calls between this function and ``__post_init__``.
+    """
     warnings.warn(text, UserWarning, stacklevel=5 + deeper)
 
 
-def _check_type(label: str, value: object, kind: Any, allowed: str) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{label} must be {allowed}, got {value!r} ({type(value).__name__})")
-
-
-def _check_int(label: str, value: object, *, minimum: int, none_allowed: bool = False) -> None:
-    allowed = f"an int of at least {minimum}" + (" or None" if none_allowed else "")
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{label} must be {allowed}, got {value!r} ({type(value).__name__})")
-    if value < minimum:
-        raise ValueError(f"{label} must be {allowed}, got {value}")
-
-
-def _check_seconds(label: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{label} must be a number of seconds, got {value!r} ({type(value).__name__})")
-    if not value >= 0:
-        raise ValueError(f"{label} must be 0 or more seconds, got {value!r}")
-
-
-def _check_choice(label: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{label} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+# -- callbacks -------------------------------------------------------------------------------------------------------
 
 
 @explaining("RunContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """The run that a callback is called for."""
+    """The run that a callback is called for.
+
+    ::
+
+        def before_run(self, run_context):
+            print(run_context.run_id, run_context.get_run_config().name)
+    """
 
     run_id: str
     run_config: RunConfig
@@ -531,40 +559,41 @@ class RunContext:
 
 
 class UserCallback:
-    """Derive from it, and hand objects to ``RunConfig(callbacks=[...])``.
+    """Hooks for the stages of a run. Derive from this class, and pass objects to ``RunConfig(callbacks=[...])``.
 
     Callbacks run in the process that called ``fit()``, one after the other. With workers, all but ``before_run()`` and
-    ``after_run()`` run in a thread of their own, and training does not wait for them. ``fit()`` returns after the last
-    one; Ctrl-C ends the wait for it. An exception in one is shown, and training continues.
+    ``after_run()`` run in a separate thread, and training does not wait for them. ``fit()`` returns after the last one;
+    Ctrl-C ends the wait for it. An exception in a callback is shown, and training continues.
+
+    ::
+
+        class Printer(UserCallback):
+            def after_report(self, run_context, metrics, checkpoint):
+                print(metrics[0])
+
+        run_config = RunConfig(callbacks=[Printer()])
     """
 
     def before_run(self, run_context: RunContext) -> None:
-        """The run directory is there, and no worker yet."""
+        """Run before the first worker starts. The run directory exists."""
 
     def after_run(self, run_context: RunContext, result: Result, error: BaseException | None) -> None:
-        """No worker is left. ``fit()`` returns ``result`` next, or raises ``error``. Not called if ``fit()`` fails
-        before it starts any worker.
+        """Run after the last worker has ended. ``fit()`` then returns ``result``, or raises ``error``.
+
+        It is not called if ``fit()`` fails before it starts any worker.
         """
 
     def after_report(
         self, run_context: RunContext, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None
     ) -> None:
-        """Every rank has made its n-th report, or will make none. ``metrics``: by rank, None for those; ``checkpoint``:
-        what was committed with it.
+        """Run after every rank has made its n-th report, or will make none.
+
+        metrics: the reports by rank; None for a rank that makes no n-th report.
+        checkpoint: the checkpoint that was committed with these reports.
         """
 
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
-        """An attempt has failed, and whatever was left of it is gone. ``worker_exceptions``: by rank."""
+        """Run after an attempt has failed and all its processes have ended.
 
-
-class CheckpointUploadMode(enum.Enum):
-    """When ``distrain.report()`` returns, and who stores the files.
-
-    SYNC: when this rank's files are in the run directory. ASYNC: at once; a process of its own stores them, and by
-    default deletes the local ones then. NO_UPLOAD: the files are in a directory of the run directory already, and stay
-    there.
-    """
-
-    SYNC = "SYNC"
-    ASYNC = "ASYNC"
-    NO_UPLOAD = "NO_UPLOAD"
+        worker_exceptions: the exceptions of the failed ranks, by rank.
+        """

@@ -28,7 +28,6 @@ from distrain.coordinator.transport import (
     Transport,
     hosts_of,
     order_for,
-    overruled,
     ssh_args_of,
     transports_for,
 )
@@ -61,6 +60,7 @@ from distrain.system.log import log_level, say, warn, without_controls
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
 from distrain.work import job
+from distrain.work.functions import check_plain, check_signature
 
 if TYPE_CHECKING:
     from distrain.hosts.host import HostSettings
@@ -105,7 +105,7 @@ class DataParallelTrainer:
         validation_config: ValidationConfig | None = None,
     ) -> None:
         self._work = job.FunctionWork(
-            function=job.check_signature(train_loop_per_worker),
+            function=check_signature(train_loop_per_worker),
             config=dict(_instance("train_loop_config", train_loop_config, Mapping, {})),
             backend=_instance("backend_config", backend_config, BackendConfig, BackendConfig()),
         )
@@ -118,7 +118,7 @@ class DataParallelTrainer:
             "validation_config", validation_config, ValidationConfig, None
         )
         if self._validation is not None:
-            job.check_plain("ValidationConfig.fn", self._validation.fn)
+            check_plain("ValidationConfig.fn", self._validation.fn)
         self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
 
     @classmethod
@@ -271,8 +271,6 @@ def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
     """To all hosts, those included that get ranks only if others are lost. Raises HostfileError, and ResourcesError if
     there are too few slots.
     """
-    if options := overruled(scaling, os.environ):
-        warn(f"{', '.join(options)}: without effect, as the script's ScalingConfig says otherwise")
     if scaling.num_workers == 0:
         return [LocalTransport()]
     hosts = hosts_of(scaling, os.environ)

@@ -167,7 +167,7 @@ LEAVES = ("torch", "tensorflow")
 PUBLIC_MODULES = {"collective", "huggingface", "lightning", "session", "tensorflow", "torch"}
 
 
-@pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"cli.command", "lightning"}), ("tensorflow", set())])
+@pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"cli.target", "lightning"}), ("tensorflow", set())])
 def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> None:
     named = {name for name, module in PLAIN.items() if any(own.startswith(leaf) for own in module.own)}
     assert {name for name in named if not name.startswith(f"{leaf}.")} <= allowed

@@ -15,7 +15,7 @@ import pytest
 
 from distrain import Result
 from distrain.cli.command import run_command
-from distrain.cli.fit_script import names_in
+from distrain.cli.target import names_in
 from distrain.hosts.host_info import usable_cpus
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ def test_torchruns_options_are_understood_or_said_to_do_nothing(launch: Launch, 
     )
     run = launch("--standalone", "--nnodes=1", "--nproc_per_node=2", "--max-restarts", "3", "train.py")
     assert lines(run) == ["[rank 0] 2 3", "[rank 1] 2 3"]
-    assert "without effect" not in run.stderr
+    assert "no effect" not in run.stderr
     run = launch("--nproc-per-node", "cpu", "--rdzv-backend", "c10d", "--master_port=29501", "train.py")
     assert run.stdout.count("\n") == usable_cpus()
-    assert "distrain: --master-port, --rdzv-backend: torchrun's, without effect here\n" in run.stderr
+    assert "distrain: --master-port, --rdzv-backend: no effect; these options are for torchrun only\n" in run.stderr
     run = launch("--nnodes", "2", "train.py")
     assert run.returncode == 2
-    assert "--nnodes 2, but 1 host(s); --hostfile or --hosts say which" in run.stderr
+    assert "--nnodes 2, but 1 host(s); name all hosts with --hostfile or --hosts" in run.stderr
     assert launch("--nproc-per-node", "many", "train.py").returncode == 2
 
 
@@ -376,73 +376,36 @@ def test_a_script_that_is_killed_goes_on_at_its_checkpoint(launch: Launch, tmp_p
     assert result.error is None
 
 
-# -- scripts that call fit() themselves ------------------------------------------------------------------------------
+# -- scripts that call fit() ------------------------------------------------------------------------------------------
 
-DRIVER = """
-import os, sys
+FIT_SCRIPT = """
 from distrain import DataParallelTrainer, RunConfig, ScalingConfig
 def train():
-    print("worker", os.environ["RANK"], os.environ["MINE"])
+    print("worker")
 if __name__ == "__main__":
-    print("driver", sys.argv[1:], os.environ.get("DISTRAIN_HOSTS"))
-    DataParallelTrainer(
-        train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path="runs")
-    ).fit()
+    scaling = ScalingConfig(num_workers={num_workers})
+    DataParallelTrainer(train, scaling_config=scaling, run_config=RunConfig(storage_path="own")).fit()
 """
 
 
-@pytest.mark.parametrize("target", [["pack/drive.py"], ["-m", "pack.drive"]])
-def test_a_script_or_module_that_calls_fit_itself_runs_once(launch: Launch, tmp_path: Path, target: list[str]) -> None:
-    (tmp_path / "pack").mkdir()
-    (tmp_path / "pack" / "drive.py").write_text(DRIVER)
-    run = launch("--hosts", "localhost:2", "--env", "MINE=x", *target, "--num-workers", "7")
-    assert lines(run) == ["[rank 0] worker 0 x", "[rank 1] worker 1 x", "driver ['--num-workers', '7'] localhost:2"]
-    assert "--storage-path: without effect, as" in run.stderr
-
-
-def test_a_script_that_calls_fit_itself_finds_a_hostfile_in_the_home_directory(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shell does not expand what follows the ``=``."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "hosts").write_text("localhost slots=2\n")
-    (tmp_path / "drive.py").write_text(DRIVER)
-    run = launch("--hostfile=~/hosts", "--env", "MINE=x", "drive.py")
-    assert lines(run) == ["[rank 0] worker 0 x", "[rank 1] worker 1 x", "driver [] None"]
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ("num_workers=2", []),
-        ("num_workers=2, hosts='localhost:2'", ["--hosts"]),
-        ("num_workers=2, hosts='localhost:2', ssh_args='-v'", ["--hosts, --ssh-args"]),
-        ("num_workers=0", ["--hosts, --ssh-args"]),
-    ],
-)
-def test_options_that_the_script_overrules_are_said_to_do_nothing(
-    launch: Launch, tmp_path: Path, config: str, said: list[str]
-) -> None:
-    """But not in a worker, which is another matter."""
-    (tmp_path / "drive.py").write_text(
-        DRIVER.replace("num_workers=2", config).replace('"worker"', "'DISTRAIN_LAUNCH_OPTIONS' in os.environ")
-    )
-    run = launch("--hosts", "localhost:3", "--ssh-args=-q", "--env", "MINE=x", "drive.py")
-    assert run.returncode == 0, run.stderr
-    text = ": without effect, as the script's ScalingConfig says otherwise"
-    assert re.findall(f"distrain: (.*){text}", run.stderr) == said
-    assert run.stdout.count("] False ") == (2 if "2" in config else 0)
-
-
-def test_a_fit_that_cannot_be_seen_in_the_script_does_not_start_a_run_in_each_worker(
-    launch: Launch, tmp_path: Path
-) -> None:
-    (tmp_path / "hidden.py").write_text(DRIVER.replace('if __name__ == "__main__":', "def main():"))
-    (tmp_path / "script.py").write_text("import hidden\nhidden.main()\n")
-    run = launch("--num-workers", "2", "--env", "MINE=x", "script.py")
+@pytest.mark.parametrize("own_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", ["1", "2"])
+def test_a_script_that_calls_fit_is_refused(launch: Launch, tmp_path: Path, num_workers: str, own_workers: int) -> None:
+    """Each worker would start a run of its own."""
+    (tmp_path / "script.py").write_text(FIT_SCRIPT.format(num_workers=own_workers))
+    run = launch("--num-workers", num_workers, "script.py")
     assert run.returncode == 1
-    assert "LaunchError: fit() was called under python -m distrain.launch, in each of its 2 processes" in run.stderr
-    assert launch("--env", "MINE=x", "script.py").returncode == 0
+    assert "LaunchError: this script was started by `python -m distrain.launch`, and calls fit()" in run.stderr
+    assert "Run it with `python script.py`" in run.stderr
+    assert not (tmp_path / "own").exists()
+
+
+def test_a_function_may_call_fit(launch: Launch, tmp_path: Path) -> None:
+    source = FIT_SCRIPT.format(num_workers=2).replace('if __name__ == "__main__":', "def tune():")
+    (tmp_path / "script.py").write_text(source)
+    run = launch("script.py:tune")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("worker") == 2
 
 
 # -- a wrong command line --------------------------------------------------------------------------------------------

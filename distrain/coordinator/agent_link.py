@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.coordinator.transport import LAUNCH_OPTIONS
 from distrain.decisions.host_checks import refusal
 from distrain.errors import WireError
 from distrain.system import process
@@ -44,7 +43,7 @@ def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Seque
     """
     gpus = transport.host.gpus
     shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
-    hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE", "-u", LAUNCH_OPTIONS]
+    hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
     program = _program(transport, *arguments, flags=flags)
     return transport.argv(["env", *hidden, f"{process.RUN_IDS}={run_ids}", *shown, *program])
 

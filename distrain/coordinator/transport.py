@@ -40,8 +40,6 @@ names more of them."""
 SAME_INTERPRETER = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 """Likewise, but only where the interpreter is the one of the user's process: they belong to it."""
 MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
-LAUNCH_OPTIONS = "DISTRAIN_LAUNCH_OPTIONS"
-"""Environment variable of a script that calls fit() itself: options of the command line that stand in others."""
 
 
 class Transport(Protocol):
@@ -144,18 +142,6 @@ def _read(path: str, named_by: str) -> tuple[HostSpec, ...]:
 def ssh_args_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Further arguments for ssh: those of ``scaling``, else of DISTRAIN_SSH_ARGS. Raises HostfileError."""
     return tuple(scaling.ssh_args) or split_ssh_args(environment.get("DISTRAIN_SSH_ARGS", ""), "DISTRAIN_SSH_ARGS")
-
-
-def overruled(scaling: ScalingConfig, environment: Mapping[str, str]) -> list[str]:
-    """Options of the command line that this config, made by the script, leaves without effect."""
-    names_hosts = scaling.hosts is not None or scaling.hostfile is not None or scaling.num_workers == 0
-    without_effect = {
-        "--hosts": names_hosts,
-        "--hostfile": names_hosts,
-        "--ssh-args": bool(scaling.ssh_args) or scaling.num_workers == 0,
-    }
-    given = environment.get(LAUNCH_OPTIONS, "").split(",")
-    return [option for option in given if without_effect.get(option)]
 
 
 def transports_for(

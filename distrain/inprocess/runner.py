@@ -64,6 +64,12 @@ if TYPE_CHECKING:
 
 def check_launcher(num_workers: int, backend: BackendConfig) -> None:
     """Raises LaunchError where it is not clear which processes are to train, or where they cannot do it together."""
+    if Session.current is not None and Session.current.runs_script:
+        raise LaunchError(
+            "this script was started by `python -m distrain.launch`, and calls fit(), which starts workers of its own. "
+            "Run it with `python script.py`; if it does not name its hosts, set DISTRAIN_HOSTS=alpha:4,beta:4 or "
+            "DISTRAIN_HOSTFILE=FILE"
+        )
     if num_workers == 0:
         with _only_one():
             pass
@@ -79,21 +85,12 @@ def check_launcher(num_workers: int, backend: BackendConfig) -> None:
         )
     if not num_workers:
         return
-    session = Session.current
-    ours = session is not None and session.runs_script
-    if ours or ("TORCHELASTIC_RUN_ID" in os.environ and torchrun_rank() is not None):
-        size = session.context.world_size if session is not None else int(os.environ["WORLD_SIZE"])
-        if size != 1:
-            launcher = "python -m distrain.launch" if ours else "torchrun"
-            instead = (
-                "the hosts, if any, named by DISTRAIN_HOSTFILE"
-                if ours
-                else "or let torchrun's processes be the workers: ScalingConfig(num_workers=0)"
-            )
-            raise LaunchError(
-                f"fit() was called under {launcher}, in each of its {size} processes, and would start {num_workers} "
-                f"worker(s) in each. Start the script with `python`, {instead}"
-            )
+    if "TORCHELASTIC_RUN_ID" in os.environ and torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1":
+        raise LaunchError(
+            f"fit() was called under torchrun, in each of its {os.environ['WORLD_SIZE']} processes, and would start "
+            f"{num_workers} worker(s) in each. Start the script with `python`, or let torchrun's processes be the "
+            "workers: ScalingConfig(num_workers=0)"
+        )
 
 
 _training_here = threading.RLock()

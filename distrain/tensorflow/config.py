@@ -1,4 +1,4 @@
-"""The TensorFlow backend: TF_CONFIG, the generation of Keras, and who gets which GPU.
+"""The TensorFlow backend: TF_CONFIG, the generation of Keras, and the GPUs of each worker.
 
 Runs in: coordinator, worker; without TensorFlow in both.
 """
@@ -6,7 +6,6 @@ Runs in: coordinator, worker; without TensorFlow in both.
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from distrain.backend import BackendConfig
+from distrain.system.arguments import check_fields, check_seconds
 from distrain.system.ray_names import without
 from distrain.worker.session import session_of
 
@@ -47,10 +47,13 @@ _NO_KERAS_2 = (
 @without()
 @dataclass(frozen=True, kw_only=True)
 class TensorflowConfig(BackendConfig):
-    """How to set up TensorFlow's workers, for MultiWorkerMirroredStrategy or any other that reads TF_CONFIG.
+    """Settings of TensorFlow's workers, for MultiWorkerMirroredStrategy or another strategy that reads TF_CONFIG.
 
-    start_timeout_s: seconds after which an attempt fails, naming them, because ranks have not come as far as
-        train_func. TensorFlow itself would wait for them, and say nothing.
+    start_timeout_s: seconds to wait until every rank reaches train_func. After that the attempt fails, and the error
+        names the missing ranks. TensorFlow itself would wait without a message.
+
+    >>> TensorflowConfig(start_timeout_s=120).start_timeout_s
+    120
     """
 
     framework: ClassVar[str] = "tensorflow"
@@ -66,32 +69,27 @@ class TensorflowConfig(BackendConfig):
     start_timeout_s: float = 600
 
     def __post_init__(self) -> None:
-        timeout_s = self.start_timeout_s
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-            raise TypeError(f"TensorflowConfig.start_timeout_s must be a number of seconds, got {timeout_s!r}")
-        if not 0 < timeout_s < math.inf:
-            raise ValueError(
-                f"TensorflowConfig.start_timeout_s must be finite and more than 0 seconds, got {timeout_s!r}"
-            )
+        check_fields(self, check_seconds, "start_timeout_s", above_zero=True)
 
     def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
         task = {"type": "worker", "index": rank.rank}
         return {"TF_CONFIG": json.dumps({"cluster": {"worker": list(endpoints)}, "task": task})}
 
     def setup(self, context: TrainContext) -> None:
-        """Hide the GPUs of other workers, as a strategy takes all that it sees, keep proxies out of what the workers
-        say to each other, and wait for the other ranks.
+        """Hide the GPUs of other workers, bypass proxies between the workers, and wait for the other ranks.
 
-        Raises CollectiveError, naming them, if ranks have not come within ``start_timeout_s``.
+        A strategy would take every GPU that it sees. Raises CollectiveError, naming them, for ranks that do not arrive
+        within ``start_timeout_s``.
         """
         _hide_other_gpus(context.devices)
-        _talk_without_proxies()
+        _bypass_proxies()
         if context.world_size > 1:
             session_of("tensorflow").meet("the start of TensorFlow", b"", timeout_s=self.start_timeout_s)
 
     def at_report(self) -> None:
-        """The coordination service of TensorFlow, which comes with MultiWorkerMirroredStrategy, takes SIGTERM away from
-        whoever has it in Python, such as us, who unwind train_func by it: give it back.
+        """Reinstall Python's handler for SIGTERM, which stops train_func.
+
+        The coordination service of TensorFlow, part of MultiWorkerMirroredStrategy, replaces it by one of its own.
         """
         handler = signal.getsignal(signal.SIGTERM)
         if callable(handler) and threading.current_thread() is threading.main_thread():
@@ -110,15 +108,20 @@ class TensorflowConfig(BackendConfig):
 
 
 def _hide_other_gpus(devices: tuple[int, ...]) -> None:
-    """``devices`` count among the GPUs that are visible so far. TensorFlow looks when it first computes."""
+    """Leave only this worker's GPUs visible. TensorFlow looks for GPUs when it first computes.
+
+    devices: indices among the GPUs that are visible so far.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible is not None else None
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[n] if names else str(n) for n in devices)
 
 
-def _talk_without_proxies() -> None:
-    """GRPC takes ``http_proxy`` also for a port on this machine, and TensorFlow would wait for ever. It compares hosts
-    as they are without the brackets of IPv6.
+def _bypass_proxies() -> None:
+    """Name the hosts of all workers in gRPC's list of hosts to reach without a proxy.
+
+    gRPC uses ``http_proxy`` even for a port on this machine, and TensorFlow would wait without end. gRPC compares IPv6
+    addresses without their brackets.
     """
     addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
     hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses)

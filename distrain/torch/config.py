@@ -1,12 +1,11 @@
-"""The PyTorch backend: process group in, process group out. Runs in: coordinator (without torch), worker.
+"""The PyTorch backend: it sets up the process group and destroys it. Runs in: coordinator (without torch), worker.
 
-The methods import torch when they run, in the worker; the coordinator only reads the settings.
+The methods import torch when they run, in the worker. The coordinator only reads the settings.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import socket
 import sys
@@ -17,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.backend import BackendConfig
+from distrain.system.arguments import check_choice, check_fields, check_seconds, check_type
 from distrain.system.ray_names import without
 
 if TYPE_CHECKING:
@@ -25,68 +25,25 @@ if TYPE_CHECKING:
 __all__ = ["TorchConfig"]
 
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
-_INIT_METHODS = ("env",)
-_groups = itertools.count()
+_group_numbers = itertools.count()
 _PROBE_INTERVAL_S = 0.002
 _PROBE_TIMEOUT_S = 2.0
-
-
-def _await_store(timeout_s: float) -> None:
-    """Until rank 0 listens: a refused connection costs torch half a second and more until it tries again. When the time
-    is over, torch may say what is wrong.
-    """
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(address, timeout=_PROBE_TIMEOUT_S).close()
-        except OSError:
-            time.sleep(_PROBE_INTERVAL_S)
-        else:
-            return
-
-
-def _accelerate_variables(context: TrainContext) -> dict[str, str]:
-    """Tell accelerate and transformers the device. By themselves they use a GPU if the host has one, and none of
-    several CPU workers would hear of the others.
-    """
-    if not context.devices:
-        return {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_USE_CPU": "true"}
-    first = context.devices[0]
-    variables = {"ACCELERATE_TORCH_DEVICE": f"cuda:{first}"}
-    if first != context.local_rank:
-        variables["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"  # or DDP would get the GPU numbered LOCAL_RANK
-    return variables
-
-
-def _nccl_device(context: TrainContext, backend: str) -> str | None:
-    """Return the GPU that NCCL is to use: it would guess from the rank, and be wrong on hosts with unequal slots."""
-    return f"cuda:{context.devices[0]}" if context.devices and "nccl" in backend else None
-
-
-def _check_backend(backend: str) -> None:
-    """Raises ValueError for a name that PyTorch does not have and that nobody has registered in this process."""
-    registry = getattr(sys.modules.get("torch.distributed"), "Backend", None)
-    known = {*_BACKENDS, *getattr(registry, "backend_list", ())}
-    for name in (part.rpartition(":")[2].strip().lower() for part in backend.split(",")):
-        if name not in known:
-            raise ValueError(
-                f"TorchConfig.backend={backend!r}: PyTorch has no backend {name!r}, it has {', '.join(_BACKENDS)}; "
-                "TPUs are not supported. For a backend of another package, import it before you make the "
-                "TorchConfig, and in the file of train_func"
-            )
 
 
 @without()
 @dataclass(frozen=True, kw_only=True)
 class TorchConfig(BackendConfig):
-    """How to set up ``torch.distributed``.
+    """Settings of ``torch.distributed``'s process group.
 
-    backend: process group backend; default nccl for workers with a GPU each, else gloo, also where workers share a GPU,
-        which NCCL refuses. Combined ones such as ``"cpu:gloo,cuda:nccl"`` work too, and one of another package that is
-        registered with ``torch.distributed.Backend`` in this process and, when train_func is imported, in the workers.
+    backend: process group backend. By default nccl for workers with a GPU each, else gloo, also where workers share a
+        GPU, which NCCL refuses. Combined ones such as ``"cpu:gloo,cuda:nccl"`` work, too. A backend of another package
+        must be registered with ``torch.distributed.Backend`` in this process and, when train_func is imported, in the
+        workers.
     init_method: ``"env"``: rendezvous by MASTER_ADDR and MASTER_PORT, which distrain sets.
     timeout_s: seconds after which a collective gives up.
+
+    >>> TorchConfig(backend="gloo", timeout_s=600).backend
+    'gloo'
     """
 
     framework: ClassVar[str] = "torch"
@@ -97,25 +54,17 @@ class TorchConfig(BackendConfig):
     timeout_s: float = 1800
 
     def __post_init__(self) -> None:
-        if self.backend is not None and (not isinstance(self.backend, str) or not self.backend):
-            raise TypeError(
-                f"TorchConfig.backend must be a str or None, got {self.backend!r} ({type(self.backend).__name__})"
-            )
+        check_fields(self, check_type, "backend", kind=str, optional=True)
         if self.backend is not None:
             _check_backend(self.backend)
         if self.init_method == "tcp":
             warnings.warn('TorchConfig(init_method="tcp") is "env" here', UserWarning, stacklevel=4)
             object.__setattr__(self, "init_method", "env")
-        if self.init_method not in _INIT_METHODS:
-            raise ValueError(f"TorchConfig.init_method must be one of {_INIT_METHODS}, got {self.init_method!r}")
-        if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, (int, float)):
-            raise TypeError(f"TorchConfig.timeout_s must be a number of seconds, got {self.timeout_s!r}")
-        if not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"TorchConfig.timeout_s must be finite and more than 0 seconds, got {self.timeout_s!r}")
+        check_fields(self, check_choice, "init_method", choices=("env",))
+        check_fields(self, check_seconds, "timeout_s", above_zero=True)
 
     def setup(self, context: TrainContext) -> None:
-        """Choose the device and join the process group; also for a single worker, so that scripts need no special
-        case.
+        """Choose the device and join the process group, also for a single worker, so that scripts need no special case.
 
         Raises ValueError for nccl among workers that share a GPU, RuntimeError if there is a process group already.
         """
@@ -134,8 +83,8 @@ class TorchConfig(BackendConfig):
         if context.world_rank:
             _await_store(self.timeout_s)
         store, rank, world_size = next(distributed.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-        # torchrun's store outlives a fit(): the next group of the same process must not meet the addresses of the last.
-        prefix = f"distrain/{next(_groups)}"
+        # torchrun's store outlives a fit(): the next group of this process must not read the addresses of the last.
+        prefix = f"distrain/{next(_group_numbers)}"
         store = distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
         backend = self._backend(context)
         device = _nccl_device(context, backend)
@@ -147,7 +96,7 @@ class TorchConfig(BackendConfig):
             timeout=timeout,
             device_id=None if device is None else torch.device(device),
         )
-        # Gloo connects every pair of ranks: one that is done, and leaves, must not break those that are still at it.
+        # Gloo connects every pair of ranks. A rank that finishes early must not break those that still connect.
         if store.add("connected", 1) == world_size:
             store.set("all connected", "")
         store.wait(["all connected"], timeout)
@@ -189,8 +138,9 @@ class TorchConfig(BackendConfig):
         return plain
 
     def teardown(self, context: TrainContext) -> object:
-        """Leave the process group, so that peers that still wait for this rank fail at once; keep its store, which
-        rank 0 serves for all. For scripts too, if they have a group.
+        """Leave the process group, so that peers that wait for this rank fail at once. Scripts may have a group, too.
+
+        Returns the group's store, which rank 0 serves for all ranks.
         """
         if "torch.distributed" not in sys.modules:
             return None
@@ -201,3 +151,51 @@ class TorchConfig(BackendConfig):
         store: object = distributed.distributed_c10d._get_default_store()
         distributed.destroy_process_group()
         return store
+
+
+def _check_backend(backend: str) -> None:
+    """Raise ValueError for a name that neither PyTorch has nor anybody has registered in this process."""
+    registry = getattr(sys.modules.get("torch.distributed"), "Backend", None)
+    known = {*_BACKENDS, *getattr(registry, "backend_list", ())}
+    for name in (part.rpartition(":")[2].strip().lower() for part in backend.split(",")):
+        if name not in known:
+            raise ValueError(
+                f"TorchConfig.backend={backend!r}: PyTorch has no backend {name!r}, it has {', '.join(_BACKENDS)}; "
+                "TPUs are not supported. For a backend of another package, import it before you make the "
+                "TorchConfig, and in the file of train_func"
+            )
+
+
+def _await_store(timeout_s: float) -> None:
+    """Wait until rank 0 listens, since torch pauses half a second or more after a refused connection.
+
+    After the timeout torch tries, and raises its own error.
+    """
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(address, timeout=_PROBE_TIMEOUT_S).close()
+        except OSError:
+            time.sleep(_PROBE_INTERVAL_S)
+        else:
+            return
+
+
+def _accelerate_variables(context: TrainContext) -> dict[str, str]:
+    """Return the variables that name the device to accelerate and transformers.
+
+    Without them, both use a GPU if the host has one, and CPU workers do not find each other.
+    """
+    if not context.devices:
+        return {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_USE_CPU": "true"}
+    first = context.devices[0]
+    variables = {"ACCELERATE_TORCH_DEVICE": f"cuda:{first}"}
+    if first != context.local_rank:
+        variables["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"  # or DDP would get the GPU numbered LOCAL_RANK
+    return variables
+
+
+def _nccl_device(context: TrainContext, backend: str) -> str | None:
+    """Return NCCL's GPU. NCCL's own guess from the rank is wrong on hosts with unequal slots."""
+    return f"cuda:{context.devices[0]}" if context.devices and "nccl" in backend else None

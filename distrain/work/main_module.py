@@ -1,7 +1,7 @@
 """The user's ``__main__`` in a worker, and in the children that the worker's libraries start. Runs in: worker.
 
-Workers do not run the user's script again. What a pickled train_func brought along from it has to be found all the
-same: by ``torch.save`` of a whole model, and by DataLoader workers and pools of every multiprocessing start method.
+Workers do not run the user's script again. Classes and functions of the script that came with a pickled train_func must
+be found all the same: by ``torch.save`` of a whole model, and by DataLoader workers and pools of every start method.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _DYNAMIC_CLASSES: Mapping[str, type] = getattr(cloudpickle.cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 
 
-def begin() -> types.ModuleType:
-    """A new, empty ``__main__``. multiprocessing knows it under a second name."""
+def replace_main() -> types.ModuleType:
+    """Install a new, empty ``__main__``, also under the second name that multiprocessing uses for it."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
@@ -39,22 +39,22 @@ def begin() -> types.ModuleType:
 
 def run_script(path: str) -> None:
     """Run a file as ``python path`` does."""
-    path = os.path.join(os.getcwd(), path)  # absolute, but as given: what the interpreter does, too
+    path = os.path.join(os.getcwd(), path)  # like the interpreter: absolute, with links and dots unresolved
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec")
-    main = begin()
+    main = replace_main()
     main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     exec(code, main.__dict__)  # noqa: S102 - it is the user's script
 
 
 def run_archive() -> None:
     """Run the ``__main__.py`` of the directory or zip file that is first on sys.path, as ``python path`` does."""
-    begin()
+    replace_main()
     runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
 
 
 def is_archive(path: str) -> bool:
-    """Tell a directory or a zip file with a ``__main__.py`` from a script."""
+    """Tell a directory or zip file with a ``__main__.py`` from a script."""
     if os.path.isdir(path):
         return os.path.isfile(os.path.join(path, "__main__.py"))
     if not zipfile.is_zipfile(path):
@@ -65,28 +65,28 @@ def is_archive(path: str) -> bool:
 
 def run_module(name: str) -> None:
     """Run a module as ``python -m name`` does; the arguments are in sys.argv already."""
-    begin()
+    replace_main()
     runpy._run_module_as_main(name, alter_argv=True)  # type: ignore[attr-defined]
 
 
-# -- functions and classes that came by pickle -----------------------------------------------------------------------
+# -- unpickled functions and classes ---------------------------------------------------------------------------------
 
 
-def share(function: object) -> None:
-    """Make what came with a pickled function of the user's ``__main__`` known here, and in children of this process."""
+def publish(function: object) -> None:
+    """Define what came with a pickled function in the ``__main__`` of this process and of its children."""
     main = vars(sys.modules["__main__"])
     function = inspect.unwrap(getattr(function, "func", function))  # type: ignore[arg-type]
     namespace = getattr(function, "__globals__", {})
     if namespace.get("__name__") == "__main__":
         main.update({name: value for name, value in namespace.items() if not name.startswith("__")})
-    for cls in list(_DYNAMIC_CLASSES.values()):  # those that only the config, or an object, brought along
+    for cls in list(_DYNAMIC_CLASSES.values()):  # including those that came with the config or with an object
         if cls.__module__ == "__main__" and "." not in cls.__qualname__:
             main.setdefault(cls.__qualname__, cls)
     _send_by_value()
 
 
 def load(blob: bytes) -> Any:
-    """The receiving end in a child: the class or function is known there from now on, and goes back the same way."""
+    """Unpickle a class or function in a child process, and publish it there."""
     value = pickle.loads(blob)  # noqa: S301 - multiprocessing's own pipe to its own child
     with contextlib.suppress(AttributeError, TypeError):
         if "." not in value.__qualname__:
@@ -96,10 +96,11 @@ def load(blob: bytes) -> Any:
 
 
 def _send_by_value() -> None:
-    """From now on multiprocessing sends classes and functions of ``__main__`` by value. cloudpickle gives a class that
-    comes back the identity that it had here.
+    """Make multiprocessing send classes and functions of ``__main__`` by value.
+
+    A class that a child sends back is the same class again, because cloudpickle keeps track of it.
     """
-    setattr(ForkingPickler, "reducer_override", _reduce)  # noqa: B010 - typing holds it for a method of its own
+    setattr(ForkingPickler, "reducer_override", _reduce)  # noqa: B010 - mypy takes it for a method of ForkingPickler
 
 
 def _reduce(pickler: ForkingPickler, value: object) -> Any:

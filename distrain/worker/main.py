@@ -144,7 +144,7 @@ def _adopt(spec: wire.WorkerSpec) -> None:
     os.chdir(spec.directory)
     sys.path[:] = [path for entry in spec.sys_path for path in (sys.path[:] if entry is None else [entry])]
     sys.argv[:] = spec.argv
-    main_module.begin()
+    main_module.replace_main()
 
 
 def _answer_signals(stacks_fd: int) -> None:
@@ -184,7 +184,7 @@ def _context(spec: wire.WorkerSpec) -> TrainContext:
 def _load(job_fd: int) -> job.Work:
     work = job.loads(_read_all(job_fd))
     if isinstance(work, job.FunctionWork):
-        main_module.share(work.function)
+        main_module.publish(work.function)
     return work
 
 

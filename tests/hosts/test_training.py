@@ -244,25 +244,22 @@ def test_hosts_may_be_named_on_the_command_line(user: User) -> None:
         assert (ran.code, words in ran.err) == (2, True), ran.err
 
 
-def test_a_script_that_calls_fit_itself_runs_once_with_the_hosts_in_force(user: User) -> None:
-    train = "def train():\n    distrain.report({'place': place(), 'mine': os.environ['MINE']})\nprint('here')\n"
+def test_the_environment_names_the_hosts_of_a_script_that_calls_fit(user: User) -> None:
+    train = "def train():\n    distrain.report({'place': place(), 'mine': os.environ['MINE']})\n"
     main = "if __name__ == '__main__':\n    main(num_workers=3)\n"
-    (user.folder / "script.py").write_text(HEADER + train + MAIN + main)
-    hosts = ("--hosts", "alpha:2,beta:1", "--ssh-args=-o ConnectTimeout=20", "--env", "MINE=x")
-    ran = user.launches(*hosts, "--max-failures", "3", "script.py")
+    hosts = {"DISTRAIN_HOSTS": "alpha:2,beta:1", "DISTRAIN_SSH_ARGS": "-o ConnectTimeout=20"}
+    ran = user.runs(train + MAIN + main, **hosts, DISTRAIN_ENV="MINE", MINE="x")
     assert [report["place"][0] for report in ran.reports()] == ["alpha", "alpha", "beta"]
-    assert ran.out == "here\n"
-    assert "distrain: --max-failures: without effect, as script.py calls fit() itself" in ran.err
     assert {report["mine"] for report in ran.reports()} == {"x"}
 
 
 @pytest.mark.timeout(300)
 def test_the_quick_start_trains_on_three_hosts(user: User) -> None:
-    """From the command line, as the driver."""
     script = str(ROOT / "examples" / "quickstart.py")
     arguments = ("--num-workers", "4", "--epochs", "1", "--name", "run", "--storage-path", "runs")
     environment = {"OMP_NUM_THREADS": "1"}  # every host takes all CPUs of this machine for its own
-    ran = user.launches("--hostfile", str(user.lab.hostfile), script, *arguments, timeout_s=280.0, **environment)
+    environment["DISTRAIN_HOSTFILE"] = str(user.lab.hostfile)
+    ran = user.python(script, *arguments, timeout_s=280.0, **environment)
     losses = {report["loss"] for report in ran.reports()}
     assert len(ran.reports()) == 4
     assert len(losses) == 1  # the mean of all ranks

@@ -62,15 +62,18 @@ class User:
 
     def runs(self, source: str, *arguments: str, **environment: str) -> Ran:
         (self.folder / "script.py").write_text(HEADER + source)
-        return self._ran(sys.executable, "script.py", *arguments, **environment)
+        return self.python("script.py", *arguments, **environment)
 
     def trains(self, train: str, call: str, **environment: str) -> Ran:
         """``call`` are the arguments of ``main()``; ``hostfile`` is the lab's."""
         main = f"if __name__ == '__main__':\n    hostfile = {str(self.lab.hostfile)!r}\n    main({call})\n"
         return self.runs(train + MAIN + main, **environment)
 
+    def python(self, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Ran:
+        return self._ran(sys.executable, *arguments, timeout_s=timeout_s, **environment)
+
     def launches(self, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Ran:
-        return self._ran(sys.executable, "-m", "distrain.launch", *arguments, timeout_s=timeout_s, **environment)
+        return self.python("-m", "distrain.launch", *arguments, timeout_s=timeout_s, **environment)
 
     def _ran(self, *argv: str, timeout_s: float = 90.0, **environment: str) -> Ran:
         done = self.lab.run("head", *argv, cwd=self.folder, timeout_s=timeout_s, **environment)

@@ -201,7 +201,7 @@ def test_a_preload_that_starts_a_thread_means_fresh_interpreters_and_is_said_onc
     )
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.work.job._site_folders", lambda: {str(site)})
+    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
 
     def train() -> None:
         import threaded_package
@@ -268,7 +268,7 @@ def test_a_preload_that_initialises_cuda_means_fresh_interpreters(
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.work.job._site_folders", lambda: {str(site)})
+    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
 
     def train() -> None:
         import cuda_package
@@ -292,7 +292,7 @@ def test_an_installed_module_that_train_func_imports_is_imported_once_per_host(
     (site / "slow_package.py").write_text("import os\nPID = os.getpid()\n")
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.work.job._site_folders", lambda: {str(site)})
+    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
 
     def train() -> None:
         import slow_package

@@ -65,12 +65,12 @@ def test_a_worker_sees_its_gpus_only(
         ({"no_proxy": "a", "no_grpc_proxy": "c"}, "c,10.0.0.1,10.0.0.2"),
     ],
 )
-def test_workers_talk_without_proxies(monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str], without: str) -> None:
+def test_workers_bypass_proxies(monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str], without: str) -> None:
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.setenv(name, proxies.get(name, ""))
     workers = ["10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.2:5000"]
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}}))
-    config._talk_without_proxies()
+    config._bypass_proxies()
     assert os.environ[config._WITHOUT_PROXY] == without
 
 
@@ -79,7 +79,7 @@ def test_grpc_knows_ipv6_addresses_without_brackets(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, "")
     workers = ["[fd77::11]:5000", "[fd77::11]:5001", "[fd77::12]:5000"]
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}}))
-    config._talk_without_proxies()
+    config._bypass_proxies()
     assert os.environ[config._WITHOUT_PROXY] == "fd77::11,fd77::12"
 
 

@@ -17,7 +17,9 @@ from distrain import DataParallelTrainer, ValidationConfig
 from distrain.backend import BackendConfig
 from distrain.errors import JobError
 from distrain.work import job
-from distrain.work.job import FunctionWork, ScriptWork, TargetWork, make_job, third_party_modules
+from distrain.work.functions import check_signature
+from distrain.work.job import FunctionWork, ScriptWork, TargetWork, make_job
+from distrain.work.preload import third_party_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +35,7 @@ def work(function: Callable[..., Any] = lambda: None, **config: Any) -> Function
 
 def modules_of(function: Callable[..., Any], **config: Any) -> list[str]:
     prepared = work(function, **config)
-    return third_party_modules(make_job(prepared).blob, prepared)
+    return third_party_modules(make_job(prepared).blob, prepared.function)
 
 
 def explanation(function: Callable[..., Any] = lambda: None, **config: Any) -> str:
@@ -77,7 +79,7 @@ ACCEPTED: list[tuple[str, Callable[..., Any], Any]] = [
 
 @pytest.mark.parametrize(("function", "expected"), [row[1:] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
 def test_a_function_is_called_with_the_config_if_it_takes_it(function: Callable[..., Any], expected: Any) -> None:
-    assert job.check_signature(function) is function
+    assert check_signature(function) is function
     assert work(function, **CONFIG).run() == expected
 
 
@@ -88,13 +90,13 @@ def test_a_function_is_called_with_the_config_if_it_takes_it(function: Callable[
 )
 def test_a_function_that_requires_more_is_refused_with_the_names(function: Callable[..., Any], names: str) -> None:
     with pytest.raises(ValueError, match=f"requires: {names}\\. .*functools.partial"):
-        job.check_signature(function)
+        check_signature(function)
 
 
 @pytest.mark.parametrize("value", [None, 3, "train.py"])
 def test_what_cannot_be_called_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="must be a function"):
-        job.check_signature(value)
+        check_signature(value)
 
 
 async def coroutine(config: dict[str, Any]) -> None: ...
@@ -174,7 +176,7 @@ def test_the_backends_modules_are_preloaded_first() -> None:
 
 
 def test_bytes_that_hold_something_else_are_refused() -> None:
-    with pytest.raises(JobError, match="not one of ours: dict"):
+    with pytest.raises(JobError, match="this job was not made by distrain: dict"):
         job.loads(b"}.")
 
 

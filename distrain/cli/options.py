@@ -1,0 +1,216 @@
+"""The options of ``python -m distrain.launch``, and their values. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from distrain.hosts.hostfile import ALWAYS_SET
+from distrain.system.ray_names import did_you_mean
+from distrain.system.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_TORCHRUN_ONLY = (
+    *("local-addr", "master-addr", "master-port", "monitor-interval", "node-rank", "rdzv-backend", "rdzv-conf"),
+    *("rdzv-endpoint", "rdzv-id", "redirects", "role", "tee"),
+)
+"""Options of torchrun for things that distrain always does, or never needs."""
+
+_EPILOG = """\
+targets:
+  train.py ARGS...            a script, as under torchrun: it calls init_process_group() itself
+  -m package.train ARGS...    a module, likewise
+  train.py:train_func         a function of a file or of a module (package.train:train_func), called with the config;
+                              the process group is set up for it
+A script that calls TorchTrainer(...).fit() starts its own workers: run it with `python script.py`.
+
+examples:
+  python -m distrain.launch --num-workers 4 train.py --epochs 3
+  python -m distrain.launch --num-workers 2 --config base.json --set lr=0.1 train.py:train_func
+  python -m distrain.launch --hosts alpha:4,beta:4 train.py
+  python -m distrain.launch --check --hostfile hosts.txt
+  python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
+
+exit codes: 0; the exit code of the rank that failed first (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
+143 after SIGTERM, 129 after SIGHUP; 2 for a wrong command line or a launch that is not possible.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line. argparse would put the long usage in front of it."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. A function takes no arguments, so options of the launcher may follow it."""
+    options, unknown = parser.parse_known_args(arguments)
+    split = len(arguments) - len(options.arguments)
+    if options.arguments and arguments[split - 1] == options.target and is_function(options.target):
+        in_order = [*arguments[: split - 1], *options.arguments, options.target]
+        again, unknown = parser.parse_known_args(in_order)
+        options = again if again.target == options.target else options
+    for word in unknown:
+        _refuse_unknown(parser, word.partition("=")[0], options.target)
+    return options
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, option: str, target: str | None) -> NoReturn:
+    hint = did_you_mean(option, parser._option_string_actions)
+    if not hint and target and is_function(target):
+        hint = f"; {target} is a function, whose config comes from --config and --set"
+    parser.error(f"there is no option {option}{hint or '; options of a script come after its name'} (see --help)")
+
+
+def is_function(target: str) -> bool:
+    """Tell ``file.py:function`` and ``module:function`` from the name of a script."""
+    _, colon, name = target.rpartition(":")
+    return bool(colon) and name.isidentifier() and not Path(target).exists()
+
+
+def ignored_options(options: argparse.Namespace) -> list[str]:
+    """Return the options of torchrun that were given and have no effect here."""
+    return [f"--{name}" for name in _TORCHRUN_ONLY if getattr(options, _attribute(name)) is not None]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line. ``tests/launch_help.txt`` holds its ``--help``."""
+    parser = _Parser(
+        prog="python -m distrain.launch",
+        description="Run a PyTorch script, module or function on several workers, of this machine or of many.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"distrain {__version__}")
+    _add_placement_options(parser)
+    _add_run_options(parser)
+    _add_target(parser)
+    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)
+    for name in ("nnodes", *_TORCHRUN_ONLY):
+        parser.add_argument(f"--{name}", f"--{_attribute(name)}", dest=_attribute(name), help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_placement_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--num-workers",
+        type=_worker_count,
+        metavar="N",
+        help="workers to start, on all hosts together (default: all slots of the hosts, else 1); or: gpu, cpu, auto; "
+        "or 2:8, as many as the slots allow",
+    )
+    per_node = ("--nproc-per-node", "--nproc_per_node")
+    add(*per_node, type=_worker_count, metavar="N", help="the same as --num-workers, for a single host")
+    add(
+        "--hostfile",
+        metavar="FILE",
+        help="file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else this "
+        "machine)",
+    )
+    add("--hosts", metavar="alpha:4,beta:4", help="the hosts to train on, each with its slots")
+    add("--ssh-args", metavar="ARGS", help='further arguments for ssh, such as --ssh-args="-i my_key"')
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="environment variable for all workers; without a value, it keeps its value from here",
+    )
+    add("--use-gpu", action="store_true", help="give every worker a GPU")
+    methods = ("forkserver", "spawn")
+    add("--start-method", choices=methods, default="forkserver", help="how workers start (default: forkserver)")
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--name",
+        help="name of the run; an unfinished run of that name continues (default: the time and a random suffix)",
+    )
+    add("--storage-path", metavar="DIR", help="directory of the run directories (default: ~/distrain_results)")
+    add("--log-dir", metavar="DIR", help="directory of the ranks' logs (default: logs/ in the run directory)")
+    add(
+        *("--max-failures", "--max-restarts", "--max_restarts"),
+        type=int,
+        default=0,
+        metavar="N",
+        help="restart the workers after a failure, up to N times, or always with -1 (default: 0)",
+    )
+    add(
+        "--hosts-wait",
+        type=float,
+        metavar="SECONDS",
+        help="time to wait for a lost host to come back, if no others can take its workers (default: 60)",
+    )
+    shown = ("--ranks-shown", "--console-ranks")
+    add(*shown, metavar="0,2-5", help="ranks whose output is shown here (default: all); the logs have everything")
+    add(
+        "--check",
+        action="store_true",
+        help="check if the hosts can train together, and show a table of them; run nothing",
+    )
+    add("--stacks", metavar="RUN_DIR", help="show the stacks of all ranks of a running run; run nothing")
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--config", metavar="FILE.json", help="config of the function, a JSON object")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one entry of the config, JSON or text; a.b=1 sets config['a']['b']",
+    )
+    module = "run a module as a script; everything after it belongs to the module"
+    add("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help=module)
+    add("target", nargs="?", help="script.py, file.py:function or module:function")
+    add("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+def _attribute(name: str) -> str:
+    return name.replace("-", "_")
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def _worker_count(text: str) -> str:
+    if not re.fullmatch(r"\d+(:\d+)?|gpu|cpu|auto", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"must be a number such as 4, or 2:8, gpu, cpu or auto; got {text!r}")
+    return text
+
+
+def environment_variables(settings: Sequence[str]) -> dict[str, str]:
+    """Return the variables of ``--env``. Raises ValueError for one without a value, or one that each rank gets."""
+    variables = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals and name not in os.environ:
+            raise ValueError(f"--env {name}: is not set here; give a value, --env {name}=VALUE")
+        if name in ALWAYS_SET:
+            raise ValueError(f"--env {name}: each rank is given its own {name}; leave it out")
+        variables[name] = value if equals else os.environ[name]
+    return variables
+
+
+def shown_ranks(text: str | None) -> list[int] | None:
+    """Return the ranks of ``--ranks-shown 0,2-5`` as a list, None for all ranks. Raises ValueError."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
+            raise ValueError(f"--ranks-shown {text!r}: must be ranks such as 0,2-5")
+        if int(last or first) < int(first):
+            raise ValueError(f"--ranks-shown {text!r}: {part.strip()} has no rank in it; the lower one comes first")
+        found += range(int(first), int(last or first) + 1)
+    return found
