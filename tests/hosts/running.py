@@ -17,7 +17,7 @@ from tests.conftest import run_members, wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.hosts.conftest import Hosts, Lab
+    from tests.hosts.lab import Hosts, Lab
 
 LEASE_S = 2.0
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import wait_until
-from tests.hosts.conftest import HOSTS, NETLAB, Lab, end_lab, members, start_lab
+from tests.hosts.lab import HOSTS, NETLAB, Lab, end_lab, members, start_lab
 
 
 def interfaces() -> set[str]:

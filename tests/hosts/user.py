@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.hosts.conftest import Hosts
+    from tests.hosts.lab import Hosts
 
 HEADER = """
 import json, os, socket, sys
@@ -74,6 +74,12 @@ class User:
 
     def launches(self, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Ran:
         return self.python("-m", "distrain.launch", *arguments, timeout_s=timeout_s, **environment)
+
+    def checks(self, *arguments: str, **environment: str) -> Ran:
+        """``--check``, of the hosts in the file ``hosts`` if there is one and ``arguments`` name no others."""
+        if (self.folder / "hosts").exists() and "--hosts" not in arguments:
+            arguments = ("--hostfile", "hosts", *arguments)
+        return self.launches("--check", "--storage-path", "runs", *arguments, **{"COLUMNS": "200", **environment})
 
     def _ran(self, *argv: str, timeout_s: float = 90.0, **environment: str) -> Ran:
         done = self.lab.run("head", *argv, cwd=self.folder, timeout_s=timeout_s, **environment)

@@ -356,29 +356,7 @@ def test_a_lost_host_without_which_there_are_too_few_slots_is_named(hosts: Hosts
     assert not run_members(test_run_id)
 
 
-def test_without_restarts_the_loss_of_a_host_ends_the_run(hosts: Hosts, test_run_id: str) -> None:
-    with pytest.raises(ControllerError) as raised:
-        hosts(lose_the_last_host_once, workers=4, one=2, two=2, failures=FailureConfig())
-    assert str(raised.value).startswith("two: its agent has ended")
-    assert "FailureConfig(max_failures=1) lets a run continue once" in str(raised.value)
-    assert not run_members(test_run_id)
-
-
 # -- silence ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_frozen_agent_is_lost_when_its_lease_is_over(hosts: Hosts, test_run_id: str) -> None:
-    def train(config: dict[str, Any]) -> None:
-        begin()
-        distrain.collective.barrier()
-        if is_last():
-            Path(config["place"], "struck").touch()
-            os.kill(psutil.Process().parents()[1].pid, signal.SIGSTOP)
-        time.sleep(1000)
-
-    with pytest.raises(ControllerError, match="two: its agent has been silent for 1 s: host or network down"):
-        hosts(train, workers=2, one=1, two=1, failures=FailureConfig(host_lease_s=1.0))
-    assert time.time() - (hosts.place / "struck").stat().st_mtime < 6.0
 
 
 def test_a_coordinator_that_was_stopped_for_longer_than_the_lease_starts_anew(hosts: Hosts) -> None:
