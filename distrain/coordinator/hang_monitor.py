@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from distrain.decisions.events import HangDetected
 from distrain.decisions.host_checks import Pairs
-from distrain.decisions.stack_summary import grouped, mismatched, suspects
+from distrain.decisions.stack_summary import mismatched_collectives, summarize_stacks, suspects
 from distrain.errors import StorageError
 from distrain.hosts.reachability import REACH_S
 from distrain.system.log import warn
@@ -96,7 +96,7 @@ class HangMonitor:
     def where(self, ranks: Collection[int]) -> tuple[str, ...]:
         """The places of these ranks, as far as their stacks are known, in lines."""
         known = {rank: text for rank, text in self._texts.items() if rank in ranks}
-        return tuple(grouped(known, silent=[rank for rank in self._silent if rank in ranks]))
+        return tuple(summarize_stacks(known, silent=[rank for rank in self._silent if rank in ranks]))
 
     # -- when nobody makes progress -------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class HangMonitor:
     def _look(self, limit_s: float, where: tuple[str, ...]) -> None:
         """Report ranks that no patience can help, earlier than others."""
         is_first, before = self._looks == LOOKS_S, self._found
-        self._found = [] if self._silent else mismatched(self._texts)
+        self._found = [] if self._silent else mismatched_collectives(self._texts)
         is_stuck = bool(self._found) and (is_first or self._found == before)
         self._looks = self._looks[1:] if is_stuck else ()
         if is_stuck and not self._looks:
@@ -212,7 +212,7 @@ class HangMonitor:
         self._waiting_for, self._is_look = set(), False
         waiting, self._then = self._then, []
         known = self._texts or self._silent
-        everybody = grouped(self._texts, silent=self._silent, finished=self._finished) if known else ()
+        everybody = summarize_stacks(self._texts, silent=self._silent, finished=self._finished) if known else ()
         pairs, self._pairs = self._pairs, None
         blocked = [f"{finding.host}: {finding.text}" for finding in pairs.findings()] if pairs is not None else ()
         for then in waiting:
