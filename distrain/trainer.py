@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from distrain.backend import BackendConfig
+from distrain.backend import BackendConfig, check_argument
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.config import RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
 from distrain.coordinator.callbacks import Callbacks
@@ -104,22 +104,27 @@ class DataParallelTrainer:
         metadata: Mapping[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
     ) -> None:
-        self._work = job.FunctionWork(
-            function=job.check_signature(train_loop_per_worker),
-            config=dict(_instance("train_loop_config", train_loop_config, Mapping, {})),
-            backend=_instance("backend_config", backend_config, BackendConfig, BackendConfig()),
-        )
-        self._scaling = _instance("scaling_config", scaling_config, ScalingConfig, ScalingConfig())
-        self._run = _instance("run_config", run_config, RunConfig, RunConfig())
         if isinstance(resume_from_checkpoint, (str, Path)):
             resume_from_checkpoint = Checkpoint(resume_from_checkpoint)
-        self._resume_from = _instance("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, None)
-        self._validation: ValidationConfig | None = _instance(
-            "validation_config", validation_config, ValidationConfig, None
+        check_argument("train_loop_config", train_loop_config, Mapping)
+        check_argument("backend_config", backend_config, BackendConfig)
+        check_argument("scaling_config", scaling_config, ScalingConfig)
+        check_argument("run_config", run_config, RunConfig)
+        check_argument("resume_from_checkpoint", resume_from_checkpoint, Checkpoint)
+        check_argument("validation_config", validation_config, ValidationConfig)
+        check_argument("metadata", metadata, Mapping)
+        if validation_config is not None:
+            job.check_plain("ValidationConfig.fn", validation_config.fn)
+        self._work = job.FunctionWork(
+            function=job.check_signature(train_loop_per_worker),
+            config=dict(train_loop_config or {}),
+            backend=backend_config or BackendConfig(),
         )
-        if self._validation is not None:
-            job.check_plain("ValidationConfig.fn", self._validation.fn)
-        self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
+        self._scaling = scaling_config or ScalingConfig()
+        self._run = run_config or RunConfig()
+        self._resume_from = resume_from_checkpoint
+        self._validation = validation_config
+        self._metadata = _json("metadata", metadata or {})
 
     @classmethod
     def restore(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> NoReturn:
@@ -156,15 +161,6 @@ class DataParallelTrainer:
             )
         except (DistrainError, KeyboardInterrupt) as error:
             raise error.with_traceback(None) from None
-
-
-def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        wanted = "dict" if kind is Mapping else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-        raise TypeError(f"{name} must be a {wanted}, got {value!r:.80} ({type(value).__name__})")
-    return value
 
 
 def _check_intact(checkpoint: Checkpoint) -> None:
