@@ -360,7 +360,7 @@ class _UserRequest:
 
 
 class _Run:
-    """One run in its directory: write the manifest, run the coordinator, and make the Result."""
+    """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
 
     def __init__(self, store: RunStore, request: _UserRequest) -> None:
         self._store = store
@@ -506,7 +506,7 @@ class _Run:
         if end.state is RunState.FINISHED:
             say(f"finished in {seconds:.1f} s; results in {result.path}")
             return result, None
-        error = self._errors(end, result).error()
+        error = self._run_errors(end, result).error()
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
@@ -532,7 +532,7 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _errors(self, end: RunSummary, result: Result) -> RunErrors:
+    def _run_errors(self, end: RunSummary, result: Result) -> RunErrors:
         name, logs = self._store.place.name, None
         if self._request.scaling.num_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.shown(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
@@ -540,9 +540,7 @@ class _Run:
         return RunErrors(
             summary=end,
             run=result.path,
-            name=f"with --name {shlex.quote(name)}"
-            if self._request.on_command_line
-            else f"as RunConfig(name={name!r})",
+            name=named,
             checkpoint=Path(result.checkpoint.path).name if result.checkpoint else None,
             logs=logs,
         )
