@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from distrain.decisions.events import HangDetected
 from distrain.decisions.host_checks import Finding, HostChecks, Question
-from distrain.decisions.stack_summary import grouped, mismatched, suspects
+from distrain.decisions.stack_summary import mismatched_collectives, summarize_stacks, suspects
 from distrain.errors import StorageError
 from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from distrain.system.log import warn
@@ -100,7 +100,7 @@ class HangMonitor:
     def locations(self, ranks: Collection[int]) -> tuple[str, ...]:
         """Return lines that show where these ranks were, as far as their stacks are known."""
         known = {rank: text for rank, text in self._stacks.items() if rank in ranks}
-        return tuple(grouped(known, silent=[rank for rank in self._silent if rank in ranks]))
+        return tuple(summarize_stacks(known, silent=[rank for rank in self._silent if rank in ranks]))
 
     # -- no progress ----------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class HangMonitor:
     def _check_mismatch(self, after_s: float, lines: tuple[str, ...]) -> None:
         """Report ranks that wait for each other in vain, without waiting for the limit of the user."""
         is_first, before = self._mismatch_checks == MISMATCH_CHECKS_S, self._mismatch
-        self._mismatch = [] if self._silent else mismatched(self._stacks)
+        self._mismatch = [] if self._silent else mismatched_collectives(self._stacks)
         is_stuck = bool(self._mismatch) and (is_first or self._mismatch == before)
         self._mismatch_checks = self._mismatch_checks[1:] if is_stuck else ()
         if is_stuck and not self._mismatch_checks:
@@ -222,7 +222,7 @@ class HangMonitor:
         self._awaited_hosts, self._is_mismatch_check = set(), False
         callbacks, self._callbacks = self._callbacks, []
         any_known = self._stacks or self._silent
-        lines = grouped(self._stacks, silent=self._silent, finished=self._finished) if any_known else ()
+        lines = summarize_stacks(self._stacks, silent=self._silent, finished=self._finished) if any_known else ()
         blocked = [f"{finding.host}: {finding.text}" for finding in self._connections.connection_findings()]
         self._connections = HostChecks({}, {}, nonce="")
         for callback in callbacks:

@@ -45,7 +45,7 @@ from distrain.system.background import Background
 from distrain.system.log import say, warn
 from distrain.system.loop import handler_of
 from distrain.worker.session import Session
-from distrain.worker.user_code import Executed, Terminated, execute, terminate
+from distrain.worker.user_code import RankResult, Terminated, run_rank, terminate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -264,9 +264,9 @@ class InProcessRun:
         raise StorageError(why)
 
 
-def _train(session: Session, work: Work, desk: InProcessChannel) -> Executed:
+def _train(session: Session, work: Work, desk: InProcessChannel) -> RankResult:
     with _current(session), _stop_signals(session, desk):
-        executed = execute(lambda: work, session, desk)
+        executed = run_rank(lambda: work, session, desk)
         if executed.outcome.stage == "run":  # what was not set up is not ours to take down
             with contextlib.suppress(Exception):
                 work.backend.teardown(session.context)

@@ -376,7 +376,7 @@ def test_a_host_that_cannot_reach_the_storage_is_named_before_the_first_checkpoi
     config = {"wait_at": 0, "until": str(tmp_path / "never")}
     with pytest.raises(ControllerError, match=r"localhost cannot use the storage: .*127.0.0.1:9") as raised:
         one_fit(train, config, name="run", worker_runtime_env=environment)
-    assert "once that is mended: started again as RunConfig(name='run')" in str(raised.value)
+    assert "once that is fixed, start the run again as RunConfig(name='run')" in str(raised.value)
 
 
 @pytest.mark.sample(1)
@@ -448,7 +448,7 @@ def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_g
 
     with (
         Waiter(go, shut_after_the_first),
-        pytest.raises((WorkerGroupError, ControllerError), match="goes on at checkpoint_000000") as raised,
+        pytest.raises((WorkerGroupError, ControllerError), match="to continue at checkpoint_000000") as raised,
     ):
         one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
     assert f"run:  {bucket.url}/run" in str(raised.value)

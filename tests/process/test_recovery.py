@@ -206,7 +206,7 @@ def test_there_is_no_restart_when_no_rank_ever_got_into_train_func(fit: Fit, tmp
 
 def test_what_is_retried_whatever_it_is_still_needs_a_start(fit: Fit, tmp_path: Path) -> None:
     error = fit_with_a_broken_backend(fit, tmp_path, max_failures=3, retry_same_failure=True)
-    assert "no rank ever got into train_func" in str(error)
+    assert "no rank has ever entered train_func" in str(error)
 
 
 def test_a_failure_before_train_func_in_a_later_attempt_is_retried(fit: Fit, tmp_path: Path) -> None:

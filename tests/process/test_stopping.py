@@ -262,7 +262,7 @@ def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number
     running.ask(number)
     code, output, _ = running.end()
     assert code == 128 + number, output
-    assert "started again with --name run, it goes on at checkpoint_0" in output
+    assert "start the run again with --name run to continue at checkpoint_0" in output
     assert set(running.stopped_at()) == {0, 1}
 
 
