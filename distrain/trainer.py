@@ -27,8 +27,8 @@ from distrain.coordinator.transport import (
     LocalTransport,
     Transport,
     hosts_of,
-    order_for,
     overruled,
+    settings_for,
     ssh_args_of,
     transports_for,
 )
@@ -325,7 +325,7 @@ class _Asked:
     def orders(self) -> dict[str, HostSettings]:
         """Return the orders for each host, by its name."""
         return {
-            transport.host.name: order_for(
+            transport.host.name: settings_for(
                 transport,
                 directory=os.getcwd(),
                 sys_path=self.sys_path,

@@ -57,14 +57,14 @@ def main(arguments: list[str]) -> None:
         process.sweep(run_id)
         scratch.remove_abandoned()
         return
-    coordinator_fd, scratch_path = process.open_pidfd(os.getppid()), scratch.claim()
-    beats_fd = stand_guard(coordinator_fd, scratch_path)
+    parent_fd, scratch_path = process.open_pidfd(os.getppid()), scratch.claim()
+    beats_fd = stand_guard(parent_fd, scratch_path)
     for leftover in lost:
         process.sweep(leftover)
     Agent(
         run_id,
         with_gpus=option == "gpus",
-        coordinator_fd=coordinator_fd,
+        parent_fd=parent_fd,
         beats_fd=beats_fd,
         scratch_path=scratch_path,
     ).run()
@@ -74,12 +74,12 @@ class Agent:
     """The supervisor of one host. :meth:`run` returns when the host is empty."""
 
     def __init__(
-        self, run_id: str, *, with_gpus: bool, coordinator_fd: int, beats_fd: int, scratch_path: str | None
+        self, run_id: str, *, with_gpus: bool, parent_fd: int, beats_fd: int, scratch_path: str | None
     ) -> None:
         self._run_id = run_id
         self._with_gpus = with_gpus
         self._loop = Loop()
-        self._coordinator_fd = coordinator_fd
+        self._parent_fd = parent_fd
         self._beats_fd = beats_fd
         self._scratch_path = scratch_path
         self._guard = os.getppid()
@@ -108,7 +108,7 @@ class Agent:
         self._loop.on_signals((signal.SIGTERM,), lambda number: self._loop.stop())
         self._greet()
         self._up.attach(self._loop, self._on_frames)
-        for fd in (self._coordinator_fd, process.open_pidfd(self._guard)):
+        for fd in (self._parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:
                 self._loop.on_readable(fd, self._loop.stop)
         self._beat()
@@ -240,9 +240,14 @@ class Agent:
 
     def _start_forkserver(self) -> None:
         assert self._prepared is not None
-        self._forkserver = ForkServerLink(self._loop, self._prepared, self._job_fd, self._open_files)
-        self._forkserver.on_packet = self._on_forkserver
-        self._forkserver.on_death = self._on_forkserver_death
+        self._forkserver = ForkServerLink(
+            self._loop,
+            self._prepared,
+            self._job_fd,
+            self._open_files,
+            on_packet=self._on_forkserver,
+            on_death=self._on_forkserver_death,
+        )
 
     def _check_forkserver(self, lease_s: float) -> None:
         """Kill a forkserver that was stopped: it would neither start workers nor report their deaths."""

@@ -18,7 +18,7 @@ from distrain.cli.preflight import Preflight
 from distrain.cli.preflight_table import show
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.coordinator.hang_monitor import request_stacks
-from distrain.coordinator.transport import LAUNCH_OPTIONS, hosts_of, order_for, ssh_args_of, transports_for
+from distrain.coordinator.transport import LAUNCH_OPTIONS, hosts_of, settings_for, ssh_args_of, transports_for
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
@@ -462,8 +462,8 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
 
     scaling = _scaling(options, hosts)
     transports = transports_for(hosts, ssh_args_of(scaling, os.environ))
-    orders = {
-        transport.host.name: order_for(
+    settings = {
+        transport.host.name: settings_for(
             transport,
             directory=os.getcwd(),
             sys_path=user_path,
@@ -472,7 +472,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
         )
         for transport in transports
     }
-    preflight = Preflight(transports, orders, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
+    preflight = Preflight(transports, settings, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:
         preflight.run()
     except KeyboardInterrupt:

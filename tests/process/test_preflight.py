@@ -16,7 +16,7 @@ from distrain import ScalingConfig
 from distrain.cli import preflight
 from distrain.cli.preflight import Preflight
 from distrain.coordinator.agent_link import AgentLink
-from distrain.coordinator.transport import order_for
+from distrain.coordinator.transport import settings_for
 from distrain.hosts.gpus import find_gpus
 from tests.process.conftest import SSH_THAT_EXECUTES, make_fake_ssh
 
@@ -184,10 +184,10 @@ def test_ctrl_c_while_a_host_is_being_started_leaves_nothing(tmp_path: Path, mon
 
     monkeypatch.setattr(preflight, "AgentLink", Interrupted)
     transport = make_fake_ssh(tmp_path, SILENT_HOST)
-    order = order_for(transport, directory="/", sys_path=[], environment={}, own_environment={})
+    settings = settings_for(transport, directory="/", sys_path=[], environment={}, own_environment={})
     check = Preflight(
         [transport],
-        {transport.host.name: order},
+        {transport.host.name: settings},
         storage_path=str(tmp_path / "runs"),
         sys_path=[],
         scaling=ScalingConfig(num_workers=1),
