@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PING_INTERVAL_S = 5.0
 STACKS_TIMEOUT_S = 1.0
-"""Seconds to wait for the stacks of a worker that goes on running."""
+"""Seconds to wait for the stacks of workers that continue to run."""
 LAST_STACKS_TIMEOUT_S = 0.05
 """Seconds to wait for the stacks of workers before they are killed."""
 STACKS_QUIET_S = 0.003
@@ -362,7 +362,8 @@ class Agent:
 
     def _on_broken_pipe(self, worker: WorkerPipes) -> None:
         self._signal(signal.SIGKILL, [worker], groups=True)
-        self._end_worker(worker, lost=f"something wrote nonsense into its pipe: {worker.channel.broken}")
+        text = f"its code wrote to the pipe of distrain, a descriptor that it has not opened: {worker.channel.broken}"
+        self._end_worker(worker, lost=text)
 
     def _on_exit(self, worker: WorkerPipes, packet: dict[str, Any]) -> None:
         if worker.exited:

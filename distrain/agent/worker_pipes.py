@@ -91,7 +91,7 @@ class WorkerRelay:
             self._loop.forget(fd)
 
     def clear(self) -> None:
-        """Forget all workers, which are to be closed."""
+        """Forget all workers. The caller closes them."""
         self._workers = []
 
     def drain(self, worker: WorkerPipes) -> None:

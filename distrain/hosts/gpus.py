@@ -78,7 +78,7 @@ def _boards_and_problems() -> tuple[list[list[Gpu]], list[str]]:
     except pynvml.NVMLError_LibraryNotFound:
         return [], []
     except pynvml.NVMLError as error:
-        hint = _INIT_HINTS.get(error.value, "nvidia-smi may tell more")
+        hint = _INIT_HINTS.get(error.value, "nvidia-smi may show more")
         return [], [f"the NVIDIA driver cannot be used: {_describe(error)}; {hint}"]
     boards, problems = [], []
     try:

@@ -1,4 +1,4 @@
-"""What the hosts of a run have, and the settings of their workers. Runs in: anywhere."""
+"""Resources and settings of hosts. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _shown_as(entry: str, left: Sequence[Gpu]) -> list[Gpu]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInfo:
-    """What an agent has found on its host.
+    """Resources that an agent has found on its host.
 
     cpus: number of CPUs that affinity and cgroup quota allow.
     memory_bytes: memory that this process may use; 0 if unknown.
@@ -74,7 +74,7 @@ class HostInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """What the user wants for one host and its workers.
+    """Settings of the user for one host and its workers.
 
     lease_s: seconds without a sign of life after which the host counts as lost.
     slots: number of ranks that it takes; None for any number.

@@ -133,9 +133,9 @@ def test_another_python_is_told_by_its_version(user: User) -> None:
     assert "✗ 3.9.1" in ran.out
 
 
-def test_another_distrain_is_told_with_the_command_that_mends_it(user: User) -> None:
+def test_another_distrain_is_named_with_the_command_that_fixes_it(user: User) -> None:
     other = python_with(user.folder / "other", "")
-    version = site_of(user.folder / "other") / "distrain" / "version.py"
+    version = site_of(user.folder / "other") / "distrain" / "system" / "version.py"
     version.write_text(version.read_text().replace(__version__, "9.9.9"))
     (user.folder / "hosts").write_text(f"alpha\nbeta {other}\n")
     text = finding(check(user), "beta")
