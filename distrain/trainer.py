@@ -28,7 +28,7 @@ from distrain.coordinator.transport import (
     LocalTransport,
     Transport,
     hosts_of,
-    order_for,
+    settings_for,
     ssh_args_of,
     transports_for,
 )
@@ -324,7 +324,7 @@ class _UserRequest:
     def host_settings(self) -> dict[str, HostSettings]:
         """Return the settings of each host, by its name."""
         return {
-            transport.host.name: order_for(
+            transport.host.name: settings_for(
                 transport,
                 directory=os.getcwd(),
                 sys_path=self.sys_path,

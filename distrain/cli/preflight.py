@@ -120,7 +120,7 @@ class Preflight:
         """Look at the hosts, as long as the slowest takes. Whatever is raised, no process and no file remains."""
         try:
             self._write_probe_file()
-            # Ctrl-C waits for the loop: inside of Popen() it would leave a process behind that nobody knows of.
+            # Ctrl-C waits for the loop: inside of Popen() it would leave an unknown process behind.
             with self._loop.signals((signal.SIGINT,), _interrupt):
                 for host in self._hosts.values():
                     self._connect(host)
@@ -184,7 +184,6 @@ class Preflight:
             )
         except OSError as error:
             self._fail(Finding(host.name, "ssh", f"its agent cannot be started: {error}"))
-            return
 
     def _await_connections(self) -> None:
         hosts = self._hosts.values()
@@ -226,7 +225,7 @@ class Preflight:
         while not checks.is_done:
             self._wait_until(lambda: checks.is_done, ANSWER_TIMEOUT_S)
             for finding in checks.overdue(ANSWER_TIMEOUT_S):
-                self._fail(finding)  # the others go on without this host
+                self._fail(finding)  # the other hosts continue without it
 
     def _carry_out(self, steps: Iterable[Question | Finding]) -> None:
         for step in steps:

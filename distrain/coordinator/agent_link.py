@@ -63,7 +63,7 @@ class AgentLink:
     Its callbacks get the link first. It is dropped before ``on_refused`` or ``on_end`` is called.
 
     on_refused: gets the topic (see :class:`~distrain.decisions.host_checks.Finding`) and the reason.
-    on_end: the agent has ended without being told to; see :meth:`why_it_ended`.
+    on_end: the agent has ended although it should not; see :meth:`why_it_ended`.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class AgentLink:
         try:
             message = frame.message()
         except WireError as error:
-            self._refuse("ssh", f"it does not speak our protocol: {error}")
+            self._refuse("ssh", f"it does not speak the protocol of distrain: {error}")
             return
         self.greeted = self.greeted or is_hello
         self._on_message(self, message)
@@ -170,7 +170,7 @@ class AgentLink:
     def why_it_ended(self) -> str:
         """Explain the end of the connection."""
         if self._channel.broken is not None:
-            return f"it does not speak our protocol: {self._channel.broken}"
+            return f"it does not speak the protocol of distrain: {self._channel.broken}"
         try:
             code = self._await_end()
             program = "" if self._is_local else f"{os.path.basename(self._argv[0])} on this machine was "

@@ -117,7 +117,7 @@ class Validations:
             self._task = None
 
     def give_up(self, why: str) -> None:
-        """Do the same in a run that nobody continues: record the rest as failed, for this reason."""
+        """Do the same at the end of a run that nothing continues, and record the rest as failed for this reason."""
         unfinished = self._unfinished
         self.abort()
         for saved in unfinished:

@@ -1,7 +1,7 @@
 """TCP connections between hosts, to try if the network lets them through. Runs in: agent.
 
 Every host opens a port for some seconds and connects to those of the others. No input is parsed: a port sends the
-first bytes of each connection back to whoever sent them, and the other side compares them with what it has sent.
+first bytes of each connection back, and the other side compares them with those that it has sent.
 """
 
 from __future__ import annotations

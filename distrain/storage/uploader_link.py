@@ -24,7 +24,7 @@ _REPEATABLE = (wire.Clear, wire.PublishCheckpoint, wire.UpdateManifest, wire.Del
 """Orders that may be carried out twice."""
 _MAX_RESTARTS = 3
 _SLOW_S = 5.0
-"""Seconds to wait for answers before the user is told."""
+"""Seconds to wait for answers before the user is informed."""
 _FLUSH_S = 0.1
 """Seconds between attempts to write what the kernel did not take."""
 

@@ -18,7 +18,7 @@ from distrain import ScalingConfig
 from distrain.cli import preflight
 from distrain.cli.preflight import Preflight
 from distrain.coordinator.agent_link import AgentLink
-from distrain.coordinator.transport import order_for
+from distrain.coordinator.transport import settings_for
 from distrain.hosts.gpus import find_gpus
 from distrain.system.version import __version__
 from tests.conftest import wait_until
@@ -178,7 +178,7 @@ def test_another_python_is_told_by_its_version(user: User) -> None:
 
 
 @over("fake_ssh", "namespaces")
-def test_another_distrain_is_told_with_the_command_that_installs_this_one(user: User) -> None:
+def test_another_distrain_is_named_with_the_command_that_fixes_it(user: User) -> None:
     other = python_with(user.folder / "other", "")
     version = site_of(user.folder / "other") / "distrain" / "system" / "version.py"
     version.write_text(version.read_text().replace(__version__, "9.9.9"))
@@ -330,10 +330,10 @@ def test_ctrl_c_while_a_host_is_being_started_leaves_nothing(tmp_path: Path, mon
 
     monkeypatch.setattr(preflight, "AgentLink", Interrupted)
     transport = make_fake_ssh(tmp_path, SILENT_HOST)
-    order = order_for(transport, directory="/", sys_path=[], environment={}, own_environment={})
+    settings = settings_for(transport, directory="/", sys_path=[], environment={}, own_environment={})
     check = Preflight(
         [transport],
-        {transport.host.name: order},
+        {transport.host.name: settings},
         storage_path=str(tmp_path / "runs"),
         sys_path=[],
         scaling=ScalingConfig(num_workers=1),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.hosts.reachability import MOST_ECHOED
+from distrain.hosts.reachability import MAX_ECHOED_BYTES
 from tests.conftest import wait_until
 from tests.hosts.conftest import over
 from tests.hosts.faults import python_with
@@ -159,7 +159,7 @@ def stranger_at_the_agent(user: User) -> Iterator[None]:
     wait_until(lambda: agents.extend(agents_of(user.lab.listeners("alpha"))) or agents, what="alpha's listener")
     where = (agents[0].address, agents[0].port)
     with stranger_in(user.lab, "gamma", user.folder / "bomb", [where]) as answered:
-        assert answered[where] == [message[:MOST_ECHOED].hex() for message in messages(user.folder / "bomb")]
+        assert answered[where] == [message[:MAX_ECHOED_BYTES].hex() for message in messages(user.folder / "bomb")]
         (user.folder / "visited").touch()
         yield
     assert not (user.folder / "bomb").exists()

@@ -503,7 +503,7 @@ def test_nonsense_in_a_workers_pipe_ends_that_worker_with_an_explanation(any_fit
 
     error = failure(any_fit, train)
     assert error.culprit == 1
-    assert "nonsense" in str(error)
+    assert "its code wrote to the pipe of distrain" in str(error)
 
 
 def test_a_return_value_that_cannot_be_pickled_is_explained(fit: Fit) -> None:
