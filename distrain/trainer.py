@@ -55,7 +55,7 @@ from distrain.storage.files import cure, is_full_disk, write_atomically
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.storage.remote_store import damage_elsewhere, open_run
-from distrain.system.consoles import unblocked_consoles
+from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn, without_controls
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
@@ -242,7 +242,7 @@ def run_work(
         _check_log_dir(run.log_dir)
         store = open_run(run.storage_path, run.name, run.storage_filesystem)
         try:
-            with unblocked_consoles() if scaling.num_workers else contextlib.nullcontext():
+            with console_threads() if scaling.num_workers else contextlib.nullcontext():
                 return _Run(store, asked).train()
         finally:
             store.close()

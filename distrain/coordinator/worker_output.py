@@ -13,7 +13,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.system.background import Background
-from distrain.system.log import print_on, say, warn, without_controls
+from distrain.system.log import print_to, say, warn, without_controls
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +153,7 @@ class RankOutput:
             self.last_lines.extend(line[:_LONGEST_KEPT] for line in lines[-_LINES_KEPT:])
         if lines and self._shown:
             console = sys.stdout if stream == 1 else sys.stderr
-            print_on(console, "".join(f"{self._prefix}{line}\n" for line in lines))
+            print_to(console, "".join(f"{self._prefix}{line}\n" for line in lines))
 
     def close(self) -> None:
         """Show what came without a line end, and close the file."""
