@@ -381,7 +381,7 @@ class _Run:
             backend_config=asked.work.backend,
             train_loop_config=getattr(asked.work, "config", {}),
         )
-        self._callbacks = Callbacks(asked.run.callbacks or (), context, complain=warn)
+        self._callbacks = Callbacks(asked.run.callbacks or (), context, show_error=warn)
 
     def train(self) -> Result:
         request = self._asked.request(
