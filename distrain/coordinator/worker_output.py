@@ -226,7 +226,7 @@ class RankOutputs:
 
 
 class ReportLines:
-    """Console lines for rank 0's reports, at most one per :data:`REPORT_INTERVAL_S`. The last report is always shown."""
+    """Console lines for rank 0's reports, at most one per :data:`REPORT_INTERVAL_S`, and always the last report."""
 
     def __init__(self) -> None:
         self._shown_at = -REPORT_INTERVAL_S
