@@ -1,4 +1,4 @@
-"""``python -m distrain.launch``: the door; :mod:`distrain.cli.command` is the command line. Runs in: coordinator."""
+"""The entry point of ``python -m distrain.launch``; see :mod:`distrain.cli.command`. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code.
 
-    ``python -m`` puts the working directory first on sys.path, where a user's ``queue.py`` would shadow the one that
-    our imports need: it is taken away before anything else is imported, and the workers get it back.
+    ``python -m`` puts the working directory first on sys.path, where a user's ``queue.py`` would shadow the standard
+    library's. It is removed before any other import. The workers get it back.
     """
     user_path = list(sys.path)
     if sys.path[:1] in ([""], [os.getcwd()]):

@@ -1,9 +1,9 @@
-"""PyTorch Lightning on distrain: what ``ray.train.lightning`` has, under its names and under ours. Runs in: worker.
+"""PyTorch Lightning on distrain: the names of ``ray.train.lightning``, and distrain's own. Runs in: worker.
 
-Workers carry torchrun's environment variables, so a plain ``Trainer(strategy="ddp", devices=workers_per_host)`` works
-as well. What is here lets ``devices="auto"`` mean this worker's device, reports epochs and their checkpoints, and
-refuses a Trainer that would train alone. Works with ``lightning.pytorch`` and with ``pytorch_lightning``: with the one
-that is imported already in the user's process (or named by DISTRAIN_LIGHTNING), else with the one that is installed.
+Workers carry torchrun's environment variables, so a plain ``Trainer(strategy="ddp", devices=workers_per_host)`` works,
+too. This module makes ``devices="auto"`` mean this worker's device, reports epochs and their checkpoints, and refuses a
+Trainer that would train alone. It uses ``lightning.pytorch`` or ``pytorch_lightning``: the one that the user's process
+has imported already (or that DISTRAIN_LIGHTNING names), else the one that is installed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ _CHOICE = "DISTRAIN_LIGHTNING"
 
 
 def _installed_lightning() -> Any:
-    """``lightning.pytorch`` or ``pytorch_lightning``, whose classes do not mix. Workers go by what the user's process
-    has found.
+    """Return ``lightning.pytorch`` or ``pytorch_lightning``, whose classes do not mix.
+
+    Workers use the one that the user's process has found.
     """
     chosen = os.environ.get(_CHOICE)
     for name in sorted(_PACKAGES, key=lambda name: (name != chosen, name not in sys.modules)):
@@ -68,12 +69,16 @@ if not TYPE_CHECKING:
 
 
 class TrainReportCallback(pl.Callback):  # type: ignore[misc]
-    """Report after every training epoch: the logged metrics, ``epoch`` and ``step``, and a checkpoint with the file
-    ``checkpoint.ckpt``.
+    """Report metrics and a checkpoint with the file ``checkpoint.ckpt`` after every training epoch.
 
-    All ranks report, and save together as sharded strategies need it; what the strategy wrote goes into the checkpoint
-    once per host, which with DDP is one file of rank 0. Raises RuntimeError if the Trainer is not spread over all
-    workers.
+    The metrics are those that the module logs, ``epoch`` and ``step``. All ranks report, and save together, as sharded
+    strategies need it. One rank of each host adds the files of its host to the checkpoint; with DDP that is one file,
+    of rank 0. ::
+
+        strategy, callbacks = TrainDDPStrategy(), [TrainReportCallback()]
+        trainer = pl.Trainer(max_epochs=1, strategy=strategy, callbacks=callbacks, enable_checkpointing=False)
+
+    Raises RuntimeError if the Trainer does not train on all workers.
     """
 
     CHECKPOINT_NAME = "checkpoint.ckpt"
@@ -88,20 +93,20 @@ class TrainReportCallback(pl.Callback):  # type: ignore[misc]
         try:
             trainer.save_checkpoint(os.path.join(folder, self.CHECKPOINT_NAME), weights_only=False)
             report(metrics, checkpoint=_part_of_this_rank(folder))
-            trainer.strategy.barrier("distrain.lightning")  # nobody may still be reading what is deleted now
+            trainer.strategy.barrier("distrain.lightning")  # all ranks have read the files before they are deleted
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _part_of_this_rank(folder: str) -> Checkpoint | None:
-    """What the ranks of a host wrote into ``folder`` is brought by one of them."""
+    """Return the files of all ranks of this host, on local rank 0 only."""
     if get_context().get_local_rank() != 0 or not os.path.isdir(folder):
         return None
     return Checkpoint.from_directory(folder)
 
 
 class _InWorker:
-    """A strategy of processes that distrain has started: there is nothing to launch, and each has its device."""
+    """A strategy for processes that distrain has started: it launches none, and each has its device."""
 
     def __init__(self, **options: Any) -> None:
         if _CHOICE not in os.environ and all(name in sys.modules for name in _PACKAGES):
@@ -116,8 +121,10 @@ class _InWorker:
 
     @property
     def parallel_devices(self) -> Any:
-        """The Trainer's, or the user's; before, a CPU for a worker that has no GPU, as accelerator="auto" would take
-        one that this worker was not given. A strategy may be made outside of a worker, and sent to it.
+        """The devices that the Trainer or the user has set; before that, the CPU for a worker without a GPU.
+
+        accelerator="auto" would take a GPU that does not belong to this worker. A strategy may be made outside of a
+        worker, and sent to it.
         """
         if self._parallel_devices is None and Session.current is not None and get_device().type == "cpu":
             return [get_device()]
@@ -137,23 +144,43 @@ class _InWorker:
         return {"num_replicas": context.get_world_size(), "rank": context.get_world_rank()}
 
     def _configure_launcher(self) -> None:
-        """Without a launcher, nobody compares ``devices`` times ``num_nodes`` with the number of workers."""
+        """Set no launcher: it would compare ``devices`` times ``num_nodes`` with the number of workers."""
 
 
 class TrainDDPStrategy(_InWorker, pl.strategies.DDPStrategy):  # type: ignore[misc]
-    """Lightning's DDPStrategy, with its arguments, for any ``devices`` and ``num_nodes`` of the Trainer."""
+    """Lightning's DDPStrategy, with its arguments, for any ``devices`` and ``num_nodes`` of the Trainer.
+
+    ::
+
+        trainer = pl.Trainer(max_epochs=1, strategy=TrainDDPStrategy(find_unused_parameters=True))
+    """
 
 
 class TrainFSDPStrategy(_InWorker, pl.strategies.FSDPStrategy):  # type: ignore[misc]
-    """Lightning's FSDPStrategy, with its arguments, for any ``devices`` and ``num_nodes`` of the Trainer."""
+    """Lightning's FSDPStrategy, with its arguments, for any ``devices`` and ``num_nodes`` of the Trainer.
+
+    ::
+
+        strategy = TrainFSDPStrategy(sharding_strategy="SHARD_GRAD_OP")
+    """
 
 
 class TrainDeepSpeedStrategy(_InWorker, pl.strategies.DeepSpeedStrategy):  # type: ignore[misc]
-    """Lightning's DeepSpeedStrategy, with its arguments, for any ``devices`` and ``num_nodes`` of the Trainer."""
+    """Lightning's DeepSpeedStrategy, with its arguments, for any ``devices`` and ``num_nodes`` of the Trainer.
+
+    It needs the package deepspeed. ::
+
+        strategy = TrainDeepSpeedStrategy(stage=2)
+    """
 
 
 def prepare_trainer(trainer: pl.Trainer) -> pl.Trainer:
-    """Return the Trainer if it is spread over all workers. Raises RuntimeError otherwise."""
+    """Return the Trainer if it trains on all workers. Raises RuntimeError otherwise.
+
+    ::
+
+        trainer = prepare_trainer(pl.Trainer(max_epochs=1, strategy=TrainDDPStrategy()))
+    """
     _check_that_workers_train_together(trainer)
     return trainer
 

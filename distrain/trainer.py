@@ -52,7 +52,7 @@ from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.storage.remote_store import damage_elsewhere, open_run
 from distrain.system.arguments import check_type
-from distrain.system.consoles import unblocked_consoles
+from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
@@ -243,7 +243,7 @@ def run_work(
         _check_log_dir(run.log_dir)
         store = open_run(run.storage_path, run.name, run.storage_filesystem)
         try:
-            with unblocked_consoles() if scaling.num_workers else contextlib.nullcontext():
+            with console_threads() if scaling.num_workers else contextlib.nullcontext():
                 return _Run(store, request).train()
         finally:
             store.close()
@@ -382,7 +382,7 @@ class _Run:
             backend_config=request.work.backend,
             train_loop_config=getattr(request.work, "config", {}),
         )
-        self._callbacks = Callbacks(request.run.callbacks or (), context, complain=warn)
+        self._callbacks = Callbacks(request.run.callbacks or (), context, show_error=warn)
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""

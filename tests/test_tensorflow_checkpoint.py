@@ -110,13 +110,13 @@ def test_weights_alone_are_no_model(package: str, tmp_path: Path) -> None:
     make_model(package).save_weights(tmp_path / "my.weights.h5")
     with pytest.raises(CheckpointError) as raised:
         TensorflowCheckpoint.from_h5(tmp_path / "my.weights.h5").get_model()
-    assert "/my.weights.h5 has no model, but weights at most" in str(raised.value)
+    assert "/my.weights.h5 has no model, but only weights" in str(raised.value)
     assert "load_weights()" in str(raised.value)
 
 
 def test_weights_in_the_older_format_of_keras_2_are_no_model(tmp_path: Path) -> None:
     make_model("tf_keras").save_weights(tmp_path / "old.h5")
-    with pytest.raises(CheckpointError, match=r"/old\.h5 has no model, but weights at most"):
+    with pytest.raises(CheckpointError, match=r"/old\.h5 has no model, but only weights"):
         TensorflowCheckpoint.from_h5(tmp_path / "old.h5").get_model()
 
 

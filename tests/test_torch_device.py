@@ -95,7 +95,9 @@ def test_the_first_rank_has_left_before_the_others_enter(storage: Path) -> None:
     assert ranks[0]["outcome"] == "ConnectionError('no such data set')"
     for rank in ranks[1:]:
         assert "RuntimeError" in rank["outcome"]
-        assert "rank 0, which goes first on this host, failed: ConnectionError('no such data set')" in rank["outcome"]
+        assert (
+            "rank 0, which runs it first on this host, failed: ConnectionError('no such data set')" in rank["outcome"]
+        )
     assert all(rank["after"] for rank in ranks)
     assert all("init_process_group" in rank["without group"] for rank in ranks)
 

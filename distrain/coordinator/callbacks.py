@@ -1,4 +1,4 @@
-"""Hooks of the user's for the begin and end of a run, and for reports and failures. Runs in: coordinator."""
+"""Calls of the user's callbacks: at the start and end of a run, and for reports and failures. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 
 class Callbacks:
-    """The callbacks of one run. ``complain`` shows text to the user."""
+    """The callbacks of one run.
+
+    show_error: shows a text to the user.
+    """
 
     def __init__(
-        self, callbacks: Sequence[UserCallback], context: RunContext, *, complain: Callable[[str], None]
+        self, callbacks: Sequence[UserCallback], context: RunContext, *, show_error: Callable[[str], None]
     ) -> None:
         self._callbacks = callbacks
         self._context = context
-        self._complain = complain
+        self._show_error = show_error
         self._background = Background(None, "callbacks")
         self._has_thread = False
         self._is_stuck = False
@@ -37,11 +40,11 @@ class Callbacks:
         return bool(self._callbacks)
 
     def begin(self, background: Background) -> None:
-        """Have callbacks called by ``background`` from now on, and not by the caller."""
+        """Call the callbacks in the thread of ``background`` from now on, instead of the caller's."""
         self._background, self._has_thread = background, True
 
     def end(self) -> None:
-        """Have them called by the caller again; none, if one has not returned."""
+        """Call the callbacks in the caller's thread again; no more callbacks if one has not returned."""
         self._is_stuck = self._background.pending > 0
         self._background, self._has_thread = Background(None, "callbacks"), False
 
@@ -50,7 +53,7 @@ class Callbacks:
 
     def after_run(self, result: Result, error: BaseException | None) -> None:
         if self._is_stuck:
-            self._complain("after_run() is not called, as a callback has not returned")
+            self._show_error("after_run() is not called, as a callback has not returned")
             return
         self._background.do(partial(self._call_all, "after_run", lambda: [result, error]))
 
@@ -59,17 +62,23 @@ class Callbacks:
         self._background.do(call)
 
     def after_exception(self, worker_exceptions: Callable[[], dict[int, BaseException]]) -> None:
-        """``worker_exceptions``: makes the exceptions, by rank; that may run the user's code."""
+        """Call ``after_exception()``.
+
+        worker_exceptions: makes the exceptions, by rank. It may run the user's code, so it runs like a callback.
+        """
         call = partial(self._call_all, "after_exception", lambda: [worker_exceptions()])
         self._background.do(call)
 
     def _call_all(self, name: str, arguments: Callable[[], Sequence[object]]) -> None:
-        """``arguments``: makes them anew for each callback, which may change them."""
+        """Call a method of every callback.
+
+        arguments: makes new arguments for each callback, because a callback may change them.
+        """
         for callback in self._callbacks:
             self._call(callback, name, *arguments())
         for stream in filter(None, (sys.stdout, sys.stderr)):
             with contextlib.suppress(OSError, ValueError):
-                stream.flush()  # what they have printed is shown before what comes next
+                stream.flush()  # their output is shown before later output of distrain
 
     def _call(self, callback: UserCallback, name: str, *arguments: object) -> None:
         try:
@@ -80,9 +89,9 @@ class Callbacks:
             times = self._failed[id(callback), name] = self._failed[id(callback), name] + 1
             who = f"{type(callback).__qualname__}.{name}()"
             if times == 1:
-                self._say(f"{who} failed:\n{traceback.format_exc().rstrip()}")
-            elif times & (times - 1) == 0:  # at the 2nd, 4th, 8th ... time
-                self._say(f"{who} failed {times} times so far, now: {type(error).__qualname__}: {error}")
+                self._show(f"{who} failed:\n{traceback.format_exc().rstrip()}")
+            elif times & (times - 1) == 0:  # the 2nd, 4th, 8th ... time
+                self._show(f"{who} failed {times} times so far, now: {type(error).__qualname__}: {error}")
 
-    def _say(self, text: str) -> None:
-        self._background.report(lambda: self._complain(text))
+    def _show(self, text: str) -> None:
+        self._background.report(lambda: self._show_error(text))

@@ -1,4 +1,4 @@
-"""run.json: what ran, with which settings, where, when, and how it ended. Runs in: coordinator."""
+"""run.json: the settings, hosts, times and outcome of a run and its attempts. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distrain.storage.local_store import RunStore
 
 _DIED = "the process that called fit() died"
-"""In an attempt that nobody could see ending."""
+"""Failure of an attempt whose end no process recorded."""
 _HIDDEN = "***"
 _SECRET_WORDS = {
     *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
@@ -29,8 +29,9 @@ _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class RunManifest:
-    """Of one run in its directory; ``before`` is what an earlier part of the run has left, ``{}`` if there is none.
-    Moments are seconds since 1970.
+    """The manifest of one run in its directory. Times are seconds since 1970.
+
+    Attribute ``before``: the manifest that an earlier ``fit()`` of this run has left, ``{}`` if there is none.
     """
 
     def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any]) -> None:
@@ -44,10 +45,13 @@ class RunManifest:
             for attempt in self.before.get("attempts", [])
         ]
         self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
-        """The number of the first attempt of this part of the run: none is used twice."""
+        """Number of the first attempt of this ``fit()``. Attempts of an earlier one keep their numbers."""
 
     def write(self, status: str) -> None:
-        """Write it now. ``status``: running, finished, failed or aborted. Raises OSError."""
+        """Write the manifest now. Raises OSError.
+
+        status: running, finished, failed or aborted.
+        """
         self._store.write_manifest(self._contents(status))
 
     def _contents(self, status: str) -> dict[str, Any]:
@@ -71,7 +75,10 @@ class RunManifest:
         self._store.keep_manifest(self._contents("running"))
 
     def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:
-        """Written with the next attempt, or at the end of the run. ``why``: what ended it, if that was not a rank."""
+        """Note the end of an attempt, to be written with the next attempt or at the end of the run.
+
+        why: the reason, if it was not the failure of a rank.
+        """
         self._attempts[-1]["ended"] = time.time()
         if why is not None:
             self._attempts[-1]["failure"] = why
@@ -83,8 +90,8 @@ class RunManifest:
 def without_secrets(argv: Sequence[str]) -> list[str]:
     """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
 
-    Others may read the run directory. ``--api-key X``, ``--api-key=X``, ``api_key=X`` and ``WANDB_API_KEY=X`` have such
-    names, as one of their words is in :data:`_SECRET_WORDS`.
+    Other users may read the run directory. ``--api-key X``, ``--api-key=X``, ``api_key=X`` and ``WANDB_API_KEY=X`` look
+    secret, as one of the words in their names is in :data:`_SECRET_WORDS`.
     """
     shown = []
     is_value = False

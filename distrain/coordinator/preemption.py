@@ -1,4 +1,4 @@
-"""The signals that ask a run to stop, and the memory of them for later runs of the process. Runs in: coordinator."""
+"""Signals that stop a run, and that keep this process from starting another one. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Ctrl-C, the usual request to end, a closed terminal or lost connection, and Ctrl-backslash. All are handled alike,
-but only Ctrl-C ends ``fit()`` with a KeyboardInterrupt."""
+"""Ctrl-C, the usual request to end, a closed terminal or lost connection, and Ctrl-backslash. All stop the run in the
+same way, but only Ctrl-C ends ``fit()`` with a KeyboardInterrupt."""
 
 _stopped_by: list[str] = []
+"""Names of the signals, other than Ctrl-C, that have stopped runs of this process."""
 
 
 def exit_code(stop_reason: str) -> int:
@@ -29,8 +30,9 @@ def exit_code(stop_reason: str) -> int:
 
 
 def preempted(message: str, stop_reason: str) -> PreemptionError:
-    """Make the error of a run that the signal of this name has stopped. Uncaught, it makes the process exit as one that
-    was ended by the signal.
+    """Make the error of a run that the signal of this name has stopped.
+
+    If nobody catches it, the process exits with the exit code of the signal.
     """
     if threading.current_thread() is threading.main_thread() and not isinstance(sys.excepthook, _ExitWithItsCode):
         sys.excepthook = _ExitWithItsCode(sys.excepthook)
@@ -38,7 +40,7 @@ def preempted(message: str, stop_reason: str) -> PreemptionError:
 
 
 class _ExitWithItsCode:
-    """An excepthook that shows an error as ``show`` does, and after a PreemptionError exits with its code."""
+    """An excepthook that calls the previous hook, ``show``, and after a PreemptionError exits with its exit code."""
 
     def __init__(self, show: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
         self._show = show
@@ -51,9 +53,9 @@ class _ExitWithItsCode:
 
 
 def note_stop(number: int) -> None:
-    """Remember that this process was told to stop, unless it was by Ctrl-C.
+    """Remember that a signal stopped this process, except Ctrl-C.
 
-    KeyboardInterrupt passes through ``except Exception``, so whoever catches it wants to go on, as in a notebook.
+    KeyboardInterrupt passes through ``except Exception``. A program that catches it wants to continue, like a notebook.
     """
     if number != signal.SIGINT:
         _stopped_by.append(signal.Signals(number).name)
@@ -62,7 +64,7 @@ def note_stop(number: int) -> None:
 
 
 def _leave_closed_terminal() -> None:
-    """Let stdout and stderr go to /dev/null if their terminal was closed: every print would raise OSError."""
+    """Redirect stdout and stderr to /dev/null if their terminal was closed, as every print would raise OSError."""
     with open(os.devnull, "w") as nowhere:
         for fd in (1, 2):
             with contextlib.suppress(OSError):
@@ -71,13 +73,13 @@ def _leave_closed_terminal() -> None:
 
 
 def refuse_after_stop() -> None:
-    """Raise PreemptionError if this process was told to stop during an earlier run.
+    """Raise PreemptionError if a signal stopped an earlier run of this process.
 
     A sweep that catches every error would otherwise start its next trial.
     """
     if _stopped_by:
         raise preempted(
-            f"no further run is started, as {_stopped_by[0]} has told this process to stop; "
+            f"no further run starts in this process, as {_stopped_by[0]} has stopped an earlier one; "
             "let PreemptionError end a sweep that catches errors, or call fit() in a new process",
             _stopped_by[0],
         )

@@ -1,4 +1,4 @@
-"""What workers print: whole lines with the rank in front on the console, raw bytes in one file per rank.
+"""Output of the workers: whole lines with the rank on the console, and raw bytes in one file per rank.
 
 Runs in: coordinator.
 """
@@ -13,7 +13,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.system.background import Background
-from distrain.system.log import print_on, say, warn, without_controls
+from distrain.system.log import print_to, say, warn, without_controls
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,16 +22,18 @@ _LONGEST_LINE = 64 << 10
 _LINES_KEPT = 300
 _LONGEST_KEPT = 2 << 10
 _MOST_UNWRITTEN_BYTES = 64 << 20
-"""Output of a rank that waits for a slow disk; beyond it, output is left out of the log."""
+"""Output of a rank that may wait for a slow disk. More output is left out of the log."""
 REPORT_INTERVAL_S = 0.5
-"""Between two report lines on the console; metrics.jsonl has them all."""
+"""Seconds between two report lines on the console; metrics.jsonl has all reports."""
 PROGRESS_INTERVAL_S = 5.0
-"""Between two states of a progress bar on the console."""
+"""Seconds between two states of a progress bar on the console."""
 
 
 class _Stream:
-    """Bytes in, whole lines out. Of a line that was overwritten by carriage returns, the last state counts; of one that
-    goes on for long, such as a progress bar, the present state from time to time.
+    """A splitter of bytes into lines.
+
+    Of a line with carriage returns it returns the last state. Of a line that stays open, such as a progress bar, it
+    returns the current state every :data:`PROGRESS_INTERVAL_S`.
     """
 
     def __init__(self) -> None:
@@ -83,9 +85,14 @@ class _Log:
 
 
 class RankOutput:
-    """Output of one rank of one attempt: shown on the console, unless ``shown`` is false, and kept in ``file``, whose
-    directory must exist. ``host``: its name, where lines are to have it. ``last_lines``: the ends of the last lines,
-    for a failure screen. ``background`` writes the file.
+    """Output of one rank of one attempt, shown on the console and written to a file.
+
+    file: its directory must exist.
+    width: width of the rank in front of each line.
+    shown: False keeps the output off the console.
+    host: name of the host in front of each line; empty for none.
+    background: writes the file.
+    Attribute ``last_lines``: the last lines, cut to a length that fits a failure screen.
     """
 
     def __init__(
@@ -117,7 +124,7 @@ class RankOutput:
         self._show(stream, self._streams[stream].feed(data, time.monotonic()))
 
     def note(self, text: str) -> None:
-        """Write a text into the file only, from the beginning of a line."""
+        """Write a text to the file only, on lines of its own."""
         self._write(b"\n" * self._mid_line + text.encode(errors="backslashreplace"))
 
     def _write(self, data: bytes) -> None:
@@ -133,7 +140,7 @@ class RankOutput:
         self._mid_line = not data.endswith(b"\n")
 
     def flush(self) -> None:
-        """Have the background write what has come."""
+        """Give new output to the background, which writes it."""
         chunks, self._chunks = self._chunks, []
         if chunks and not self._broken:
             self._background.do(partial(self._log.append, b"".join(chunks)), self._on_written, self._give_up)
@@ -142,9 +149,9 @@ class RankOutput:
         self._unwritten_bytes -= size
 
     def _give_up(self, error: OSError) -> None:
-        """Go on without the log: that is no reason to end a training."""
+        """Continue without the log. Training does not depend on it."""
         if not self._broken:
-            warn(f"the log {self._log.path} is not written any more: {error}")
+            warn(f"the log {self._log.path} can no longer be written: {error}")
         self._broken, self._unwritten_bytes = True, 0
 
     def _show(self, stream: int, lines: list[str]) -> None:
@@ -153,10 +160,10 @@ class RankOutput:
             self.last_lines.extend(line[:_LONGEST_KEPT] for line in lines[-_LINES_KEPT:])
         if lines and self._shown:
             console = sys.stdout if stream == 1 else sys.stderr
-            print_on(console, "".join(f"{self._prefix}{line}\n" for line in lines))
+            print_to(console, "".join(f"{self._prefix}{line}\n" for line in lines))
 
     def close(self) -> None:
-        """Show what came without a line end, and close the file."""
+        """Show the last line, even without a line end, and close the file."""
         for number, stream in self._streams.items():
             self._show(number, stream.end())
         self.flush()
@@ -164,8 +171,11 @@ class RankOutput:
 
 
 class RankOutputs:
-    """Output of all ranks, of one attempt after the other. ``file_of``: where that of an attempt and a rank is kept.
-    ``shown``: whose is seen on the console, too; None for everybody's. ``background`` writes the files.
+    """Output of all ranks, of one attempt after the other.
+
+    file_of: returns the log file of an attempt and a rank.
+    background: writes the files.
+    shown: the ranks whose output is shown on the console; None for all.
     """
 
     def __init__(
@@ -178,7 +188,10 @@ class RankOutputs:
         self._unflushed: set[int] = set()
 
     def begin(self, attempt: int, hosts: Sequence[str]) -> None:
-        """Begin an attempt, of which each rank is on one of ``hosts``. The last one must be closed."""
+        """Begin an attempt. The last one must be closed.
+
+        hosts: the host of each rank.
+        """
         width = len(str(len(hosts) - 1))
         self._ranks = {
             rank: RankOutput(
@@ -193,12 +206,12 @@ class RankOutputs:
         }
 
     def of(self, rank: int) -> RankOutput:
-        """The output of a rank, to be written at the next :meth:`flush`."""
+        """Return the output of a rank. The next :meth:`flush` writes it."""
         self._unflushed.add(rank)
         return self._ranks[rank]
 
     def last_lines(self) -> dict[int, list[str]]:
-        """What a failure screen may quote, by rank."""
+        """Return the last lines of each rank, for a failure screen."""
         return {rank: list(output.last_lines) for rank, output in self._ranks.items()}
 
     def flush(self) -> None:
@@ -213,7 +226,7 @@ class RankOutputs:
 
 
 class ReportLines:
-    """Rank 0's reports as console lines, at most one per :data:`REPORT_INTERVAL_S`; the last one is always shown."""
+    """Console lines for rank 0's reports, at most one per :data:`REPORT_INTERVAL_S`, and always the last report."""
 
     def __init__(self) -> None:
         self._shown_at = -REPORT_INTERVAL_S
@@ -225,7 +238,7 @@ class ReportLines:
             self.flush(now)
 
     def deadline(self) -> float | None:
-        """When :meth:`flush` should be called, if nothing comes before."""
+        """Return the time for the next :meth:`flush` if no report comes before, or None."""
         return None if self._pending is None else self._shown_at + REPORT_INTERVAL_S
 
     def flush(self, now: float) -> None:

@@ -1,6 +1,6 @@
-"""The Trainer of transformers on distrain: what ``ray.train.huggingface.transformers`` has. Runs in: worker.
+"""The Trainer of transformers on distrain, as in ``ray.train.huggingface.transformers``. Runs in: worker.
 
-Workers carry torchrun's environment variables, so a Trainer inside ``train_func`` is spread over all workers as it is.
+Workers carry torchrun's environment variables, so a Trainer inside ``train_func`` trains on all workers as it is.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ explain_absent_names(__name__)
 
 
 class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]
-    """Report whenever the Trainer saves: the latest value of everything it has logged, ``epoch`` and ``step``, and a
-    checkpoint that has what was saved in its directory ``checkpoint``.
+    """Report metrics and a checkpoint whenever the Trainer saves.
 
-    All ranks report; the checkpoint comes from one rank of each host. To resume, hand
-    ``os.path.join(folder, "checkpoint")`` to ``Trainer.train(resume_from_checkpoint=...)``.
+    The metrics are the latest value of everything that the Trainer has logged, ``epoch`` and ``step``. The checkpoint
+    has the saved files in its directory ``checkpoint``; one rank of each host adds them. To resume, pass
+    ``os.path.join(folder, "checkpoint")`` to ``Trainer.train(resume_from_checkpoint=...)``. ::
+
+        trainer = transformers.Trainer(model, arguments, train_dataset=dataset)
+        trainer.add_callback(TrainReportCallback())
     """
 
     CHECKPOINT_NAME = "checkpoint"
@@ -55,7 +58,7 @@ class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]
     ) -> None:
         metrics = {name: value for entry in state.log_history for name, value in entry.items()}
         metrics |= {"epoch": state.epoch, "step": state.global_step}
-        args.distributed_state.wait_for_everyone()  # each rank writes the state of its random numbers
+        args.distributed_state.wait_for_everyone()  # every rank writes the state of its random numbers
         saved = _saved_by(args, state)
         if saved is None or get_context().get_local_rank() != 0:
             report(metrics)
@@ -66,9 +69,9 @@ class TrainReportCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def _saved_by(args: transformers.TrainingArguments, state: transformers.TrainerState) -> Path | None:
-    """The directory that the Trainer has just written, as far as this host has it."""
+    """Return the directory that the Trainer has just written; None on a host without it."""
     last = Path(args.output_dir, f"checkpoint-{state.global_step}")
-    if not last.is_dir():  # trials of a hyperparameter search have directories of their own
+    if not last.is_dir():  # a hyperparameter search has one directory per trial
         found = sorted(Path(args.output_dir).glob(f"*/{last.name}"), key=os.path.getmtime)
         if not found:
             return None
@@ -77,7 +80,12 @@ def _saved_by(args: transformers.TrainingArguments, state: transformers.TrainerS
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:
-    """Return the Trainer as it is. In Ray this makes datasets of Ray Data work, which do not exist here."""
+    """Return the Trainer as it is. In Ray this makes datasets of Ray Data work, which do not exist here.
+
+    ::
+
+        trainer = prepare_trainer(transformers.Trainer(model, arguments, train_dataset=dataset))
+    """
     return trainer
 
 

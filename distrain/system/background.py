@@ -1,4 +1,4 @@
-"""A thread for work that may take long, so that the loop never waits for it. Runs in: coordinator, agent."""
+"""A thread for slow work, so that the loop never waits for it. Runs in: coordinator, agent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _READ_BYTES = 4096
 
 
 class Background:
-    """Does one piece of work after the other in a thread, and reports each result in the loop's own thread.
+    """A thread that does one task after the other, and reports each result in the loop's thread.
 
-    The thread starts with the first piece of work. It is a daemon: work that never returns, such as a write to a dead
-    file server, does not keep the process from ending. Without a loop, :meth:`do` does the work at once.
+    The thread starts with the first task. It is a daemon thread: a task that never returns, such as a write to a dead
+    file server, does not keep the process from exiting. Without a loop, :meth:`do` does the task at once.
     """
 
     def __init__(self, loop: Loop | None, name: str) -> None:
@@ -37,7 +37,7 @@ class Background:
         self._thread: threading.Thread | None = None
         self._closed = False
         self.pending = 0
-        """How many pieces of work have not reported their result yet."""
+        """Number of tasks that have not reported their result yet."""
         self._wake_fds: tuple[int, ...] = ()
         if loop is not None:
             self._wake_fds = os.pipe()
@@ -51,10 +51,10 @@ class Background:
         then: Callable[[_T], None] | None = None,
         failed: Callable[[OSError], None] | None = None,
     ) -> None:
-        """Do ``work`` after all that was ordered before it, then call ``then`` with its result.
+        """Do ``work`` after all earlier tasks, then call ``then`` with its result.
 
-        If it raises OSError, ``failed`` gets that. Any other exception is raised in the loop's thread, and so is that
-        one without ``failed``.
+        If it raises OSError, ``failed`` is called with that. Any other exception, and an OSError without ``failed``, is
+        raised in the loop's thread.
         """
         if self._loop is None:
             self._end(then, failed, *_attempt(work))
@@ -74,18 +74,18 @@ class Background:
             self._changed.notify()
 
     def report(self, callback: Callable[[], None]) -> None:
-        """Call back in the loop's thread; for the work in hand."""
+        """Call back in the loop's thread. A task in the thread may call this."""
         if self._loop is None:
             callback()
             return
         with self._changed:
             if not self._closed:
                 self._reports.append(callback)
-                with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop will look anyway
+                with contextlib.suppress(BlockingIOError):  # a full pipe wakes the loop anyway
                     os.write(self._wake_fds[1], b".")
 
     def close(self) -> None:
-        """End the thread after the work in hand. Nothing is reported any more, and what was not begun is dropped."""
+        """End the thread after its current task. Its result is not reported, and later tasks are dropped."""
         with self._changed:
             if self._closed:
                 return
@@ -117,7 +117,7 @@ class Background:
             while self._reports:
                 self._reports.popleft()()
         finally:
-            if self._reports and not self._closed:  # one has raised, and the others wait for the next turn
+            if self._reports and not self._closed:  # after an exception the others are read in the next step
                 os.write(self._wake_fds[1], b".")
 
     def _end_pending(self, *end: Any) -> None:

@@ -1,4 +1,4 @@
-"""Consoles that are written by threads, so that a terminal after Ctrl-S or a paused ``less`` stops nobody.
+"""Threads that write to the consoles, so that Ctrl-S in a terminal or a paused ``less`` does not stop a run.
 
 Runs in: coordinator.
 """
@@ -17,24 +17,24 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MOST_UNSHOWN_BYTES = 4 << 20
-"""A console that is further behind is waited for, and then misses lines."""
+_MOST_QUEUED_BYTES = 4 << 20
+"""Output that may wait for a slow console. After that callers wait, and then leave lines out."""
 _PATIENCE_S = 0.1
-"""Longest wait for a console; after it, nobody waits until the console has taken something again."""
+"""Seconds to wait for a slow console. After that no caller waits until the console accepts output again."""
 
 _lock = threading.Lock()
 _writers: dict[tuple[int, int], _Writer] = {}
-"""By device and inode: stdout and stderr are often one terminal, whose lines stay in order."""
+"""Writers by device and inode: stdout and stderr are often one terminal, which needs one order of lines."""
 _runs = 0
 
 
 @contextlib.contextmanager
-def unblocked_consoles() -> Iterator[None]:
-    """Within the block, :func:`show` hardly ever waits. At its end, wait until the consoles show everything."""
+def console_threads() -> Iterator[None]:
+    """Write to the consoles in threads within the block. At its end, wait until the consoles show everything."""
     global _runs
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
-            stream.flush()  # what the user has printed comes first
+            stream.flush()  # earlier output of the user comes first
     with _lock:
         _runs += 1
     try:
@@ -52,8 +52,8 @@ def unblocked_consoles() -> Iterator[None]:
                     _writers.clear()
 
 
-def show(console: IO[str], text: str) -> None:
-    """Print text. Raises OSError or ValueError if the console has gone away."""
+def write_to(console: IO[str], text: str) -> None:
+    """Print text, through the console's thread if there is one. Raises OSError or ValueError for a closed console."""
     encoding = getattr(console, "encoding", None) or "utf-8"
     data = text.encode(encoding, errors="replace")
     writer = _writer_of(console)
@@ -65,8 +65,9 @@ def show(console: IO[str], text: str) -> None:
 
 
 def _writer_of(console: IO[str]) -> _Writer | None:
-    """Return the thread's queue for a standard stream; None for a notebook's or a user's own stream, which is written
-    by the caller.
+    """Return the writer of a standard stream, or None if the caller should write itself.
+
+    The caller writes outside of runs, and to streams that are not the interpreter's own, such as a notebook's.
     """
     if type(console) is not io.TextIOWrapper:
         return None
@@ -78,19 +79,19 @@ def _writer_of(console: IO[str]) -> _Writer | None:
         if key not in _writers:
             try:
                 _writers[key] = _Writer(os.dup(console.fileno()))
-            except RuntimeError:  # as many threads as the user may have
+            except RuntimeError:  # the user may have no more threads
                 return None
         return _writers[key]
 
 
 class _Writer:
-    """The thread that writes to one console, and what it has yet to write. It owns ``fd``."""
+    """The thread that writes to one console, and its queue. It owns ``fd``."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._unshown: deque[bytes] = deque()
-        self._unshown_bytes = 0
-        self._missed_lines = 0
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._lines_left_out = 0
         self._stuck = False
         self._ended = False
         self._changed = threading.Condition()
@@ -101,23 +102,23 @@ class _Writer:
             if not (self._has_room() or self._stuck):
                 self._stuck = not self._changed.wait_for(self._has_room, _PATIENCE_S)
             if self._has_room():
-                self._say_what_was_missed()
+                self._report_lines_left_out()
                 self._append(data)
             else:
-                self._missed_lines += data.count(b"\n")
+                self._lines_left_out += data.count(b"\n")
 
     def _has_room(self) -> bool:
-        return self._unshown_bytes <= _MOST_UNSHOWN_BYTES
+        return self._queued_bytes <= _MOST_QUEUED_BYTES
 
     def _append(self, data: bytes) -> None:
-        self._unshown.append(data)
-        self._unshown_bytes += len(data)
+        self._queue.append(data)
+        self._queued_bytes += len(data)
         self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until everything is shown."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._unshown_bytes)
+            self._changed.wait_for(lambda: not self._queued_bytes)
 
     def close(self) -> None:
         with self._changed:
@@ -127,28 +128,28 @@ class _Writer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._unshown or self._ended)
+                self._changed.wait_for(lambda: self._queue or self._ended)
                 if self._ended:
                     os.close(self._fd)
                     return
-                data = self._unshown.popleft()
+                data = self._queue.popleft()
             try:
                 _write_all(self._fd, data)
-            except OSError:  # it has gone away; the logs have everything
+            except OSError:  # the console is closed; the logs have everything
                 with self._changed:
-                    self._unshown.clear()
-                    self._unshown_bytes = len(data)
+                    self._queue.clear()
+                    self._queued_bytes = len(data)
             with self._changed:
-                self._unshown_bytes -= len(data)
+                self._queued_bytes -= len(data)
                 self._stuck = False
-                if not self._unshown:
-                    self._say_what_was_missed()
+                if not self._queue:
+                    self._report_lines_left_out()
                 self._changed.notify_all()
 
-    def _say_what_was_missed(self) -> None:
-        if self._missed_lines:
-            text = f"{self._missed_lines} lines are not shown, as this console was too slow; the logs have them"
-            self._missed_lines = 0
+    def _report_lines_left_out(self) -> None:
+        if self._lines_left_out:
+            text = f"{self._lines_left_out} lines are not shown, as this console was too slow; the logs have them"
+            self._lines_left_out = 0
             self._append(f"distrain: {text}\n".encode())
 
 
@@ -157,7 +158,7 @@ def _write_all(fd: int, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:  # somebody has made the terminal non-blocking
+        except BlockingIOError:  # another program has made the terminal non-blocking
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll()

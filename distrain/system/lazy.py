@@ -17,8 +17,8 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names on first use (PEP 562).
 
-    homes: the public names of each module, by the module's name within the package. modules: public modules that can be
-    used without importing them.
+    homes: the public names of each module, by the module's name within the package.
+    modules: public modules that can be used without importing them.
     """
     home_of = {name: module for module, names in homes.items() for name in names}
     public = sorted(home_of)

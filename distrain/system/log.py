@@ -1,4 +1,4 @@
-"""Lines for the user: what distrain itself says on stderr, and what may stand in such a line. Runs in: anywhere."""
+"""Distrain's own lines on stderr, for the user. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import sys
 import threading
 from typing import IO, TYPE_CHECKING
 
-from distrain.system.consoles import show
+from distrain.system.consoles import write_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def say(text: str) -> None:
-    """One line on how the run goes."""
+    """Print a line about the progress of a run."""
     _logger.info(text)
 
 
 def warn(text: str) -> None:
-    """One line that the user should read."""
+    """Print a line that the user should read."""
     _logger.warning(text)
 
 
@@ -29,17 +29,17 @@ _warned: set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """Warn with a line that later runs of this process do not repeat."""
+    """Print a line that the user should read once, even if later runs of this process repeat it."""
     if text not in _warned:
         _warned.add(text)
         warn(text)
 
 
 class _Console(logging.Handler):
-    """Our lines on stderr, which leaves stdout to the workers."""
+    """Print distrain's lines on stderr. Stdout is for the output of the workers."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print_on(sys.stderr, f"distrain: {record.getMessage()}\n")
+        print_to(sys.stderr, f"distrain: {record.getMessage()}\n")
 
 
 _logger = logging.getLogger("distrain")
@@ -50,8 +50,9 @@ _logger.propagate = False
 
 @contextlib.contextmanager
 def log_level(level: str) -> Iterator[None]:
-    """Show only what has at least this level, as ``logging`` calls it. Of several runs at once, the last to begin
-    decides among those that have not ended.
+    """Show only lines of at least this level of ``logging`` within the block.
+
+    Of several runs at once, the level of the one that started last counts.
     """
     global _usual_level
     mine = object()
@@ -69,26 +70,26 @@ def log_level(level: str) -> Iterator[None]:
 
 
 _levels: dict[object, str] = {}
-"""Of the runs of this process that have not ended, in the order in which they began."""
+"""Levels of the runs of this process that have not ended, in the order in which they started."""
 _usual_level: int | str = logging.INFO
 _levels_lock = threading.Lock()
 
 
-def print_on(console: IO[str] | None, text: str) -> None:
-    """Print on a console. One that has gone away (a closed terminal, ``| head``) is no reason to end a training."""
+def print_to(console: IO[str] | None, text: str) -> None:
+    """Print to a console, and ignore a closed one (a closed terminal, ``| head``): training does not depend on it."""
     if console is not None:  # None: a process without standard streams, such as a daemon
         with contextlib.suppress(OSError, ValueError):
-            show(console, text)
+            write_to(console, text)
 
 
 def without_controls(text: str) -> str:
-    """The text, which may have several lines, without what moves about on a terminal."""
+    """Remove everything from a text, of any number of lines, that would move the cursor of a terminal."""
     return _CONTROLS.sub("", text)
 
 
 _CONTROLS = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-ln-~]"  # control sequences other than colours (m): they move about in what others wrote
+    r"\x1b\[[0-?]*[ -/]*[@-ln-~]"  # control sequences other than colours (m): they would overwrite other output
     r"|\x1b[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?"  # titles, links
     r"|\x1b[^\[\]PX^_]|\x1b$|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
 )
-"""ECMA-48; a tabulator and colours stay."""
+"""Control sequences of ECMA-48, except tabulators and colours."""

@@ -1,4 +1,4 @@
-"""One thread waiting for many file descriptors and for the clock: the loop of every program. Runs in: anywhere."""
+"""The event loop of every program: one thread waits for file descriptors and timers. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 Callback = Callable[[], None]
 _STUCK_AFTER = 3
+"""Number of Ctrl-C without a step of the loop that raise KeyboardInterrupt."""
 _PAUSE_S = 0.5
-"""A timer that is later than this tells of a pause."""
+"""Seconds that a timer is late if this process was paused."""
 
 
 class Loop:
-    """Call back when a descriptor can be read or written, or when a moment has come. No thread, no polling.
+    """Call back when a descriptor can be read or written, and when a timer expires. It has no threads and never polls.
 
     Descriptors must be unregistered (:meth:`forget`) before they are closed.
     """
@@ -36,53 +37,55 @@ class Loop:
         self._previous_wakeup_fd = -1
         self._running = False
         self.now = time.monotonic()
-        """When this turn began. Silence is to be judged by it, not by the clock: a callback of this turn that took long
-        kept us from reading, and says nothing about the others."""
+        """Start of this step (time.monotonic). Judge the silence of others by it, not by the clock: a slow callback of
+        this step kept this process from reading, and proves nothing about the others."""
         self._awake_since = self.now
-        """The end of the last pause of this process: SIGSTOP, Ctrl-Z, a suspended machine, a slow callback."""
+        """End of the last pause of this process: SIGSTOP, Ctrl-Z, a suspended machine, or a slow callback."""
 
     def on_readable(self, fd: int, callback: Callback | None) -> None:
-        """Call ``callback`` whenever ``fd`` has data or its end; None stops that."""
+        """Call ``callback`` whenever ``fd`` has data or is at its end; None stops that."""
         self._update(fd, selectors.EVENT_READ, callback)
 
     def on_writable(self, fd: int, callback: Callback | None) -> None:
-        """Call ``callback`` whenever ``fd`` takes data; None stops that."""
+        """Call ``callback`` whenever ``fd`` accepts data; None stops that."""
         self._update(fd, selectors.EVENT_WRITE, callback)
 
     def on_signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> dict[int, Any]:
-        """Call back, in a turn of the loop, with each of these signals that arrives. Main thread only. Returns the
-        handlers that were in place before.
+        """Call back, in a step of the loop, with each of these signals that arrives. Return the previous handlers.
 
-        The interpreter's C handler writes to our pipe: one in Python would run too late, if the signal came just
-        before we go to sleep. Ctrl-C three times, while the loop is stuck in a callback, raises KeyboardInterrupt.
+        Works in the main thread only. The interpreter's C handler writes to a pipe of the loop, because a handler in
+        Python would run too late for a signal that arrives just before the loop sleeps. Ctrl-C three times, while the
+        loop is stuck in a callback, raises KeyboardInterrupt.
         """
         wanted = frozenset(numbers)
         read_fd, write_fd = self._signal_pipe = os.pipe()
         for fd in self._signal_pipe:
             os.set_blocking(fd, False)
         self._previous_wakeup_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        unheard = 0
+        interrupts = 0
 
-        def note(number: int, frame: FrameType | None) -> None:
-            nonlocal unheard
-            unheard += number == signal.SIGINT
-            if unheard >= _STUCK_AFTER:
+        def count_interrupts(number: int, frame: FrameType | None) -> None:
+            nonlocal interrupts
+            interrupts += number == signal.SIGINT
+            if interrupts >= _STUCK_AFTER:
                 raise KeyboardInterrupt
 
-        def tell() -> None:
-            nonlocal unheard
-            unheard = 0
+        def read_signals() -> None:
+            nonlocal interrupts
+            interrupts = 0
             for number in os.read(read_fd, 4096):
                 if number in wanted:
                     callback(number)
 
-        self.on_readable(read_fd, tell)
-        return {number: signal.signal(number, note) for number in wanted}
+        self.on_readable(read_fd, read_signals)
+        return {number: signal.signal(number, count_interrupts) for number in wanted}
 
     @contextlib.contextmanager
     def signals(self, numbers: Iterable[int], callback: Callable[[int], None]) -> Iterator[None]:
-        """:meth:`on_signals` within a block, and only in the main thread. Signals that this process ignores stay
-        ignored; those with a handler in C, which could not be restored, keep it.
+        """Call :meth:`on_signals` for the block, in the main thread only.
+
+        Signals that this process ignores stay ignored. Signals with a handler in C keep it, because it could not be
+        restored.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -117,7 +120,7 @@ class Loop:
             self._selector.unregister(fd)
 
     def call_at(self, name: str, moment: float, callback: Callback) -> None:
-        """Call once at ``moment`` (time.monotonic); a new call with the same name replaces the old one."""
+        """Call once at ``moment`` (time.monotonic). A new timer of the same name replaces the old one."""
         self._timers[name] = (moment, callback)
 
     def call_in(self, name: str, delay_s: float, callback: Callback) -> None:
@@ -135,19 +138,22 @@ class Loop:
             self.step()
 
     def stop(self) -> None:
-        """Make :meth:`run` return after the callbacks of this turn."""
+        """Make :meth:`run` return after the callbacks of this step."""
         self._running = False
 
     def silence_s(self, heard_at: float) -> float:
-        """Seconds since ``heard_at`` (time.monotonic), but not longer than this process has been running without a
-        pause: the others may have paused together with it, and get their full time again. A process notices its
-        pauses if it sets timers that are shorter than them.
+        """Return the seconds since ``heard_at`` (time.monotonic), or since the last pause of this process if shorter.
+
+        The other processes may have paused together with this one, and get their full time again. A process notices
+        only pauses that are longer than its timers.
         """
         return max(0.0, self.now - max(heard_at, self._awake_since))
 
     def step(self) -> None:
-        """One turn: wait for the next event or timer. Descriptors come first: data that is there proves life, even if
-        this process slept through a deadline and a lease seems to have run out.
+        """Wait for the next event or timer, and call back.
+
+        Descriptors come before timers. If this process slept through a deadline, data that has arrived proves that its
+        sender is alive before the timer of a lease can fire.
         """
         due = max(self.now, self._next_timer())
         ready = self._selector.select(None if due == math.inf else max(0.0, due - time.monotonic()))
@@ -172,7 +178,7 @@ class Loop:
                 callback()
 
     def close(self) -> None:
-        """Release what is the loop's own; watched descriptors stay open, signal handlers stay in place."""
+        """Close the loop's own descriptors. Watched descriptors stay open, and signal handlers stay installed."""
         self._selector.close()
         if self._signal_pipe:
             signal.set_wakeup_fd(self._previous_wakeup_fd)
@@ -182,15 +188,16 @@ class Loop:
 
 
 def handler_of(number: int) -> Any:
-    """Return what ``signal.getsignal()`` does, but None also for a handler in C that Python has not heard of, such as
-    that of ``faulthandler.register()``.
+    """Return the handler of a signal, like ``signal.getsignal()``, or None for a handler in C.
+
+    ``signal.getsignal()`` returns SIG_DFL for some handlers in C, such as that of ``faulthandler.register()``.
     """
     handler = signal.getsignal(number)
     return None if handler is signal.SIG_DFL and number in _caught() else handler
 
 
 def _caught() -> set[int]:
-    """The signals for which this process has a handler, as the kernel knows it."""
+    """Return the signals for which the kernel knows a handler of this process."""
     status = Path("/proc/self/status").read_text()
     mask = int((status.partition("SigCgt:")[2].split() or ["0"])[0], 16)
     return {number for number in range(1, mask.bit_length() + 1) if mask >> (number - 1) & 1}

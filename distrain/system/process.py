@@ -1,7 +1,7 @@
-"""Processes: their death, their signals, their leftovers. Nobody else kills. Runs in: anywhere.
+"""Start, signal and kill processes. No other module does. Runs in: anywhere.
 
-What keeps a host clean, in layers: workers die with their parent (PDEATHSIG), the forkserver, the agent and its guard
-adopt and kill every descendant (subreaper), and :func:`sweep` finds by environment what even those have lost.
+Three layers keep a host clean: workers die with their parent (PDEATHSIG); the forkserver, the agent and its guard adopt
+and kill every descendant (subreaper); and :func:`sweep` finds the remaining processes by their environment.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import psutil
 
 RUN_IDS = "DISTRAIN_RUN_IDS"
-"""Environment variable: ids of the runs that a process belongs to, colon-separated, the innermost last."""
+"""Environment variable with the ids of the runs that a process belongs to, colon-separated, the innermost last."""
 
 STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(signal, "SIGRTMIN") else 0)
-"""Makes a worker write the stacks of all its threads. Real-time: NCCL, submitit and Lightning use SIGUSR1 and 2."""
+"""Signal that makes a worker write the stacks of its threads. NCCL, submitit and Lightning use SIGUSR1 and SIGUSR2."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -36,8 +36,8 @@ _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 _KILL_ROUNDS = 50
 
 # `python -m` and `python -c` put the working directory first on sys.path, where a user's queue.py shadows the standard
-# library's. So start with -c, take that entry away before anything is imported, and load exactly our own package. Only
-# a host that does not have it there has to have one of its own.
+# library's. So this starts with -c, removes that entry before any import, and loads exactly this package. Only a host
+# without the package in this directory uses one of its own.
 _BOOTSTRAP = """\
 import sys
 if sys.path and sys.path[0] == "": del sys.path[0]
@@ -58,7 +58,7 @@ _PROGRAMS = {
     "validator": "distrain.worker.validator",
     "worker": "distrain.worker.main",
 }
-"""The module of each program, by the name that ``ps`` shows."""
+"""Modules of the programs, by the name that ``ps`` shows."""
 
 
 Process = subprocess.Popen[bytes]
@@ -67,21 +67,21 @@ Process = subprocess.Popen[bytes]
 def bootstrap_argv(program: str, *arguments: str, python: str = "", flags: Sequence[str] = ()) -> list[str]:
     """Return the command line that runs a program of distrain in a fresh interpreter.
 
-    python: another interpreter than ours, which has a distrain of its own.
+    python: an interpreter with a distrain of its own, instead of this one.
     """
     root = "" if python else str(Path(__file__).parents[1])
     bootstrap = _BOOTSTRAP.replace("MODULE", repr(_PROGRAMS[program]))
-    # Without a newline: in the C shell, which may be somebody's login shell, no quote spans lines.
+    # On one line: in the C shell, which may be the user's login shell, no quoted text spans lines.
     return [python or sys.executable, *flags, "-c", f"exec({bootstrap!r})", root, program, *arguments]
 
 
 def extended_run_ids(run_id: str) -> str:
-    """Value of :data:`RUN_IDS` for the processes of ``run_id``, which may be started from within another run."""
+    """Return the value of :data:`RUN_IDS` for the processes of ``run_id``, which may start inside another run."""
     return ":".join(filter(None, (os.environ.get(RUN_IDS), run_id)))
 
 
 def own_run_id() -> str:
-    """The innermost of :data:`RUN_IDS` of this process."""
+    """Return the innermost of :data:`RUN_IDS` of this process."""
     return os.environ[RUN_IDS].rpartition(":")[2]
 
 
@@ -92,8 +92,9 @@ def spawn(
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, with pipes on stdin and stdout; ``environment`` is added to ours. Raises
-    OSError if there is no such program.
+    """Start a process in a session of its own, with pipes on stdin and stdout. Raises OSError without such a program.
+
+    environment: variables in addition to those of this process.
     """
     return subprocess.Popen(  # noqa: S603
         list(argv),
@@ -109,7 +110,7 @@ def spawn(
 def spawn_quiet(
     argv: Sequence[str], *, environment: Mapping[str, str], directory: str, pass_fds: Iterable[int]
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, with nothing on stdin and our stderr as its output."""
+    """Start a process in a session of its own, with nothing on stdin and this process's stderr as its output."""
     return subprocess.Popen(  # noqa: S603
         list(argv),
         stdin=subprocess.DEVNULL,
@@ -122,7 +123,7 @@ def spawn_quiet(
 
 
 def private_stdio() -> tuple[int, int]:
-    """The wire, moved away from descriptors 0 and 1, so that no stray print can corrupt it."""
+    """Move the wire away from descriptors 0 and 1, where a stray print could corrupt it. Return the new descriptors."""
     read_fd, write_fd = os.dup(0), os.dup(1)
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
@@ -133,7 +134,7 @@ def private_stdio() -> tuple[int, int]:
 
 
 def describe(argv: Sequence[str]) -> str:
-    """A command line for people: quoted, and cut before our bootstrap."""
+    """Return a command line for people: quoted, and cut before the bootstrap code."""
     shown = list(argv)
     if "-c" in shown:
         shown = [*shown[: shown.index("-c") + 1], "..."]
@@ -149,9 +150,10 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process when ``parent``, which must be its parent, dies (Linux). Exits at once if
-    the parent is gone already. The signal fires when the parent's *thread* that started us ends: start from the main
-    thread.
+    """Make the kernel SIGKILL this process when ``parent``, which must be its parent, dies (Linux).
+
+    The process exits at once if the parent is dead already. The signal fires when the parent's *thread* that started
+    this process ends, so start it from the main thread.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -159,23 +161,24 @@ def die_with_parent(parent: int) -> None:
 
 
 def live_without_parent() -> None:
-    """Take :func:`die_with_parent` back."""
+    """Undo :func:`die_with_parent`."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies (Linux), so that none can slip away."""
+    """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def show_as(name: str) -> None:
-    """Be listed under this name, at most 15 characters (Linux)."""
+    """Set the name under which ``ps`` lists this process, at most 15 characters (Linux)."""
     _prctl(_PR_SET_NAME, name.encode())
 
 
 def open_pidfd(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where there is no such thing. Raises
-    ProcessLookupError if it is gone.
+    """Return a descriptor that becomes readable when the process ends, or -1 where the kernel has no such descriptors.
+
+    Raises ProcessLookupError if there is no such process.
     """
     if not hasattr(os, "pidfd_open"):
         return -1
@@ -196,18 +199,21 @@ def has_pidfds() -> bool:
 
 
 def sees_pids() -> bool:
-    """Tell if /proc, and so psutil, has the same numbers for processes as we have. In a PID namespace with the /proc of
-    another one (``unshare --pid`` without ``--mount-proc``) it has not, and its numbers must not be killed.
+    """Tell if /proc, and so psutil, uses the process ids of this process's PID namespace.
+
+    In a PID namespace with the /proc of another one (``unshare --pid`` without ``--mount-proc``) it does not, and its
+    process ids must not be killed.
     """
     try:
         return os.readlink("/proc/self") == str(os.getpid())
-    except OSError:  # psutil needs no /proc elsewhere
+    except OSError:  # other systems have no /proc, and psutil needs none there
         return sys.platform != "linux"
 
 
 def began_at(pid: int) -> float | None:
-    """When a process began, in seconds since 1970, which tells it from another one with the same number; None if there
-    is no such process, or if it cannot be seen.
+    """Return the start time of a process in seconds since 1970, or None if it cannot be seen.
+
+    The start time tells it from another process that gets the same id.
     """
     import psutil
 
@@ -221,8 +227,9 @@ def began_at(pid: int) -> float | None:
 
 
 def kill_group(leader: int, number: int) -> None:
-    """Signal every process of a process group led by our own child. Once that is reaped this does nothing, as its pid
-    may be somebody else's by then.
+    """Signal every process of a process group that is led by a child of this process.
+
+    Once the child is reaped this does nothing, because another process may have its id.
     """
     with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
         os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -230,13 +237,13 @@ def kill_group(leader: int, number: int) -> None:
 
 
 def kill(pid: int, number: int) -> None:
-    """Signal one of our own unreaped children."""
+    """Signal an unreaped child of this process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def ended_child() -> int | None:
-    """The pid of a child that has ended and waits to be reaped; None if there is none."""
+    """Return the pid of a child that has ended and waits to be reaped; None if there is none."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -245,7 +252,7 @@ def ended_child() -> int | None:
 
 
 def has_ended(child: int) -> bool:
-    """Whether a child of ours is dead, or dying and past any signal, without reaping it."""
+    """Tell if a child is dead, or dying and beyond any signal. Does not reap it."""
     try:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return True
@@ -260,7 +267,7 @@ def has_ended(child: int) -> bool:
 
 
 def has_children() -> bool:
-    """Whether this process has any child, dead ones included."""
+    """Tell if this process has any child, dead ones included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -269,7 +276,7 @@ def has_children() -> bool:
 
 
 def descendants() -> list[psutil.Process]:
-    """All living processes below this one; none where they cannot be seen (:func:`sees_pids`)."""
+    """Return all living descendants of this process; none where they cannot be seen (:func:`sees_pids`)."""
     import psutil
 
     if not sees_pids():
@@ -280,10 +287,13 @@ def descendants() -> list[psutil.Process]:
 
 
 def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
-    """SIGKILL everything below this process until nothing is left, and reap it. Returns the pids that would not die
-    (in an uninterruptible sleep). ``spared`` pids and what is below them are left alone.
+    """SIGKILL and reap all descendants until none is left. Return the pids of those that do not die.
+
+    Processes in an uninterruptible sleep do not die.
+
+    spared: pids that are left alone, together with their descendants.
     """
-    if not has_children():  # we adopt orphans, so without a child there is nothing below us either
+    if not has_children():  # this process adopts orphans, so without a child there are no descendants either
         return []
     import psutil
 
@@ -292,7 +302,9 @@ def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
         victims = [p for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
         if not victims:
             return []
-        for process in reversed(victims):  # a forkserver or agent after what is below it: it would go on in our place
+        for process in reversed(
+            victims
+        ):  # descendants first: a forkserver or agent would continue killing in our place
             with contextlib.suppress(psutil.Error):
                 process.kill()
         _reap_orphans({p.pid for p in victims})
@@ -301,10 +313,10 @@ def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
 
 
 def sweep(run_id: str) -> list[int]:
-    """SIGKILL every process of this user whose environment names the run, and all processes below those, this one and
-    its ancestors excepted.
+    """SIGKILL every process of this user whose environment names the run, with its descendants. Return their pids.
 
-    Never by name, and never a recycled pid: psutil compares start times. Returns the pids that were found.
+    This process and its ancestors are spared. Processes are never found by name, and a recycled pid is never killed, as
+    psutil compares start times.
     """
     import psutil
 
@@ -313,7 +325,9 @@ def sweep(run_id: str) -> list[int]:
     kept = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     others = [process for process in psutil.process_iter() if process.pid not in kept]
     found = {process.pid: process for process in others if _belongs_to(process, run_id)}
-    while below := [p for p in others if p.pid not in found and _parent_of(p) in found]:  # with other environments
+    while below := [
+        p for p in others if p.pid not in found and _parent_of(p) in found
+    ]:  # descendants may have changed their environment
         found |= {process.pid: process for process in below}
     for process in found.values():
         with contextlib.suppress(psutil.Error):
@@ -369,8 +383,9 @@ def _reap_orphans(pids: set[int]) -> None:
 
 
 def count_native_threads() -> int:
-    """Threads of this process that a fork would lose and that are not known to survive it: all but the main one and
-    the idle pool of OpenBLAS, which re-creates itself after a fork.
+    """Count the threads of this process that a fork would lose.
+
+    The main thread does not count, and neither does the idle pool of OpenBLAS, which re-creates itself after a fork.
     """
     try:
         threads = len(os.listdir("/proc/self/task"))
@@ -380,7 +395,7 @@ def count_native_threads() -> int:
 
 
 def native_thread_names() -> list[str]:
-    """Return the kernel's names of all threads of this process but the main one."""
+    """Return the kernel's names of all threads of this process except the main one."""
     try:
         others = [task for task in Path("/proc/self/task").iterdir() if task.name != str(os.getpid())]
         return sorted((task / "comm").read_text().strip() for task in others)

@@ -1,4 +1,4 @@
-"""Names of Ray that distrain lacks: a sentence for each that says what to do instead. Runs in: anywhere.
+"""Names of Ray that distrain lacks, each with a sentence that tells what to do instead. Runs in: anywhere.
 
 The sentence is in the AttributeError of ``distrain.Tuner`` or ``result.config``, in the ImportError of
 ``from distrain import Tuner`` or ``import distrain.tune``, and in the TypeError of ``TorchTrainer(datasets=...)``.
@@ -18,8 +18,8 @@ _CLUSTER = "there is no cluster to connect to: fit() starts the workers and ends
 _DATA = "Ray Data is not a part of distrain: make a DataLoader (or tf.data.Dataset) in train_func"
 _FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
 _INFERENCE = "inference is not a part of distrain: load the files of result.checkpoint.as_directory()"
-_KEPT = "the trainer does not show it: keep the object that you gave to it"
-_OF_RAY_1 = "a name of Ray 1: hand train_func to TorchTrainer or DataParallelTrainer, and call fit()"
+_KEPT = "the trainer does not show it: keep the object that you passed to it"
+_OF_RAY_1 = "a name of Ray 1: pass train_func to TorchTrainer or DataParallelTrainer, and call fit()"
 _OUTER_LOOP = (
     "there is no Tune: loop over your settings and call fit() for each, for example in the objective of an Optuna study"
 )
@@ -27,7 +27,7 @@ _RANKS = "a name of Ray 1: use get_context().get_world_rank(), get_local_rank() 
 _TASKS = "there are no tasks, actors or objects: call the function itself, or use concurrent.futures"
 _TORCH = "use TorchTrainer, and make the library's own Trainer in train_func"
 _TPU = "TPUs are not supported"
-_TRAIN = "distrain itself is what ray.train and ray.air are: `import distrain as train`, `from distrain import session`"
+_TRAIN = "distrain itself replaces ray.train and ray.air: `import distrain as train`, `from distrain import session`"
 
 MISSING = {
     "AccelerateTrainer": _TORCH,
@@ -131,34 +131,32 @@ MISSING = {
     "Trainer.shutdown": "leave it out: no worker is left when fit() returns",
     "Trainer.start": "leave it out: fit() starts the workers",
     "Trainer.train_loop_config": _KEPT,
-    "Trainer.training_loop": "it is the function that you hand to the trainer",
+    "Trainer.training_loop": "it is the function that you pass to the trainer",
 }
-"""Names of Ray without a counterpart here, and the sentences that say what to do instead. A name with a dot is that of
-an attribute of one kind of object."""
+"""Names of Ray without a counterpart here, and what to do instead. A name with a dot is an attribute of one class."""
 
 IGNORED = {
     "checkpoint_at_end": "report a checkpoint at the end of train_func",
-    "checkpoint_frequency": "report a checkpoint whenever you want one",
-    "controller_failure_limit": "the coordinator lives in this process",
-    "elastic_resize_monitor_interval_s": "the number of workers changes at restarts only",
-    "fail_fast": "say max_failures=0",
+    "checkpoint_frequency": "report a checkpoint in train_func whenever you want one",
+    "controller_failure_limit": "the coordinator runs in this process",
+    "elastic_resize_monitor_interval_s": "the number of workers changes only at restarts",
+    "fail_fast": "use max_failures=0",
     "log_to_file": "output is always kept, in logs/ of the run directory",
-    "max_preemption_failures": "a run that was stopped goes on when it is started again under its name",
+    "max_preemption_failures": "a run that was stopped continues when it is started again under its name",
     "preemption_grace_s": "see RunConfig.stop_grace_s",
     "ray_remote_kwargs": "the function is called in a process on the machine of fit()",
     "progress_reporter": "reports are shown as lines, and kept in metrics.jsonl",
     "relax_collectives_on_preemption": "see should_stop()",
     "sync_config": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
 }
-"""What makes no difference, or what distrain does anyway."""
-
+"""Arguments of Ray without effect here, and what distrain does instead."""
 
 _DEFAULTS = {
     "controller_failure_limit": -1,
     "elastic_resize_monitor_interval_s": 60.0,
     "max_preemption_failures": -1,
 }
-"""Ray's defaults that are not false values."""
+"""Defaults of Ray that are truthy. They cause no warning."""
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -174,10 +172,12 @@ def _text(plain: str, sentence: str | None) -> str:
 
 
 def explain_absent_names(module: str) -> None:
-    """Explain the names that a public module lacks; one with a ``__getattr__`` of its own calls :func:`explain`.
+    """Explain the names of Ray that a public module lacks.
+
+    A module with a ``__getattr__`` of its own calls :func:`explain` instead.
 
     An empty ``__path__`` makes ``from module import name`` look for a submodule, and so ask the finder below. Without
-    one, Python replaces the text of the AttributeError by its own.
+    it, Python replaces the text of the AttributeError by its own.
     """
 
     def __getattr__(name: str) -> NoReturn:
@@ -189,7 +189,7 @@ def explain_absent_names(module: str) -> None:
 
 
 class _Finder:
-    """Python asks it last for modules that do not exist. It has none; it raises ImportError with the sentence."""
+    """The last finder of ``sys.meta_path``. It finds no module, but raises ImportError with the sentence."""
 
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> None:
@@ -202,7 +202,7 @@ sys.meta_path.append(_Finder)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about a misspelt word; empty if no known one is like it."""
+    """Return a suggestion for a misspelt word, for the end of an error message; empty if no known word is similar."""
     import difflib
 
     close = difflib.get_close_matches(word, list(known), n=1)
@@ -213,7 +213,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def explaining(owner: str) -> Callable[[_Class], _Class]:
-    """Class decorator: attributes that its objects lack are explained by the sentences for ``owner``."""
+    """Return a class decorator that explains attributes that objects lack, by the sentences for ``owner``."""
 
     def decorate(cls: _Class) -> _Class:
         def __getattr__(self: object, name: str) -> Any:
@@ -243,14 +243,15 @@ class ExplainedClass(type):
 
 
 def without(*names: str) -> Callable[[_Class], _Class]:
-    """Class decorator: the constructor takes these keyword arguments of Ray's, too. Given a value that asks for
-    something, those of :data:`IGNORED` warn, and those of :data:`MISSING` raise TypeError, with the sentence. For a
-    misspelt name, the TypeError suggests the right one.
+    """Return a class decorator whose constructor also takes these keyword arguments of Ray.
+
+    A value other than Ray's default causes a warning for those of :data:`IGNORED`, and a TypeError for those of
+    :data:`MISSING`, with the sentence. For a misspelt name, the TypeError suggests the right one.
     """
 
     def decorate(cls: _Class) -> _Class:
         construct = cls.__init__  # type: ignore[misc]
-        import inspect  # not at the top: a user's file of that name may come first there
+        import inspect  # at the top, a user's file of that name might be found instead
 
         known = [name for name in inspect.signature(construct).parameters if name != "self"]
 

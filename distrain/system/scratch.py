@@ -1,8 +1,8 @@
 """A temporary directory for each host of a run, which does not outlive the run. Runs in: agent, guard, worker.
 
-A process that is killed cannot delete what it has written for a moment, such as a dict checkpoint that is being stored.
-So all that goes into one directory. The agent and its guard hold a lock on it, and remove it when the host is empty. If
-both of them were killed, or the host was, the guard of the next run on this host removes it.
+A killed process cannot delete its temporary files, such as a dict checkpoint that it is storing. So all of them are in
+one directory. The agent and its guard hold a lock on it, and remove it when the host has no processes of the run left.
+If both were killed, the guard of the next run on this host removes it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ _PREFIX = "distrain-run-"
 
 
 def scratch_directory() -> str | None:
-    """Return what to give to tempfile as ``dir``: the directory of this host in a worker, None for the usual one
-    elsewhere, where temporary files belong to the user, and in workers that have a TMPDIR of their own.
+    """Return the argument ``dir`` for tempfile: the directory of this host in a worker, else None.
+
+    None means the usual directory. It is right outside of workers, where temporary files belong to the user, and in
+    workers with a TMPDIR of their own.
     """
     path = os.environ.get(_VARIABLE, "")
     return path if os.path.dirname(path) == tempfile.gettempdir() and os.path.isdir(path) else None
 
 
 def claim() -> str | None:
-    """Make the directory for the processes that this one starts. It is ours until this process, and all that it forks,
-    have ended or called :func:`remove`. Returns None if there is no place for temporary files.
+    """Make the directory for the processes that this one starts. Return None if no temporary directory can be made.
+
+    This process, and those that it forks, hold the lock until they end.
     """
     try:
         path = _make()
@@ -42,27 +45,27 @@ def _make() -> str:
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX)
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDONLY)  # and stays open
-            fcntl.flock(fd, fcntl.LOCK_SH)  # waits for a process that takes it for an abandoned one
+            fd = os.open(path, os.O_RDONLY)  # it stays open, and keeps the lock
+            fcntl.flock(fd, fcntl.LOCK_SH)  # waits while another process removes it as abandoned
             if os.path.samestat(os.fstat(fd), os.stat(path)):
                 return path
 
 
 def clear(path: str | None) -> None:
-    """Empty a directory that we have claimed."""
+    """Empty a directory of :func:`claim`."""
     if path is not None:
-        for entry in Path(path).glob("*"):  # which finds nothing in what somebody has removed
+        for entry in Path(path).glob("*"):  # finds nothing in a directory that was removed
             shutil.rmtree(entry, ignore_errors=True)
 
 
 def remove(path: str | None) -> None:
-    """Remove a directory that we have claimed; harmless when done twice."""
+    """Remove a directory of :func:`claim`; harmless when done twice."""
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_abandoned() -> None:
-    """Remove the directories of this user that nobody holds any more."""
+    """Remove the directories of this user that no process has locked."""
     try:
         found = list(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
     except OSError:

@@ -24,26 +24,33 @@ __all__ = ["TensorflowCheckpoint"]
 
 _SAVED_MODEL = "saved_model.pb"
 _METADATA_OF_KERAS = "keras_metadata.pb"
-"""Which Keras 2 puts beside it."""
+"""File of Keras 2 next to the SavedModel."""
 
 
 class TensorflowCheckpoint(Checkpoint):
     """A checkpoint that holds one Keras model: as ``model.keras``, an ``.h5`` file, or a SavedModel.
 
     To read one that was reported: ``TensorflowCheckpoint(result.checkpoint.path).get_model()``.
+
+    ::
+
+        checkpoint = TensorflowCheckpoint.from_model(model)
+        distrain.report({"loss": 0.5}, checkpoint=checkpoint)
     """
 
     MODEL_FILENAME = "model.keras"
     MODEL_FILENAME_KEY = "_model_filename"
-    """In the metadata: which file has the model."""
+    """Key of the metadata that names the file with the model."""
 
     @classmethod
     def from_model(cls, keras_model: Any, *, preprocessor: None = None) -> Self:
-        """A checkpoint of the whole model with its optimizer. Under a distributed strategy every rank has to call it,
-        as saving is a collective. ``preprocessor`` was Ray AIR's.
+        """Make a checkpoint of the whole model with its optimizer.
 
-        The file lies in a temporary directory that goes with this object: report it, or copy it with ``to_directory``.
-        Raises TypeError for what cannot be saved.
+        Under a distributed strategy every rank must call it, as saving is a collective. The file is in a temporary
+        directory that is deleted with this object: report it, or copy it with ``to_directory``. ``preprocessor`` is a
+        parameter of Ray AIR.
+
+        Raises TypeError for an object without a ``save()``.
         """
         if not hasattr(keras_model, "save"):
             raise TypeError(f"TensorflowCheckpoint.from_model takes a Keras model, got {type(keras_model).__name__}")
@@ -54,13 +61,13 @@ class TensorflowCheckpoint(Checkpoint):
 
     @classmethod
     def from_h5(cls, file_path: str | os.PathLike[str], *, preprocessor: None = None) -> Self:
-        """A checkpoint of a model that ``model.save("name.h5")`` has written; the file is copied.
+        """Make a checkpoint of a model that ``model.save("name.h5")`` has written. The file is copied.
 
         Raises ValueError if there is no such file, or its name does not end in ``.h5``.
         """
         file = Path(file_path).expanduser()
         if not file.is_file() or file.suffix != ".h5":
-            raise ValueError(f"TensorflowCheckpoint.from_h5: {file} is no file whose name ends in .h5")
+            raise ValueError(f"TensorflowCheckpoint.from_h5: {file} is not a file whose name ends in .h5")
         checkpoint = cls._temporary()
         shutil.copy(file, checkpoint.path)
         checkpoint.set_metadata({cls.MODEL_FILENAME_KEY: file.name})
@@ -68,7 +75,7 @@ class TensorflowCheckpoint(Checkpoint):
 
     @classmethod
     def from_saved_model(cls, dir_path: str | os.PathLike[str], *, preprocessor: None = None) -> Self:
-        """A checkpoint of a model that Keras 2 has saved as a directory (a SavedModel), which is copied.
+        """Make a checkpoint of a model that Keras 2 has saved as a directory (a SavedModel), which is copied.
 
         Raises ValueError if the directory holds no SavedModel.
         """
@@ -80,11 +87,10 @@ class TensorflowCheckpoint(Checkpoint):
         return checkpoint
 
     def get_model(self) -> Any:
-        """The model, loaded by the Keras that has saved it (2 or 3), whichever of them ``tf.keras`` is here. Within a
-        strategy's scope the model is the strategy's.
+        """Load the model with the Keras that has saved it (2 or 3), which may differ from ``tf.keras``.
 
-        Loading a model can run code that is in it: read only checkpoints that you trust. A checkpoint made by
-        :meth:`from_dict` has its model under the key ``"model"``.
+        Within a strategy's scope the model belongs to the strategy. Loading a model can run code that is in it: read
+        only checkpoints that you trust. A checkpoint made by :meth:`from_dict` has its model under the key ``"model"``.
 
         Raises CheckpointError if there is no model in the checkpoint, or a damaged one, ModuleNotFoundError if its
         Keras is not installed.
@@ -109,12 +115,15 @@ class TensorflowCheckpoint(Checkpoint):
 
 
 def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # and not a child that was forked with the object
+    if os.getpid() == pid:  # a child that was forked with the object deletes nothing
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _load(model: Path, shown: str) -> Any:
-    """``shown``: what the user calls it."""
+    """Load the model.
+
+    shown: the model's path for error messages.
+    """
     try:
         keras = _keras_of(model, shown)
         loaded = keras.models.load_model(str(model))
@@ -143,7 +152,7 @@ def _no_model_of_keras(shown: str) -> str:
 
 
 def _keras_of(model: Path, shown: str) -> Any:
-    """The package that has saved the model; the other one does not read all of its files."""
+    """Return the package that has saved the model. The other one cannot read all of its files."""
     name = "keras" if _major_version(model, shown) == 3 else "tf_keras"
     if find_spec(name) is None:
         raise ModuleNotFoundError(
@@ -153,8 +162,8 @@ def _keras_of(model: Path, shown: str) -> Any:
 
 
 def _major_version(model: Path, shown: str) -> int:
-    """Raises CheckpointError, BadZipFile or OSError if the file has no model."""
-    version = "2"  # only Keras 2 saves SavedModels that can be loaded as models
+    """Return the major version of the model's Keras. Raises CheckpointError, BadZipFile or OSError without a model."""
+    version = "2"  # SavedModels of Keras 3 cannot be loaded as models
     if model.suffix == ".keras":
         version = _version_in_zip(model, shown)
     elif model.is_file():
@@ -176,7 +185,7 @@ def _version_in_h5(model: Path, shown: str) -> str:
     with h5py.File(model) as file:
         if "model_config" not in file.attrs:
             raise CheckpointError(
-                f"{shown} has no model, but weights at most, as model.save_weights() writes: build the model, and have "
-                "it load_weights() from the file; or save the whole of it, with model.save()"
+                f"{shown} has no model, but only weights, as model.save_weights() writes: build the model, and call "
+                "its load_weights() with the file; or save the whole model, with model.save()"
             )
         return str(file.attrs["keras_version"])

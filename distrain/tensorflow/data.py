@@ -1,4 +1,4 @@
-"""Data sets that are shared out already. Runs in: anywhere with TensorFlow."""
+"""Data sets that hold one worker's share. Runs in: anywhere with TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ __all__ = ["prepare_dataset_shard"]
 
 
 def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
-    """The data set with automatic sharding off, and with prefetching.
+    """Return the data set with prefetching and without automatic sharding.
 
-    For one that holds this worker's share only: a strategy would share it out once more.
+    Use it for a data set that holds only this worker's share. A strategy would divide it again. ::
+
+        rank, size = distrain.get_context().get_world_rank(), distrain.get_context().get_world_size()
+        dataset = prepare_dataset_shard(tf.data.Dataset.range(100).shard(size, rank).batch(10))
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -29,23 +29,27 @@ def _callback_of_keras() -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name != "tensorflow":
             raise
         raise ModuleNotFoundError(
-            "distrain.tensorflow.keras needs TensorFlow and Keras 2: pip install 'distrain[tensorflow]'. Where Keras 3 "
-            "is to be tf.keras, set TF_USE_LEGACY_KERAS=0 in the environment",
+            "distrain.tensorflow.keras needs TensorFlow and Keras 2: pip install 'distrain[tensorflow]'. To use Keras "
+            "3 as tf.keras, set TF_USE_LEGACY_KERAS=0 in the environment",
             name="tensorflow",
         ) from error
 
 
 class ReportCheckpointCallback(_callback_of_keras()):  # type: ignore[misc]
-    """Report metrics and checkpoints while Keras trains; a checkpoint never comes without metrics.
+    """Report metrics and checkpoints while Keras trains. Every checkpoint is reported with metrics.
 
     checkpoint_on, report_metrics_on: one of Keras' events or several, such as ``"epoch_end"`` or ``"test_end"``.
-    metrics: which of Keras' logs are reported: None for all, names, or ``{reported name: name in the logs}``.
+    metrics: the logs of Keras to report: None for all, names, or ``{reported name: name in the logs}``.
 
-    Every rank reports, and saves the model, since saving is a collective; as all have the same model, rank 0's is kept.
-    ``TensorflowCheckpoint(checkpoint.path).get_model()`` reads it, and ``checkpoint.get_metadata()["epoch"]`` is the
-    epoch, from 0, in which it was saved.
+    ::
 
-    Raises ValueError for events that there are not, TypeError for what is no name.
+        model.fit(dataset, epochs=2, callbacks=[ReportCheckpointCallback(metrics=["loss"])])
+
+    Every rank reports. Every rank also saves the model, since saving is a collective; the model is the same on all
+    ranks, so rank 0's is kept. ``TensorflowCheckpoint(checkpoint.path).get_model()`` reads it, and
+    ``checkpoint.get_metadata()["epoch"]`` is the epoch, from 0, in which it was saved.
+
+    Raises ValueError for unknown events, TypeError for anything but names.
     """
 
     def __init__(
@@ -66,8 +70,9 @@ class ReportCheckpointCallback(_callback_of_keras()):  # type: ignore[misc]
         self._epoch = epoch
 
     def _listen_to(self, event: str) -> None:
-        """Keras hands out the logs of every batch, which takes its time, as soon as a class has a method for them: so
-        there is one only where somebody wants them.
+        """Add the method for an event to this object.
+
+        A class with methods for batches would make Keras collect the logs of every batch, which is slow.
         """
         method = f"on_{event}"
         inherited = getattr(self, method)

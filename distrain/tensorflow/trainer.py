@@ -1,4 +1,4 @@
-"""TensorflowTrainer. Runs in: coordinator; without TensorFlow."""
+"""TensorflowTrainer. Runs in: coordinator, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,10 +21,20 @@ __all__ = ["TensorflowTrainer"]
 
 @without("dataset_config", "datasets", "preprocessor")
 class TensorflowTrainer(DataParallelTrainer):
-    """Run a TensorFlow training function on a group of workers, each of which finds all of them in TF_CONFIG.
+    """Run a TensorFlow training function on a group of workers, which find each other through TF_CONFIG.
 
     tensorflow_config: settings of the workers; ``tensorflow_backend`` is an old name for it.
-    Everything else: see :class:`~distrain.DataParallelTrainer`.
+    See :class:`~distrain.DataParallelTrainer` for the other parameters.
+
+    ::
+
+        def train_func(config):
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            with strategy.scope():
+                model = make_model()
+            model.fit(dataset, callbacks=[ReportCheckpointCallback()])
+
+        trainer = TensorflowTrainer(train_func, scaling_config=distrain.ScalingConfig(num_workers=2))
     """
 
     def __init__(

@@ -25,12 +25,22 @@ __all__ = ["accelerate", "autocast_forward", "backward", "prepare_optimizer"]
 
 
 def accelerate(amp: bool = False) -> None:
-    """Choose, for what is prepared from now on, whether models compute in mixed precision.
+    """Choose the precision in which models compute: mixed precision with ``amp=True``, else full precision.
 
     Call it once, before :func:`prepare_model`, :func:`prepare_optimizer` and :func:`backward`. Gradients are scaled
     until ``optimizer.step()``; clipping them in between needs a limit multiplied by the same scale.
 
-    Raises RuntimeError if it comes too late, a second time, or outside of a worker.
+    ::
+
+        accelerate(amp=True)
+        model = prepare_model(model)
+        optimizer = prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for inputs, labels in prepare_data_loader(loader):
+            optimizer.zero_grad()
+            backward(loss_function(model(inputs), labels))
+            optimizer.step()
+
+    Raises RuntimeError for a call that comes too late, a second call, and outside of a worker.
     """
     session = session_of("torch.accelerate")
     if session in _PRECISIONS:
@@ -42,8 +52,12 @@ def accelerate(amp: bool = False) -> None:
 
 
 def prepare_optimizer(optimizer: Optimizer) -> Optimizer:
-    """The optimizer to use in the place of ``optimizer``: with a scaled loss, one that skips steps whose gradients have
-    overflowed; otherwise ``optimizer`` itself. Make learning rate schedulers for the one returned.
+    """Return the optimizer to use instead of ``optimizer``; make learning rate schedulers for it.
+
+    With a scaled loss it skips steps whose gradients have overflowed. Otherwise it is ``optimizer`` itself. ::
+
+        optimizer = prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
 
     Raises TypeError for anything but a torch optimizer, RuntimeError outside of a worker.
     """
@@ -56,7 +70,13 @@ def prepare_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 def backward(loss: torch.Tensor) -> None:
-    """``loss.backward()``, with the loss scaled where that is needed. Raises RuntimeError outside of a worker."""
+    """Call ``loss.backward()``, with the loss scaled where float16 needs it. Raises RuntimeError outside of a worker.
+
+    ::
+
+        loss = loss_function(model(inputs), labels)
+        backward(loss)
+    """
     scaler = _precision("backward").scaler
     if scaler is None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -65,7 +85,7 @@ def backward(loss: torch.Tensor) -> None:
 
 
 def autocast_forward(model: nn.Module) -> nn.Module:
-    """Make the model compute in mixed precision, if that was asked for. It can still be copied and pickled.
+    """Make the model compute in mixed precision if :func:`accelerate` chose it. It can still be copied and pickled.
 
     Tensors of the lower precision that it returns become float32, as the loss is computed outside of its forward().
     """
@@ -75,11 +95,15 @@ def autocast_forward(model: nn.Module) -> nn.Module:
     return model
 
 
-# -- what was chosen ---------------------------------------------------------------------------------------------------
+# -- the choice of a session -------------------------------------------------------------------------------------------
 
 
 class _Precision:
-    """Of one session. ``device`` is None for full precision, ``scaler`` where nothing is scaled."""
+    """The precision of one session.
+
+    device: where models compute in mixed precision; None for full precision.
+    scaler: scales the loss; None where it is not scaled.
+    """
 
     def __init__(self, device: torch.device | None) -> None:
         self.device = device
@@ -90,15 +114,15 @@ _PRECISIONS: WeakKeyDictionary[Session, _Precision] = WeakKeyDictionary()
 
 
 def _precision(caller: str) -> _Precision:
-    """What was chosen, which is full precision for good if nothing was."""
+    """Return the precision of this session. If none was chosen before, it is full precision from now on."""
     return _PRECISIONS.setdefault(session_of(f"torch.{caller}"), _Precision(None))
 
 
-# -- the model's side --------------------------------------------------------------------------------------------------
+# -- the model ---------------------------------------------------------------------------------------------------------
 
 
 class _Autocast:
-    """A model's ``forward``, in mixed precision; an attribute of that one model."""
+    """A model's ``forward`` in mixed precision, set as an attribute of that one model."""
 
     def __init__(self, forward: Callable[..., Any], device_type: str) -> None:
         self._forward = forward
@@ -111,7 +135,7 @@ class _Autocast:
         return map_leaves(output, lambda leaf: _widened(leaf, dtype))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as the model's own ``forward``: who loads it may have no distrain, and wants no autocast."""
+        """Pickle as the model's own ``forward``: the loading program may lack distrain, and wants no autocast."""
         return itemgetter(0), ((self._forward,),)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Autocast:
@@ -124,12 +148,13 @@ def _widened(leaf: Any, dtype: torch.dtype) -> Any:
     return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype is dtype else leaf
 
 
-# -- the optimizer's side ----------------------------------------------------------------------------------------------
+# -- the optimizer -----------------------------------------------------------------------------------------------------
 
 
 class LossScaler:
-    """A GradScaler for any number of optimizers. It is brought up to date when the next loss arrives, and not after a
-    step, so that all optimizers of one loss see the scale that it had.
+    """A GradScaler for any number of optimizers.
+
+    The scale changes when the next loss arrives, not after a step, so all optimizers of one loss see the same scale.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -148,7 +173,7 @@ class LossScaler:
         if not self._scaled or id(optimizer) in self._stepped:
             raise RuntimeError(
                 "optimizer.step() without a distrain.torch.backward(loss) since the last one: under "
-                "accelerate(amp=True) call backward(loss) in the place of loss.backward()"
+                "accelerate(amp=True) call backward(loss) instead of loss.backward()"
             )
         self._stepped.add(id(optimizer))
         return self._scaler.step(optimizer, *args, **kwargs)
@@ -158,24 +183,24 @@ class ScaledOptimizer(Optimizer):
     """An optimizer whose gradients are scaled. Everything but ``step()`` is the wrapped optimizer's."""
 
     def __init__(self, optimizer: Optimizer, scaler: LossScaler) -> None:
-        # Not Optimizer.__init__: it would make groups and state of its own.
+        # Optimizer.__init__ is not called: it would make groups and state of its own.
         self._optimizer = optimizer
         self._scaler = scaler
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_optimizer", "_scaler"):  # not there yet: copy and pickle ask for attributes of an empty object
+        if name in ("_optimizer", "_scaler"):  # copy and pickle ask an object that has no attributes yet
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as the wrapped one: a scaler belongs to its process."""
+        """Pickle as the wrapped optimizer: a scaler belongs to its process."""
         return itemgetter(0), ((self._optimizer,),)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._optimizer!r})"
 
     def step(self, *args: Any, **kwargs: Any) -> float | None:  # type: ignore[override]
-        """The wrapped optimizer's step, unless a gradient is infinite or NaN.
+        """Call the wrapped optimizer's step, unless a gradient is infinite or NaN.
 
         Raises RuntimeError without a :func:`backward` since its last step, and for a closure.
         """

@@ -1,4 +1,4 @@
-"""Models in checkpoints: TorchCheckpoint, and what becomes of DistributedDataParallel. Runs in: anywhere with torch."""
+"""PyTorch models in checkpoints, without their DistributedDataParallel wrappers. Runs in: anywhere with torch."""
 
 from __future__ import annotations
 
@@ -28,23 +28,30 @@ if TYPE_CHECKING:
 __all__ = ["TorchCheckpoint", "portable"]
 
 _PREFIXES = ("_orig_mod.", "module.", "_orig_mod.")
-"""Of torch.compile, of DistributedDataParallel, and of a compiled model within that."""
+"""Prefixes of a state_dict's keys: torch.compile, DistributedDataParallel, and a compiled model inside that."""
 
 
 class TorchCheckpoint(Checkpoint):
     """A checkpoint that holds one model: its ``state_dict()``, or the whole model, pickled.
 
     To read one that was reported: ``TorchCheckpoint(result.checkpoint.path).get_model(model)``.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> checkpoint = TorchCheckpoint.from_state_dict(model.state_dict())
+    >>> checkpoint.get_model(torch.nn.Linear(2, 1))
+    Linear(in_features=2, out_features=1, bias=True)
     """
 
     MODEL_FILENAME = "model.pt"
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Any], *, preprocessor: None = None) -> Self:
-        """A checkpoint of a ``state_dict()``; that of a DistributedDataParallel loses its ``module.`` prefix.
-        ``preprocessor`` was Ray AIR's.
+        """Make a checkpoint of a ``state_dict()``, without the ``module.`` prefix of a DistributedDataParallel.
 
-        The file lies in a temporary directory that goes with this object: report it, or copy it with ``to_directory``.
+        The file is in a temporary directory that is deleted with this object: report it, or copy it with
+        ``to_directory``. ``preprocessor`` is a parameter of Ray AIR.
+
         Raises TypeError for anything but a dict, ValueError for a sharded one.
         """
         if not isinstance(state_dict, Mapping):
@@ -53,8 +60,10 @@ class TorchCheckpoint(Checkpoint):
 
     @classmethod
     def from_model(cls, model: nn.Module, *, preprocessor: None = None) -> Self:
-        """A checkpoint of the whole model, pickled, without DistributedDataParallel around it. Its class is needed to
-        load it, unless it was defined in the script itself. Prefer :meth:`from_state_dict`.
+        """Make a checkpoint of the whole model, pickled, without a DistributedDataParallel around it.
+
+        Loading it needs the model's class, unless that was defined in the script itself. Prefer
+        :meth:`from_state_dict`.
 
         Raises TypeError for anything but a module, ValueError for a sharded one (FSDP).
         """
@@ -64,11 +73,10 @@ class TorchCheckpoint(Checkpoint):
         return cls._saved(model, model.parameters())
 
     def get_model(self, model: nn.Module | None = None) -> nn.Module:
-        """The model, on the CPU: ``model`` with the weights of the checkpoint, or the one that was pickled.
+        """Return the model, on the CPU: ``model`` with the weights of the checkpoint, or the one that was pickled.
 
-        Unpickles what is not a mere ``state_dict``: read only checkpoints that you trust.
-
-        A checkpoint made by :meth:`from_dict` has its model under the key ``"model"``.
+        Everything but a ``state_dict`` is unpickled: read only checkpoints that you trust. A checkpoint made by
+        :meth:`from_dict` has its model under the key ``"model"``.
 
         Raises CheckpointError if there is no model in the checkpoint, ValueError if it has a ``state_dict`` only and no
         ``model`` is given, RuntimeError from torch if the weights do not fit.
@@ -90,8 +98,8 @@ class TorchCheckpoint(Checkpoint):
             saved = saved.state_dict()
         if model is None:
             raise ValueError(
-                f"{self.path} has the weights of a model, and not the model: call get_model(MyModel()), which loads "
-                "them into it"
+                f"{self.path} has the weights of a model, and not the model itself: call get_model(MyModel()), which "
+                "loads the weights into your model"
             )
         _unwrapped(model).load_state_dict(_without_prefix(saved))
         return model
@@ -114,14 +122,15 @@ def _load(file: Path) -> Any:
 
 
 def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # and not a child that was forked with the object
+    if os.getpid() == pid:  # a child that was forked with the object deletes nothing
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def portable(data: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a dict checkpoint that means something in a single process: in the place of DistributedDataParallel
-    (and of what ``torch.compile`` made) the model within, and ``state_dict``s without their prefixes. ``data`` and what
-    is in it stay as they are. Raises ValueError for what is sharded.
+    """Return a copy of a dict checkpoint that a single process can load.
+
+    The copy has models without DistributedDataParallel and ``torch.compile``, and ``state_dict``s without their
+    prefixes. ``data`` stays as it is. Raises ValueError for sharded models.
     """
     return {key: _portable_value(value) for key, value in data.items()}
 
@@ -136,7 +145,7 @@ def _portable_value(value: Any) -> Any:
 
 
 def _tensors(value: Any) -> Iterator[Any]:
-    """Those of models, and what is in dicts and lists."""
+    """Yield the tensors in models, dicts and lists."""
     if isinstance(value, nn.Module):
         yield from value.parameters()
     elif isinstance(value, Mapping):
@@ -152,22 +161,23 @@ def _tensors(value: Any) -> Iterator[Any]:
 def _check_whole(tensors: Iterable[Any]) -> None:
     if any(hasattr(tensor, "device_mesh") for tensor in tensors):  # DTensors
         raise ValueError(
-            "the model is sharded (FSDP), and this rank has its part of it only. On every rank call "
+            "the model is sharded (FSDP), and this rank has only its part of it. On every rank call "
             "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options=StateDictOptions("
-            "full_state_dict=True, cpu_offload=True)), or get_state_dict() with the optimizer; what that gives on rank "
-            "0 can be saved"
+            "full_state_dict=True, cpu_offload=True)), or get_state_dict() with the optimizer, and save the result of "
+            "rank 0"
         )
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """Without DistributedDataParallel, and without what torch.compile made."""
+    """Return the model inside DistributedDataParallel and torch.compile."""
     inner: Any = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
     return model if inner is None else _unwrapped(inner)
 
 
 def _without_prefix(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A copy without the prefixes that wrappers give to all keys, if every value is a tensor; otherwise what was
-    given.
+    """Return a copy without the prefixes that wrappers give to all keys, if every value is a tensor.
+
+    Other dicts are returned as they are.
     """
     for prefix in _PREFIXES:
         state_dict = _without(prefix, state_dict)

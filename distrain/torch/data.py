@@ -30,33 +30,41 @@ def prepare_data_loader(
 ) -> DataLoader[Any]:
     """Give every worker its share of the data, and move batches to its device.
 
-    add_dist_sampler: share the data out among the workers; False: the loader gives each its share already.
-    move_to_device: move what the loader yields to :func:`get_device`.
-    auto_transfer: on a GPU, copy the next batch while the present one is worked on, which takes one more batch of
-        memory; best with ``pin_memory=True``. False: copy each batch when it is asked for.
+    add_dist_sampler: divide the data among the workers; False: the loader already gives each worker its share.
+    move_to_device: move the batches to :func:`get_device`.
+    auto_transfer: on a GPU, copy the next batch while the current one is processed. This takes the memory of one more
+        batch, and works best with ``pin_memory=True``. False: copy each batch when it is requested.
 
-    The result is a copy of the loader, of its class and with all its options; ``batch_size`` is per worker, and
-    ``result.sampler.set_epoch(epoch)`` works with any number of workers (but for an IterableDataset). What is shared
-    out, with more than one worker:
+    ::
 
-    - An order that is shuffled or not, by a DistributedSampler. Ranks get equally many samples; some come twice if that
-      does not come out even. Without ``set_epoch`` the order changes after each complete pass, of which all ranks
-      have to make equally many.
-    - An order of a sampler of your own (WeightedRandomSampler, RandomSampler with replacement, ...): all ranks draw the
-      same order, seeded by the epoch, and each takes every n-th of it; see
-      :class:`~distrain.torch.sampler.ShareSampler`. The sampler has to be made alike on every rank.
-    - Batches of a ``batch_sampler`` of your own, likewise, as whole batches. A plain ``BatchSampler`` has its sampler
-      shared out instead.
-    - Nothing if a DistributedSampler, or another sampler that knows of ranks, is there already, or if the data is an
+        loader = prepare_data_loader(DataLoader(dataset, batch_size=32, shuffle=True))
+        for epoch in range(2):
+            loader.sampler.set_epoch(epoch)
+            for inputs, labels in loader:
+                ...
+
+    The result is a copy of the loader, of its class and with all its options. ``batch_size`` is per worker.
+    ``set_epoch`` works with any number of workers, but not for an IterableDataset. With more than one worker, the data
+    is divided by its sampler:
+
+    - A plain order, shuffled or not, becomes a DistributedSampler. Ranks get equally many samples; some samples come
+      twice if the number does not divide evenly. Without ``set_epoch`` the order changes after each complete pass, and
+      all ranks must make equally many passes.
+    - With a sampler of your own (WeightedRandomSampler, RandomSampler with replacement, ...), all ranks draw the same
+      order, seeded by the epoch, and each takes every n-th sample of it; see
+      :class:`~distrain.torch.sampler.ShareSampler`. Every rank must construct the sampler with the same arguments.
+    - A ``batch_sampler`` of your own is divided in the same way, by whole batches. Of a plain ``BatchSampler``, its
+      sampler is divided instead.
+    - Nothing is divided if the sampler already knows its rank, like a DistributedSampler, or if the data is an
       IterableDataset.
 
-    Batches may be tensors and dicts, lists, tuples, named tuples, dataclasses of such, and objects with a ``to()``.
+    Batches may be tensors; dicts, lists, tuples, named tuples and dataclasses of tensors; and objects with a ``to()``.
 
-    A subclass of DataLoader keeps what it is; only one that has made something of its sampler when it was constructed
-    goes on with that sampler, and has to share the data out itself.
+    A subclass of DataLoader keeps its class and attributes. A subclass that derives something from its sampler in the
+    constructor keeps using that sampler, and must divide the data itself.
 
-    Raises TypeError for anything but a DataLoader, ValueError for a sampler that cannot be shared out as it has no
-    length, RuntimeError outside of a worker.
+    Raises TypeError for anything but a DataLoader, ValueError for a sampler without a length, which cannot be divided,
+    RuntimeError outside of a worker.
     """
     context = session_of("torch.prepare_data_loader").context
     if not isinstance(data_loader, DataLoader):
@@ -74,7 +82,7 @@ def prepare_data_loader(
 
 
 def _samplers(loader: DataLoader[Any], context: TrainContext) -> dict[str, Any]:
-    """The loader's attributes that make the order, for this rank; none if it has its share already."""
+    """Return the attributes of the loader that give this rank its share; none if it has its share already."""
     batched = loader.batch_sampler is not None
     order = loader.batch_sampler if batched else loader.sampler
     if shares_already(order):
@@ -85,9 +93,9 @@ def _samplers(loader: DataLoader[Any], context: TrainContext) -> dict[str, Any]:
 
 
 def _changed(loader: DataLoader[Any], changes: dict[str, Any]) -> DataLoader[Any]:
-    """A copy of the loader with other attributes. Not constructed anew: subclasses have constructors of their own."""
+    """Copy the loader and change attributes. Its class is not called, as subclasses have constructors of their own."""
     clone = copy.copy(loader)
-    vars(clone).update(changes, _iterator=None)  # the iterator is that of persistent workers, if they run already
+    vars(clone).update(changes, _iterator=None)  # the original keeps the iterator of its persistent workers
     return clone
 
 
@@ -95,7 +103,7 @@ def _changed(loader: DataLoader[Any], changes: dict[str, Any]) -> DataLoader[Any
 
 
 def _on_device(loader: DataLoader[Any], device: torch.device, auto_transfer: bool) -> DataLoader[Any]:
-    """A copy of the loader whose batches are on a device. Its class is a subclass of the loader's."""
+    """Return a copy of the loader that moves its batches to a device. Its class is a subclass of the loader's."""
     clone = _changed(loader, {"_device": device, "_auto_transfer": auto_transfer})
     kind = type(loader)
     if not issubclass(kind, _DeviceLoader):
@@ -104,7 +112,7 @@ def _on_device(loader: DataLoader[Any], device: torch.device, auto_transfer: boo
 
 
 class _DeviceLoader(DataLoader[Any]):
-    """Stands before a loader's own class."""
+    """A mixin that precedes a loader's own class, and moves its batches to a device."""
 
     _device: torch.device
     _auto_transfer: bool
@@ -117,7 +125,7 @@ class _DeviceLoader(DataLoader[Any]):
 
 
 def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Each batch on the GPU; the next one is on its way there on a stream of its own while the caller computes."""
+    """Yield each batch on the GPU. A separate stream copies the next batch while the caller computes."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ended = object()
 
@@ -139,8 +147,10 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]
 
 
 def _arrived(leaf: Any, device: torch.device, current: torch.cuda.Stream) -> Any:
-    """A leaf for use on the current stream. Objects that move themselves do so now: on the other stream their memory
-    could be given away while it is still in use.
+    """Return a leaf for use on the current stream.
+
+    Objects with a ``to()`` of their own move here, because memory that they allocate on the other stream could be
+    reused too early.
     """
     if not _is_tensor(leaf):
         return _moved(leaf, device)

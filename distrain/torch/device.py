@@ -1,4 +1,4 @@
-"""Which device is this worker's, and who of a host goes first. Runs in: worker."""
+"""The device of this worker, and code that one rank of a host runs before the others. Runs in: worker."""
 
 from __future__ import annotations
 
@@ -21,12 +21,22 @@ __all__ = ["get_device", "get_devices", "local_rank_zero_first"]
 
 
 def get_devices() -> list[torch.device]:
-    """The devices of this worker: its GPUs, or the CPU. Raises RuntimeError outside of a worker."""
+    """Return the devices of this worker: its GPUs, or the CPU. Raises RuntimeError outside of a worker.
+
+    ::
+
+        ids = [device.index for device in get_devices()]
+    """
     return [torch.device("cuda", index) for index in get_context().devices] or [torch.device("cpu")]
 
 
 def get_device() -> torch.device:
-    """The (first) device of this worker. Raises RuntimeError outside of a worker."""
+    """Return the (first) device of this worker. Raises RuntimeError outside of a worker.
+
+    ::
+
+        inputs = inputs.to(get_device())
+    """
     return get_devices()[0]
 
 
@@ -35,23 +45,23 @@ def get_device() -> torch.device:
 _POLL_S = 0.05
 
 _CALLS: WeakKeyDictionary[Session, Iterator[int]] = WeakKeyDictionary()
-"""Numbers the calls of each session: all ranks of a host make them in the same order."""
+"""Numbers of the calls of each session. All ranks of a host make the calls in the same order."""
 
 
 @contextlib.contextmanager
 def local_rank_zero_first() -> Iterator[None]:
-    """For downloads: local rank 0 runs the body, then the other ranks of its host do, and find the files there.
+    """Let local rank 0 run the body before the other ranks of its host, which then find its downloads there.
 
     ::
 
         with local_rank_zero_first():
-            data = CIFAR10("data", download=True)
+            data = download("data")
 
-    Ranks of other hosts are not waited for, and no collective is used, so that a download may take longer than a
-    collective may. Every rank of the host has to come here equally often.
+    It does not wait for ranks of other hosts, and uses no collective, so a download may take longer than the timeout of
+    collectives. Every rank of the host must call it equally often.
 
     Raises RuntimeError outside of a worker; on several ranks of a host without a process group; and, on the other
-    ranks, if local rank 0 has left the body by an exception.
+    ranks, if the body has raised an exception on local rank 0.
     """
     session = session_of("torch.local_rank_zero_first")
     context = session.context
@@ -62,30 +72,30 @@ def local_rank_zero_first() -> Iterator[None]:
     store = _store()
     key = f"distrain/local_rank_zero_first/{context.node_rank}/{number}"
     if context.local_rank == 0:
-        with _told(store, key, context.world_rank):
+        with _announcing_end(store, key, context.world_rank):
             yield
         return
-    if failure := _awaited(store, key):
+    if failure := _await_first_rank(store, key):
         raise RuntimeError(f"local_rank_zero_first(): {failure}")
     yield
 
 
 @contextlib.contextmanager
-def _told(store: Any, key: str, rank: int) -> Iterator[None]:
-    """Tell the others how the body ended, whichever way it does."""
+def _announcing_end(store: Any, key: str, rank: int) -> Iterator[None]:
+    """Write to the store how the body ended: empty text, or the error."""
     try:
         yield
     except BaseException as error:
-        store.set(key, f"rank {rank}, which goes first on this host, failed: {error!r:.500}")
+        store.set(key, f"rank {rank}, which runs it first on this host, failed: {error!r:.500}")
         raise
     store.set(key, "")
 
 
-def _awaited(store: Any, key: str) -> str:
-    """How the body of local rank 0 ended: empty if well.
+def _await_first_rank(store: Any, key: str) -> str:
+    """Return the error of local rank 0's body; empty if there was none.
 
-    Polled: the store's own wait() holds back signal handlers, and prints a warning for every time-out.
-    Raises torch's DistNetworkError (a RuntimeError) if rank 0, which keeps the store, is gone.
+    It polls, because the store's own wait() delays signal handlers, and prints a warning for every timeout. Raises
+    torch's DistNetworkError (a RuntimeError) if rank 0, which serves the store, is gone.
     """
     while not store.check([key]):
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""prepare_model: to the device, into mixed precision, and shared among the workers. Runs in: worker."""
+"""prepare_model: move a model to its device, and train it on all workers together. Runs in: worker."""
 
 from __future__ import annotations
 
@@ -26,27 +26,31 @@ def prepare_model(
     parallel_strategy: str | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """Move the model to this worker's device and, with more than one worker, share its training among them.
+    """Move the model to this worker's device and, with more than one worker, train it together with the others.
 
-    move_to_device: False leaves it where it is, a device (or its name) moves it there.
-    parallel_strategy: ``"ddp"``: wrapped in DistributedDataParallel, unless nothing in it is trained. ``"fsdp"``: its
-        parameters are sharded in place by FSDP2's ``fully_shard``, on GPUs and (not yet in torch 2.6) on the CPU. None:
-        each rank has a model of its own.
+    move_to_device: False leaves the model where it is; a device (or its name) moves it there.
+    parallel_strategy: ``"ddp"`` wraps the model in DistributedDataParallel, unless it has nothing to train. ``"fsdp"``
+        shards its parameters in place by FSDP2's ``fully_shard``, on GPUs and (with torch later than 2.6) on the CPU.
+        None leaves each rank a model of its own.
     parallel_strategy_kwargs: further arguments of DistributedDataParallel or of ``fully_shard`` (``mesh``,
         ``reshard_after_forward``, ``mp_policy``, ``offload_policy``, ...).
 
-    Under ``"fsdp"`` each child of the outermost ``ModuleList``, ``Sequential`` and ``ModuleDict`` of the model (its
-    blocks, as a rule) is gathered for its own computation only; the rest of the model is gathered as a whole. What is
-    sharded already, because ``fully_shard`` was called for it before, stays as it is: use that for other groups. All
-    ranks start from the weights of rank 0, as under DDP. The model is moved and sharded block by block, so that it need
-    never be on one GPU as a whole; ``move_to_device=False`` does not prevent that. Make the optimizer afterwards.
-    ``state_dict()`` then holds DTensors; to save a whole one, call on *every* rank ::
+    ::
+
+        model = prepare_model(torch.nn.Linear(8, 2))
+
+    Under ``"fsdp"`` each child of the outermost ``ModuleList``, ``Sequential`` and ``ModuleDict`` of the model (usually
+    its blocks) is gathered for its own computation only; the rest of the model is gathered as a whole. For other
+    groups, call ``fully_shard`` first: modules that are sharded already stay as they are. All ranks start from the
+    weights of rank 0, as under DDP. The model is moved and sharded block by block, also with ``move_to_device=False``,
+    so it need not fit on one GPU. Make the optimizer afterwards. ``state_dict()`` then holds DTensors; to save a whole
+    one, call on *every* rank ::
 
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state_dict = get_model_state_dict(model, options=options)  # empty but on rank 0
+        state_dict = get_model_state_dict(model, options=options)  # empty on all ranks but 0
 
-    Raises ValueError for an unknown strategy, TypeError for something else than a module and for options of FSDP1,
+    Raises ValueError for an unknown strategy, TypeError for anything but a module and for options of FSDP1,
     RuntimeError outside of a worker, and for ``"fsdp"`` on the CPU with an older torch.
     """
     context = session_of("torch.prepare_model").context
@@ -76,7 +80,7 @@ def prepare_model(
 
 def _data_parallel(model: nn.Module, kwargs: dict[str, Any]) -> nn.Module:
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        return model  # nothing to synchronise, which DDP refuses
+        return model  # DDP refuses a model without trained parameters
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) == 1 and (device := devices.pop()).type == "cuda":
         kwargs = {"device_ids": [device], "output_device": device, **kwargs}
@@ -105,7 +109,8 @@ _FSDP1_OPTIONS = {
 }
 
 
-_BROADCAST_BYTES = 250 * 2**20  # at a time, as in DDP
+_BROADCAST_BYTES = 250 * 2**20
+"""Most bytes to broadcast at a time, as in DDP."""
 
 
 def _check_fsdp_options(kwargs: Mapping[str, Any]) -> None:
@@ -120,8 +125,10 @@ def _check_fsdp_options(kwargs: Mapping[str, Any]) -> None:
 def _fully_sharded(model: nn.Module, device: torch.device, kwargs: dict[str, Any]) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
 
-    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # what fully_shard needs there
-        raise RuntimeError(f'parallel_strategy="fsdp": torch {torch.__version__} shards on GPUs only; a later one can')
+    if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # fully_shard calls it
+        raise RuntimeError(
+            f'parallel_strategy="fsdp": torch {torch.__version__} shards on GPUs only; later versions also on the CPU'
+        )
     fully_shard, sharded = _fsdp2()
     if isinstance(model, sharded):
         return model
@@ -129,13 +136,13 @@ def _fully_sharded(model: nn.Module, device: torch.device, kwargs: dict[str, Any
     if mesh is None:
         mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for module in [*_blocks(model, sharded), model]:
-        _same_everywhere(module, device)
+        _copy_from_rank_zero(module, device)
         fully_shard(module, mesh=mesh, **kwargs)
     return model
 
 
 def _fsdp2() -> tuple[Callable[..., Any], type]:
-    """``fully_shard`` and the class that every module has after it."""
+    """Return ``fully_shard``, and the class that it gives to every module."""
     try:
         from torch.distributed.fsdp import FSDPModule, fully_shard
     except ImportError:  # torch 2.4 and 2.5
@@ -144,8 +151,9 @@ def _fsdp2() -> tuple[Callable[..., Any], type]:
 
 
 def _blocks(model: nn.Module, sharded: type) -> Iterator[nn.Module]:
-    """What is gathered by itself. A block that shares a parameter with the rest of the model is not: both would have
-    to change it.
+    """Yield the modules that are gathered separately.
+
+    A block that shares a parameter with the rest of the model is left out, because both would have to change it.
     """
     uses = _uses(model)
     for block in _children_of_containers(model):
@@ -164,13 +172,14 @@ def _children_of_containers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _uses(module: nn.Module) -> Counter[int]:
-    """How often each parameter has a place in the module."""
+    """Count how often each parameter occurs in the module."""
     return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
 
 
-def _same_everywhere(module: nn.Module, device: torch.device) -> None:
-    """Move what is not sharded yet to the device, with the values of rank 0. FSDP2 does not: every rank would keep its
-    part of weights that the others have drawn differently.
+def _copy_from_rank_zero(module: nn.Module, device: torch.device) -> None:
+    """Move tensors that are not sharded yet to the device, and give them the values of rank 0.
+
+    FSDP2 does not: each rank would keep its part of its own random weights.
     """
     tensors: list[torch.Tensor] = [
         tensor

@@ -1,4 +1,4 @@
-"""Tensors within whatever holds them. Runs in: worker."""
+"""Tensors in nested containers. Runs in: worker."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["map_leaves"]
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``value`` with ``change(leaf)`` in the place of every leaf; ``value`` itself stays as it is.
+    """Return a copy of ``value`` with ``change(leaf)`` instead of every leaf.
 
-    Dicts and other mappings, lists, tuples, named tuples and instances of dataclasses are looked through and keep their
-    class. Leaves are tensors, objects that move themselves (``.to()``), and everything else.
+    It descends into dicts and other mappings, lists, tuples, named tuples and instances of dataclasses, and keeps their
+    classes. Leaves are tensors, objects with a ``to()``, and everything else.
     """
     if isinstance(value, torch.Tensor) or callable(getattr(value, "to", None)):
         return change(value)
@@ -35,7 +35,7 @@ def _mapping(value: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
     changed = {key: map_leaves(item, change) for key, item in value.items()}
     if type(value) is dict:
         return changed
-    if isinstance(value, MutableMapping):  # whose constructor may want something else: defaultdict
+    if isinstance(value, MutableMapping):  # its constructor may take other arguments, like that of defaultdict
         clone: MutableMapping[Any, Any] = copy.copy(value)
         for key, item in changed.items():
             clone[key] = item
@@ -55,7 +55,7 @@ def _sequence(value: list[Any] | tuple[Any, ...], change: Callable[[Any], Any]) 
 
 
 def _dataclass(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Field by field, frozen or not, without its ``__init__``, which may want other arguments."""
+    """Copy field by field, without ``__init__``, which may take other arguments; also a frozen dataclass."""
     clone = copy.copy(value)
     for field in dataclasses.fields(value):
         if hasattr(value, field.name):

@@ -17,15 +17,18 @@ _SEEDS: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
 
 
 def enable_reproducibility(seed: int = 0) -> None:
-    """Seed Python's, numpy's and torch's random numbers, the same on every rank, and have torch choose deterministic
-    algorithms. Call it at the top of train_func.
+    """Seed the random numbers of Python, numpy and torch, and make torch use deterministic algorithms.
 
-    Data loaders that pass :func:`prepare_data_loader` afterwards are shuffled by this seed, and their workers draw the
-    same numbers in every run, other ones in each worker of each rank. A loader's own ``generator`` and
+    Call it at the top of train_func. Every rank gets the same seed. ::
+
+        enable_reproducibility(seed=42)
+
+    Data loaders that pass :func:`prepare_data_loader` afterwards are shuffled by this seed. Their workers draw the same
+    numbers in every run, and different numbers in each worker of each rank. A loader's own ``generator`` and
     ``worker_init_fn`` are kept.
 
-    torch raises RuntimeError for operations that have no deterministic algorithm, and what still makes runs differ is
-    in its notes on reproducibility. Raises RuntimeError outside of a worker.
+    torch raises RuntimeError for operations without a deterministic algorithm. Its notes on reproducibility list what
+    still makes runs differ. Raises RuntimeError outside of a worker.
     """
     _SEEDS[session_of("torch.enable_reproducibility")] = seed
     random.seed(seed)
@@ -40,12 +43,12 @@ def enable_reproducibility(seed: int = 0) -> None:
 
 
 def order_seed() -> int:
-    """What shuffled orders start from, the same on all ranks; 0, as in a DistributedSampler, if nobody chose it."""
+    """Return the seed of shuffled orders, the same on all ranks; by default 0, as in a DistributedSampler."""
     return _SEEDS.get(session_of("torch.prepare_data_loader"), 0)
 
 
 def loader_generator() -> torch.Generator | None:
-    """What a data loader of this worker is to draw its workers' seeds from; None if that does not matter."""
+    """Return the generator of the seeds of a loader's workers; None unless runs must be reproducible."""
     session = session_of("torch.prepare_data_loader")
     if session not in _SEEDS:
         return None

@@ -1,4 +1,4 @@
-"""Samplers that give each rank its share of an order on which all ranks agree. Runs in: worker."""
+"""Samplers that give each rank its share of an order that is the same on all ranks. Runs in: worker."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sa
 
 __all__ = ["CountingSampler", "ShareSampler", "WholeSampler", "shared", "shares_already"]
 
-_TELL_TALES = ("num_replicas", "num_processes", "num_shards", "world_size", "_world_size")
-"""Attributes of samplers that know of ranks (those of timm, detectron2, accelerate, ...) without being a
+_RANK_ATTRIBUTES = ("num_replicas", "num_processes", "num_shards", "world_size", "_world_size")
+"""Attributes of samplers that give each rank a share (those of timm, detectron2, accelerate, ...) and are no
 DistributedSampler."""
 
 
 def shares_already(sampler: Any) -> bool:
-    """Whether the sampler, or the one within a batch sampler, gives each rank a share of its own."""
+    """Tell if the sampler, or the one in a batch sampler, already gives each rank a share."""
     inner = getattr(sampler, "sampler", None)
     return any(
-        isinstance(candidate, DistributedSampler) or any(hasattr(candidate, name) for name in _TELL_TALES)
+        isinstance(candidate, DistributedSampler) or any(hasattr(candidate, name) for name in _RANK_ATTRIBUTES)
         for candidate in (sampler, inner)
         if candidate is not None
     )
 
 
 def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
-    """A sampler that gives this rank its share of what ``sampler`` gives, and has ``set_epoch()``.
+    """Return a sampler that gives this rank its share of another sampler, and has ``set_epoch()``.
 
-    A :class:`CountingSampler` if all that was said about the order is whether it is shuffled; a plain BatchSampler over
-    a shared sampler, with the batch size unchanged; otherwise a :class:`ShareSampler`, of batches if the sampler makes
-    batches. With one worker the order is ``sampler``'s own. The seed must be the same on all ranks.
+    For a plain order, shuffled or not, that is a :class:`CountingSampler`. A plain BatchSampler becomes one over a
+    shared sampler, with the same batch size. Any other sampler is wrapped in a :class:`ShareSampler`. With one worker
+    the order is ``sampler``'s own. The seed must be the same on all ranks.
 
-    Raises ValueError for a sampler without a length, which cannot be shared out evenly.
+    Raises ValueError for a sampler without a length, which cannot be divided evenly.
     """
     if type(sampler) is BatchSampler:
         inner = shared(sampler.sampler, world_size, rank, seed)
@@ -48,21 +48,21 @@ def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
         return CountingSampler(sampler.data_source, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)
     if not isinstance(sampler, Sized):
         raise ValueError(
-            f"prepare_data_loader: the loader's sampler ({type(sampler).__name__}) has no len(), so that it cannot be "
-            "shared out evenly; give each rank its share yourself, and pass add_dist_sampler=False"
+            f"prepare_data_loader: the loader's sampler ({type(sampler).__name__}) has no len(), so it cannot be "
+            "divided evenly; give each rank its share yourself, and pass add_dist_sampler=False"
         )
     return ShareSampler(sampler, world_size, rank, seed)
 
 
 def _is_plain(sampler: Any) -> bool:
-    """Whether ``shuffle=`` is all that was said about the order."""
+    """Tell if the sampler is one that DataLoader makes from ``shuffle=``."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and len(sampler) == len(sampler.data_source)
     return type(sampler) is SequentialSampler
 
 
 class WholeSampler(Sampler[Any]):
-    """All of another sampler, with a ``set_epoch()``, so that a script need not ask how many workers there are."""
+    """All of another sampler, with a ``set_epoch()``, so that scripts work the same with any number of workers."""
 
     def __init__(self, sampler: Iterable[Any]) -> None:
         self.sampler = sampler
@@ -77,13 +77,14 @@ class WholeSampler(Sampler[Any]):
         return _attribute_of_inner(self, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing: one worker draws another order for every epoch without being told."""
+        """Do nothing: the sampler of a single worker draws another order for every epoch by itself."""
 
 
 class CountingSampler(DistributedSampler[Any]):
-    """A DistributedSampler that goes on to the next epoch by itself, at the end of each complete pass, so that a
-    forgotten ``set_epoch()`` does not mean the same order for ever. Where only some ranks make a complete pass, they
-    get out of step, and have to call it.
+    """A DistributedSampler that counts the epochs by itself, at the end of each complete pass.
+
+    A script that forgets ``set_epoch()`` still gets a new order for each epoch. If only some ranks make a complete
+    pass, they disagree on the epoch, and must call ``set_epoch()``.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -95,13 +96,15 @@ class CountingSampler(DistributedSampler[Any]):
 
 
 class ShareSampler(CountingSampler):
-    """Every n-th of what another sampler gives. As in DistributedSampler, some from the beginning come again at the end
-    if it does not come out even.
+    """Every n-th sample of another sampler.
 
-    Each rank has a copy of the sampler, made alike; that all copies give the same order is brought about by seeding
-    what they draw from: the random state of torch, numpy and Python, and generators that are attributes of the sampler.
-    All are as before afterwards. They start from ``seed`` plus the epoch. A sampler whose order depends on anything
-    else that differs among the ranks has to do its own sharing.
+    If the number does not divide evenly, some samples from the beginning come again at the end, as in
+    DistributedSampler.
+
+    Each rank has an equal copy of the sampler. To make all copies give the same order, this class seeds their sources
+    of random numbers with ``seed`` plus the epoch: torch, numpy and Python, and generators that are attributes of the
+    sampler. It restores them afterwards. A sampler whose order depends on anything else that differs among the ranks
+    must divide its samples itself.
     """
 
     def __init__(self, sampler: Any, world_size: int, rank: int, seed: int = 0) -> None:
@@ -111,29 +114,29 @@ class ShareSampler(CountingSampler):
     def _share(self) -> Iterable[Any]:
         with _seeded(self.seed + self.epoch, self.sampler):
             order = list(self.sampler)
-        size = self._rounds(len(order)) * self.num_replicas
+        size = self._samples_per_rank(len(order)) * self.num_replicas
         order = (order * math.ceil(size / max(1, len(order))))[:size]
         return order[self.rank :: self.num_replicas]
 
     def __len__(self) -> int:
-        return self._rounds(len(self.sampler))
+        return self._samples_per_rank(len(self.sampler))
 
-    def _rounds(self, length: int) -> int:
-        """How many each rank gets. A sampler may have another length in each epoch."""
+    def _samples_per_rank(self, length: int) -> int:
+        """Return the number of samples of each rank. A sampler may have another length in each epoch."""
         return math.ceil(length / self.num_replicas)
 
     def __getattr__(self, name: str) -> Any:
         return _attribute_of_inner(self, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the order of this epoch next; the sampler itself is told as well, if it wants to know."""
+        """Draw the order of this epoch next. A sampler with a ``set_epoch()`` of its own gets the call, too."""
         super().set_epoch(epoch)
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
 
 def _attribute_of_inner(outer: Any, name: str) -> Any:
-    if name == "sampler":  # not there yet: copy asks for attributes of an empty object
+    if name == "sampler":  # copy asks an object that has no attributes yet
         raise AttributeError(name)
     return getattr(outer.sampler, name)
 
@@ -143,19 +146,19 @@ def _attribute_of_inner(outer: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def _seeded(seed: int, sampler: Any) -> Iterator[None]:
-    """Everything that the sampler may draw from starts from ``seed``, and goes on as before afterwards."""
+    """Seed every source of random numbers that the sampler may use, and restore them afterwards."""
     inner = getattr(sampler, "sampler", None)
     attributes = [value for own in (sampler, inner) for value in getattr(own, "__dict__", {}).values()]
     numpy: Any = sys.modules.get("numpy")
     everywhere = [torch.default_generator, random, *([numpy.random] if numpy else [])]
     with contextlib.ExitStack() as stack:
         for source in (*everywhere, *attributes):
-            _seed_for_a_while(source, seed, numpy, stack)
+            _seed_until_exit(source, seed, numpy, stack)
         yield
 
 
-def _seed_for_a_while(source: Any, seed: int, numpy: Any, stack: contextlib.ExitStack) -> None:
-    """Seed a generator of random numbers, of any kind, until the stack unwinds; leave other things alone."""
+def _seed_until_exit(source: Any, seed: int, numpy: Any, stack: contextlib.ExitStack) -> None:
+    """Seed a source of random numbers, of any kind, until the stack exits. Ignore other objects."""
     if isinstance(source, torch.Generator):
         stack.callback(source.set_state, source.get_state())
         source.manual_seed(seed)

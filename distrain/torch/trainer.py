@@ -1,4 +1,4 @@
-"""TorchTrainer. Runs in: coordinator; without torch."""
+"""TorchTrainer. Runs in: coordinator, without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ class TorchTrainer(DataParallelTrainer):
     """Run a PyTorch training function on a group of workers that share a process group.
 
     torch_config: settings of the process group; ``torch_backend`` is an old name for it.
-    Everything else: see :class:`~distrain.DataParallelTrainer`.
+    See :class:`~distrain.DataParallelTrainer` for the other parameters.
+
+    ::
+
+        def train_func(config):
+            model = prepare_model(torch.nn.Linear(8, 2))
+            ...
+            distrain.report({"loss": 0.5})
+
+        trainer = TorchTrainer(train_func, scaling_config=distrain.ScalingConfig(num_workers=2))
+        result = trainer.fit()
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from distrain.coordinator.worker_output import REPORT_INTERVAL_S, RankOutput, ReportLines
 from distrain.system import consoles
-from distrain.system.consoles import show, unblocked_consoles
+from distrain.system.consoles import console_threads, write_to
 from distrain.system.log import log_level, say, warn
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class Blocked:
     def as_stderr(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with io.TextIOWrapper(open(self.write_fd, "wb", closefd=False)) as stream, monkeypatch.context() as patch:
             patch.setattr(sys, "stderr", stream)
-            with unblocked_consoles():
+            with console_threads():
                 yield
 
     def read_until(self, last: str) -> None:
@@ -262,7 +262,7 @@ def test_a_blocked_console_is_not_waited_for_and_shows_everything_later(
 
 
 def test_a_blocked_console_that_misses_lines_says_how_many(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consoles, "_MOST_UNSHOWN_BYTES", 1 << 20)
+    monkeypatch.setattr(consoles, "_MOST_QUEUED_BYTES", 1 << 20)
     with blocked.as_stderr(monkeypatch):
         for number in range(5000):
             say(f"line {number} {'x' * 1000}")
@@ -277,11 +277,11 @@ def test_two_streams_to_one_console_stay_in_order(tmp_path: Path, monkeypatch: p
     with (
         (tmp_path / "console").open("a") as out,
         (tmp_path / "console").open("a") as err,
-        unblocked_consoles(),
+        console_threads(),
     ):
         monkeypatch.setattr(sys, "stderr", err)
         for number in range(100):
-            show(out, f"out {number}\n")
+            write_to(out, f"out {number}\n")
             say(f"err {number}")
     lines = (tmp_path / "console").read_text().splitlines()
     assert lines == [line for n in range(100) for line in (f"out {n}", f"distrain: err {n}")]
@@ -290,7 +290,7 @@ def test_two_streams_to_one_console_stay_in_order(tmp_path: Path, monkeypatch: p
 def test_consoles_are_unblocked_until_the_last_run_ends(blocked: Blocked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of several threads may end in any order."""
     with contextlib.ExitStack() as second:
-        with unblocked_consoles():
+        with console_threads():
             second.enter_context(blocked.as_stderr(monkeypatch))
         for number in range(2000):
             say(f"line {number} {'x' * 100}")
