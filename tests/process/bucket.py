@@ -87,6 +87,11 @@ class Door:
     def hold(self) -> None:
         self._change("hold")
 
+    def wait_for_requests(self, count: int) -> None:
+        """So many more than there were."""
+        goal = self.requests + count
+        wait_until(lambda: self.requests >= goal, timeout_s=60.0, what=f"{count} requests")
+
     def _change(self, mood: str) -> None:
         self._opened.clear()
         self._mood = mood

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import sys
+import tempfile
+import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import fsspec
 import pytest
 
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
@@ -18,6 +23,7 @@ from distrain.coordinator.transport import LocalTransport, PrefixTransport, Tran
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
+from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 from tests.tables import choose
 
 Function = Callable[..., Any]
@@ -102,6 +108,59 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "any_fit" in metafunc.fixturenames:
         ways = OPPOSITE_WAYS if metafunc.config.getoption("--all") else [choose(OPPOSITE_WAYS, metafunc.definition)]
         metafunc.parametrize("any_fit", ways, indirect=True)
+
+
+@contextlib.contextmanager
+def when_shown(phrase: str, act: Callable[[], object]) -> Iterator[None]:
+    """Call ``act`` each time the coordinator in this process shows a line with this phrase."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if phrase in record.getMessage():
+                act()
+
+    logger, listener = logging.getLogger("distrain"), Listener()
+    logger.addHandler(listener)
+    try:
+        yield
+    finally:
+        logger.removeHandler(listener)
+
+
+# -- an object store -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    with moto_server() as port:
+        fsspec.filesystem("s3", key="test", secret="test", endpoint_url=f"http://127.0.0.1:{port}").mkdir(BUCKET)
+        yield port
+
+
+@pytest.fixture
+def bucket(server: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
+    """A directory of its own in the bucket, and the environment that leads there."""
+    forget_connections()
+    door = Door(server)
+    found = Bucket(server, door, f"{BUCKET}/{uuid.uuid4().hex[:8]}")
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield found
+    forget_connections()
+    door.close()
+
+
+@pytest.fixture
+def s3_fit(any_fit: Fit, bucket: Bucket) -> Fit:
+    return replace(any_fit, storage=bucket.url)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def one_fit(fit: Fit, bucket: Bucket) -> Fit:
+    return replace(fit, storage=bucket.url)  # type: ignore[arg-type]
 
 
 # -- reading a run directory without distrain ------------------------------------------------------------------------

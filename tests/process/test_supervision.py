@@ -310,20 +310,20 @@ def test_one_that_is_stopped_does_not_outlive_the_users_process(launch: Launch, 
 def test_a_stopped_agent_is_lost_when_its_lease_is_over(
     launch: Launch, test_run_id: str, stopped: tuple[str, ...]
 ) -> None:
-    running = launch(LEASE_S="1")
+    running = launch(LEASE_S="2")
     running.stop(*stopped)
     running.kill("worker 1")
     _, output, _ = running.end()
-    assert "ENDED ControllerError localhost: its agent has been silent for 1 s: stopped (SIGSTOP)?" in output
+    assert "ENDED ControllerError localhost: its agent has been silent for 2 s: stopped (SIGSTOP)?" in output
     assert_nothing_is_left(running, test_run_id)
 
 
 def test_a_stopped_forkserver_is_lost_when_its_lease_is_over(launch: Launch, test_run_id: str) -> None:
-    running = launch(LEASE_S="1")
+    running = launch(LEASE_S="2")
     running.stop("forkserver")
     running.kill("worker 1")
     _, output, _ = running.end()
-    assert "the forkserver has been silent for 1 s and is killed: was it stopped (SIGSTOP)?" in output
+    assert "the forkserver has been silent for 2 s and is killed: was it stopped (SIGSTOP)?" in output
     assert "ENDED WorkerGroupError" in output
     assert_nothing_is_left(running, test_run_id)
 
@@ -342,9 +342,9 @@ EVERYBODY = ("guard", "agent", "forkserver", *(f"worker {rank}" for rank in rang
 
 @pytest.mark.parametrize("stopped", [("user",), ("user", *EVERYBODY)], ids=["Ctrl-Z", "all"])
 def test_a_pause_that_is_longer_than_the_lease_does_no_harm(launch: Launch, stopped: tuple[str, ...]) -> None:
-    running = launch(LEASE_S="1", end="return")
+    running = launch(LEASE_S="2", end="return")
     running.stop(*stopped)
-    time.sleep(2.5)
+    time.sleep(4.5)
     for name in stopped:  # one after the other
         running.go_on(name)
         time.sleep(0.1)
