@@ -11,16 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from distrain import PreemptionError, Result
 from tests.conftest import wait_until
 from tests.process.conftest import files_of, records
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRIPT = '''
 import os, signal, sys, time
@@ -225,20 +222,18 @@ def train():
         wait_for("asked")
     step = 0
     while True:
-        if rank == 0 and step == 0:
-            here("trains")
         if distrain.should_stop():
             stop_at(step)
             return
         if rank == 0:
+            here("listens")
             wait_for("asked")
             time.sleep(0.2)
         distrain.collective.barrier()
         step += 1
 """
     running = start(source)
-    running.wait_for("trains-0")
-    time.sleep(0.1)  # it listens
+    running.wait_for("listens-0")
     running.ask(signal.SIGTERM)
     wait_until_asked(running)
     code, output, _ = running.end()
@@ -580,6 +575,13 @@ def test_without_workers_should_stop_hears_the_signal(start: Start, number: sign
     assert f"FINISHED {step + 6}" in output
 
 
+def has_handled(pid: int, number: int) -> bool:
+    """It sleeps again, and the signal does not wait: two that wait are one."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    waiting = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    return status["State"].startswith("S") and not waiting >> (number - 1) & 1
+
+
 def test_without_workers_the_second_signal_unwinds_train_func(start: Start) -> None:
     source = """
 def train():
@@ -593,7 +595,7 @@ def train():
     running = start(source, workers=0)
     running.wait_for("trains-0")
     running.ask(signal.SIGTERM)
-    time.sleep(0.2)  # signals that are pending at the same time are one
+    wait_until(lambda: has_handled(running.user.pid, signal.SIGTERM), what="the first signal is handled")
     assert running.user.poll() is None
     running.ask(signal.SIGTERM)
     code, output, took_s = running.end()
