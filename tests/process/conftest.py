@@ -1,4 +1,4 @@
-"""What the process tests share: fits over every way to start, a fake ssh, and reading a run directory by hand."""
+"""Fixtures of the tests with real processes: fits over each way to start, a fake ssh, and an object store."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from tests.tables import choose
 Function = Callable[..., Any]
 
 WAYS = ("forkserver-local", "spawn-local", "forkserver-ssh", "spawn-ssh")
-"""Start method and transport."""
+"""Start methods and transports."""
 
 OPPOSITE_WAYS = ("forkserver-local", "spawn-ssh")
 """Two that have nothing in common."""
 
 SSH_THAT_EXECUTES = 'for command; do :; done; cd /; exec sh -c "$command"'
-"""Body of a fake ssh: runs its last argument through a shell, in another directory, as the real one would."""
+"""Body of a fake ssh. It runs its last argument through a shell, in another directory, as the real ssh would."""
 
 SSH_THAT_CLEARS_THE_ENVIRONMENT = 'for command; do :; done; cd /; exec env -i PATH=/usr/bin:/bin sh -c "$command"'
-"""Likewise, with nothing of this machine's environment, as the real one would."""
+"""The same without the environment of this machine, which the real ssh would not pass on either."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """``fit(function, config)`` in this process. What is not a field of this class goes into the RunConfig."""
+    """``fit(function, config)`` in this process. Other keyword arguments go into the RunConfig."""
 
     storage: Path
     start_method: Any = "forkserver"
@@ -69,7 +69,7 @@ class Fit:
 
 
 def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> PrefixTransport:
-    """A host behind a shell script."""
+    """Return a host behind a shell script that plays ssh."""
     script = folder / "ssh"
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
@@ -85,7 +85,7 @@ def make_fit(way: str, folder: Path) -> Fit:
 
 @pytest.fixture(autouse=True)
 def _train_functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Workers cannot import a test module."""
+    """Pickle train functions by value, as workers cannot import a test module."""
     module = sys.modules[request.module.__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -94,13 +94,13 @@ def _train_functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture
 def fit(storage: Path) -> Fit:
-    """The default way: this machine, forked workers."""
+    """A fit in the default way: on this machine, with forked workers."""
     return Fit(storage=storage)
 
 
 @pytest.fixture
 def any_fit(request: pytest.FixtureRequest, tmp_path: Path) -> Fit:
-    """One of two ways that have nothing in common, chosen by the seed; both with ``--all``."""
+    """A fit in one of two opposite ways, chosen by the seed; with ``--all`` in both."""
     return make_fit(request.param, tmp_path)
 
 
@@ -139,7 +139,7 @@ def server() -> Iterator[int]:
 
 @pytest.fixture
 def bucket(server: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
-    """A directory of its own in the bucket, and the environment that leads there."""
+    """An own directory in the bucket. The environment leads the processes of the test there."""
     forget_connections()
     door = Door(server)
     found = Bucket(server, door, f"{BUCKET}/{uuid.uuid4().hex[:8]}")
@@ -167,13 +167,13 @@ def one_fit(fit: Fit, bucket: Bucket) -> Fit:
 
 
 def records(run: str | Path, rank: int | None = None) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl, of one rank or of all."""
+    """Return the lines of metrics.jsonl, of one rank or of all."""
     lines = (json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if rank is None or line["rank"] == rank]
 
 
 def reported(run: str | Path, rank: int | None = None) -> list[dict[str, Any]]:
-    """Metrics in metrics.jsonl, of one rank or of all."""
+    """Return the metrics in metrics.jsonl, of one rank or of all."""
     return [record["metrics"] for record in records(run, rank)]
 
 
@@ -182,7 +182,7 @@ def log_of(run: str | Path, rank: int, attempt: int = 0) -> str:
 
 
 def files_of(checkpoint: Checkpoint | None) -> dict[str, str]:
-    """Relative path -> text of every file that the user put into a checkpoint."""
+    """Return the text of every file that the user put into a checkpoint, by relative path."""
     assert checkpoint is not None
     root = Path(checkpoint.path)
     files = [path for path in root.rglob("*") if path.is_file() and path.name != ".manifest.json"]
@@ -190,7 +190,7 @@ def files_of(checkpoint: Checkpoint | None) -> dict[str, str]:
 
 
 def assert_no_half_checkpoint(storage: Path) -> None:
-    """Every directory named ``checkpoint_...`` is complete, to the byte."""
+    """Check that every directory named ``checkpoint_...`` is complete, to the byte."""
     for folder in storage.glob("*/checkpoint_*"):
         manifest = json.loads((folder / ".manifest.json").read_text())
         for name, entry in manifest["files"].items():

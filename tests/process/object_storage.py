@@ -1,4 +1,4 @@
-"""What the tests of runs in an object store share: a training, and a thread that interferes with it."""
+"""Shared by the tests of runs in an object store: a training, and a thread that interferes with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot im
 
 MODES = (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC)
 varied = pytest.mark.sample(6, of="object storage")
-"""For what local storage is tested with, too."""
+"""Marks tests of what is also tested with local storage."""
 KEPT_BY_ALL = {".lock/000001", "metrics.jsonl", "return_value.pkl", "run.json"}
 
 
@@ -63,7 +63,7 @@ def wait_for(file: Path) -> None:
 
 
 class Waiter:
-    """Calls a function in a thread as soon as a training waits for ``file``."""
+    """A thread that calls a function as soon as a training waits for ``file``."""
 
     def __init__(self, file: Path, then: Callable[[], Any]) -> None:
         self._file, self._then = file, then

@@ -1,7 +1,7 @@
-"""Runs that lose hosts, and go on: on spare slots, with the host that is back, or with fewer workers.
+"""Runs that lose hosts and continue: on spare slots, with the host that is back, or with fewer workers.
 
-The hosts are agents on this machine, behind a program that plays ssh; a host is down while there is a file that says
-so.
+The hosts are agents on this machine, behind a program that plays ssh. While a file ``down-NAME``
+exists, that host is down.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def lose_the_last_host_once(config: dict[str, Any]) -> int:
     return count
 
 
-def lose_the_last_host_for_ever(config: dict[str, Any]) -> int:
+def lose_the_last_host_for_good(config: dict[str, Any]) -> int:
     if distrain.get_checkpoint() is None and is_last():
         Path(config["place"], f"down-{os.environ['FAKE_HOST']}").touch()
     return lose_the_last_host_once(config)
@@ -293,7 +293,7 @@ def test_a_host_that_is_down_is_waited_for(hosts: Hosts) -> None:
     down, tried = hosts.place / "down-two", hosts.place / "tried-two"
     failures = FailureConfig(max_failures=1, host_wait_s=60.0)
     with subprocess.Popen(["sh", "-c", f"until [ -e '{tried}' ]; do sleep 0.01; done; rm '{down}'"]):
-        result = hosts(lose_the_last_host_for_ever, workers=2, one=1, two=1, failures=failures)
+        result = hosts(lose_the_last_host_for_good, workers=2, one=1, two=1, failures=failures)
     assert result.return_value == 1
     assert hosts.placed() == [["one", "two"]] * 2
 
@@ -302,7 +302,7 @@ def test_a_host_that_is_down_is_waited_for(hosts: Hosts) -> None:
 
 
 def test_spare_slots_take_the_place_of_a_lost_host(hosts: Hosts, capfd: pytest.CaptureFixture[str]) -> None:
-    assert hosts(lose_the_last_host_for_ever, workers=3, one=2, two=1, three=2).return_value == 1
+    assert hosts(lose_the_last_host_for_good, workers=3, one=2, two=1, three=2).return_value == 1
     assert hosts.placed() == [["one", "one", "two"], ["one", "one", "three"]]
     assert "distrain: 3 workers on one, three, without two\n" in capfd.readouterr().err
 
@@ -349,7 +349,7 @@ def test_a_run_of_min_and_max_goes_on_smaller_and_grows_again(hosts: Hosts) -> N
 
 def test_a_lost_host_without_which_there_are_too_few_slots_is_named(hosts: Hosts, test_run_id: str) -> None:
     with pytest.raises(ControllerError) as raised:
-        hosts(lose_the_last_host_for_ever, workers=4, one=2, two=2)
+        hosts(lose_the_last_host_for_good, workers=4, one=2, two=2)
     lines = str(raised.value).splitlines()
     assert lines[0].startswith("two: its agent has ended")
     text = "\n".join(lines)

@@ -43,7 +43,7 @@ def ready():
     (place / f"ready-{rank}.new").rename(place / f"ready-{rank}")
 
 
-def checkpoint_for_ever():
+def checkpoint_forever():
     folder = place / "model"
     folder.mkdir()
     (folder / "weights.bin").write_bytes(os.urandom(2_000_000))
@@ -99,7 +99,7 @@ def with_daemons():
     sleep()
 
 
-WORKERS = [checkpoint_for_ever, sleep, ignore_signals, hold_the_gil, with_grandchildren, with_daemons]
+WORKERS = [checkpoint_forever, sleep, ignore_signals, hold_the_gil, with_grandchildren, with_daemons]
 
 
 def train():
@@ -150,7 +150,7 @@ class Running:
         for pid in self.pids(*names):
             os.kill(pid, signal.SIGSTOP)
 
-    def go_on(self, *names: str) -> None:
+    def resume(self, *names: str) -> None:
         for pid in self.pids(*names):
             os.kill(pid, signal.SIGCONT)
 
@@ -346,7 +346,7 @@ def test_a_pause_that_is_longer_than_the_lease_does_no_harm(launch: Launch, stop
     running.stop(*stopped)
     time.sleep(4.5)
     for name in stopped:  # one after the other
-        running.go_on(name)
+        running.resume(name)
         time.sleep(0.1)
     time.sleep(1.5)
     (running.place / "end").touch()
