@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -323,7 +324,7 @@ def test_a_stopped_forkserver_is_lost_when_its_lease_is_over(launch: Launch, tes
     running.stop("forkserver")
     running.kill("worker 1")
     _, output, _ = running.end()
-    assert "the forkserver has been silent for 2 s and is killed: was it stopped (SIGSTOP)?" in output
+    assert re.search(r"the forkserver has been silent for [2-9] s and is killed: was it stopped \(SIGSTOP\)\?", output)
     assert "ENDED WorkerGroupError" in output
     assert_nothing_is_left(running, test_run_id)
 
