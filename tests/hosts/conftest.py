@@ -1,6 +1,6 @@
-"""Hosts to train on, of several kinds: by default three with a network, processes and an sshd each, on this machine.
+"""Fixtures of hosts, of several kinds. The default is three hosts with a network, processes and an sshd of their own.
 
-A test asks for the fixture ``lab``, or for ``user``, who sits in front of it; ``over(...)`` names other kinds.
+A test asks for the fixture ``lab``, or for ``user``, who sits in front of the hosts. ``over(...)`` chooses other kinds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def namespaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One for the tests of a module: what a test changes in it, it changes back."""
+    """A lab for the tests of a module. A test undoes its changes to it."""
     folder = tmp_path_factory.mktemp("lab") / "with space"
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(process.RUN_IDS, raising=False)  # that of the first test, whose census would end the lab
@@ -44,14 +44,14 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def one_sshd() -> Iterator[Hosts]:
-    """Names behind one sshd of an ordinary user."""
+    """Several names for one sshd of an ordinary user."""
     with start_loopback() as loopback:
         yield loopback
 
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path) -> Hosts:
-    """Names behind a program named ssh, which executes what it is given."""
+    """Names behind a program named ssh that runs commands on this machine."""
     fake = FakeSsh(folder=tmp_path)
     fake.make_ssh()
     fake.write_hostfile()
@@ -67,7 +67,7 @@ def this_machine(tmp_path: Path) -> Hosts:
 
 
 def over(*kinds: str) -> pytest.MarkDecorator:
-    """Names the fixtures of hosts that a test takes place on, one after the other."""
+    """Run a test once on each of these kinds of hosts, named by their fixtures."""
     return pytest.mark.parametrize("lab", kinds, indirect=True)
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a host: its interpreter, its disk, its way to another host."""
+"""Faults of hosts: another interpreter, a disk that is not shared, a blocked way to another host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def python_with(folder: Path, customized: str) -> str:
-    """Another interpreter, as a hostfile names it, with its own copy of distrain; ``customized`` runs at its start."""
+    """Make another interpreter with a copy of distrain; return how a hostfile names it. ``customized``: source to run
+    at its start."""
     python = make_other_python(folder)
     (site_of(folder) / "ours_too.pth").write_text("import ours_too\n")
     (site_of(folder) / "ours_too.py").write_text(customized)
@@ -28,7 +29,7 @@ def site_of(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def own_disk(lab: Lab, host: str, folder: Path) -> Iterator[None]:
-    """``folder`` is another one on this host."""
+    """Mount an own disk at ``folder`` on this host."""
     folder.mkdir(exist_ok=True)
     assert lab.run(host, "mount", "-t", "tmpfs", "tmpfs", str(folder), cwd=lab.folder).returncode == 0
     try:
@@ -39,7 +40,7 @@ def own_disk(lab: Lab, host: str, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked_pair(lab: Lab) -> Iterator[None]:
-    """What alpha sends to beta arrives nowhere, without an error, as with a firewall that drops."""
+    """Drop what alpha sends to beta without an error, as a firewall may do."""
     neighbour = ("ip", "neigh", "replace", "10.77.0.12", "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud")
     assert lab.run("alpha", *neighbour, "permanent").returncode == 0
     try:

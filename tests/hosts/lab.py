@@ -1,4 +1,4 @@
-"""Hosts to train on, of any kind; and three that have a network, processes and an sshd each, on this machine."""
+"""Hosts to train on. ``Hosts`` is any kind; a ``Lab`` has hosts with a network, processes and an sshd of their own."""
 
 from __future__ import annotations
 
@@ -49,34 +49,34 @@ class Hosts(ABC):
     @property
     @abstractmethod
     def network(self) -> tuple[str, str, str | None]:
-        """Where ranks on several of them meet, and the interface, as gloo and NCCL are told."""
+        """The address at which ranks of several hosts meet, and the interface as gloo and as NCCL are told."""
 
     @abstractmethod
     def argv(self, host: str, *argv: str) -> list[str]:
-        """The command line that runs ``argv`` on a host."""
+        """Return the command line that runs ``argv`` on a host."""
 
     @abstractmethod
     def addresses(self, host: str) -> tuple[str, ...]:
-        """Where others reach the host; ranks listen at the first one."""
+        """Return the addresses at which others reach the host; ranks listen at the first one."""
 
     @abstractmethod
     def line(self, host: str) -> str:
-        """Names the host in a hostfile."""
+        """Return the line of the host in a hostfile."""
 
     @abstractmethod
     def has(self, host: str, member: psutil.Process) -> bool:
-        """Whether a process of a run is on a host."""
+        """Tell whether a process of a run is on a host."""
 
     @property
     def places(self) -> list[list[Any]]:
-        """What ``place()`` of tests/hosts/user.py returns in each rank if all slots have one."""
+        """The result of ``place()`` (tests/hosts/user.py) in each rank, if every slot has a rank."""
         size, places = sum(self.slots.values()), []
         for node, (host, slots) in enumerate(self.slots.items()):
             places += [[host, len(places) + local, local, node, slots, size] for local in range(slots)]
         return places
 
     def listeners(self, host: str) -> list[Listener]:
-        """As the host itself sees them, but for sshd's."""
+        """Return the listeners that the host itself sees, except sshd."""
         done = self.run(host, str(self.other_python), "-m", "tests.strangers", "listeners", cwd=self.folder)
         assert done.returncode == 0, done.stderr
         found = [Listener(**fields) for fields in json.loads(done.stdout)]
@@ -84,11 +84,11 @@ class Hosts(ABC):
         return [listener for listener in found if listener.port not in SSH_PORTS]
 
     def folder_for(self, folder: Path) -> Path:
-        """Where the user in ``head`` may write: ``folder``, or another one for it."""
+        """Return a folder that the user in ``head`` may write: ``folder``, or a substitute."""
         return folder
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Of the user in ``head``."""
+        """Return the environment of the user in ``head``."""
         return {**os.environ, "PYTHONPATH": str(ROOT), **more}
 
     def run(
@@ -106,15 +106,15 @@ class Hosts(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Lab(Hosts):
-    """A lab that is up. ``alpha`` greets at login, ``gamma`` has neither our interpreter nor our checkout, but an
-    interpreter of its own, which the hostfile names."""
+    """A running lab. ``alpha`` greets at login. ``gamma`` has neither the interpreter nor the checkout of this machine,
+    but an interpreter of its own, which the hostfile names."""
 
     @property
     def network(self) -> tuple[str, str, str]:
         return "10.77.0.11", "eth0", "=eth0"
 
     def argv(self, host: str, *argv: str) -> list[str]:
-        """On the ``switch``, too."""
+        """See :class:`Hosts`; ``host`` may also be the ``switch``."""
         return [sys.executable, str(NETLAB), "--dir", str(self.folder), "exec", host, *argv]
 
     def addresses(self, host: str) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class Lab(Hosts):
 
 
 def start_lab(folder: Path, *hosts: str) -> subprocess.Popen[bytes]:
-    """A lab in the foreground of a process, which takes it down when its stdin ends. Skips where there can be none."""
+    """Start a lab as a process that takes it down when its stdin ends. Skip the test where no lab can run."""
     argv = [sys.executable, str(NETLAB), "--dir", str(folder), "hold", *hosts]
     holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert holder.stdout is not None
@@ -146,7 +146,7 @@ def start_lab(folder: Path, *hosts: str) -> subprocess.Popen[bytes]:
 
 
 def members(folder: Path) -> list[int]:
-    """Pids of the first processes of a lab's hosts that still live."""
+    """Return the pids of those first processes of a lab's hosts that still live."""
     found = []
     for pid, began in json.loads((folder / "pids.json").read_text()).values():
         try:
@@ -169,7 +169,7 @@ def end_lab(holder: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def make_other_python(folder: Path) -> Path:
-    """An interpreter at another path, with a copy of distrain, and the libraries of this one."""
+    """Make an interpreter at another path, with a copy of distrain and the libraries of this interpreter."""
     libraries = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     base = Path(os.path.realpath(sys.executable))
     libraries.mkdir(parents=True)

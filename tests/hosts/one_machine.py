@@ -61,7 +61,7 @@ Host *
 
 @dataclass(frozen=True, kw_only=True)
 class OneMachine(Hosts):
-    """On a host, PLACE is its name."""
+    """Hosts that share one network. On each, the environment variable PLACE is its name."""
 
     @property
     def network(self) -> tuple[str, str, None]:
@@ -107,7 +107,7 @@ host=$2 command=$3
 {body}
 """
 EXECUTES = 'cd / && env -i PLACE="$host" PATH=/usr/bin:/bin sh -c "$command"'
-"""In another directory, and with nothing of this machine's environment, as the real ssh would."""
+"""Run the command in another directory and without this machine's environment, as the real ssh would."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class FakeSsh(OneMachine):
     """The user's PATH begins with a folder that has a program named ssh. ``alpha`` greets at login."""
 
     def make_ssh(self, body: str = EXECUTES) -> None:
-        """``body``: what the program does with ``$command`` for ``$host``, in words of the shell."""
+        """Write the program. ``body``: shell code that handles ``$command`` for ``$host``."""
         program = self.folder / "bin" / "ssh"
         program.parent.mkdir(exist_ok=True)
         program.write_text(FAKE_SSH.format(body=body))
@@ -127,8 +127,8 @@ class FakeSsh(OneMachine):
 
 @dataclass(frozen=True, kw_only=True)
 class Loopback(OneMachine):
-    """``become`` is what comes before a command of the user's; ``why_root``: why that is nothing although the tests run
-    as root."""
+    """``become`` is the start of every command line of the user. ``why_root`` is the reason if that is empty although
+    the tests run as root."""
 
     become: list[str]
     why_root: str = ""
@@ -150,7 +150,7 @@ class Loopback(OneMachine):
 
 @contextlib.contextmanager
 def start_loopback() -> Iterator[Loopback]:
-    """Skips where there can be no sshd, or nobody can log in."""
+    """Start the sshd. Skip the test where none can run, or nobody can log in."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [f"{name} (package {package})" for name, package in NEEDED.items() if not shutil.which(name, path=path)]
     if missing:
@@ -168,8 +168,8 @@ def start_loopback() -> Iterator[Loopback]:
 
 
 def ordinary_user(folder: Path) -> dict[str, Any]:
-    """How root becomes one to whom ``folder`` belongs: he gets a name, and sees the interpreter, by mounts of his own;
-    where there can be none, root stays root."""
+    """Return how root becomes an ordinary user who owns ``folder``. Mounts give the user a name and show the
+    interpreter. Where mounts are impossible, root stays root."""
     for path in (folder.parent, folder):
         os.chown(path, UID, UID)
     passwd = f"{Path('/etc/passwd').read_text()}{ORDINARY}:x:{UID}:{UID}::{folder}:/bin/sh\n"
@@ -196,7 +196,7 @@ def ordinary_user(folder: Path) -> dict[str, Any]:
 
 
 def to_show(under: Path) -> list[list[str]]:
-    """Commands that mount what he needs where he cannot get at it, and nothing beside it: a Python in /root."""
+    """Return commands that show the user, of closed folders, only what a training needs, such as a Python in /root."""
     needed = {Path(path) for path in (sys.base_prefix, sys.prefix, os.path.realpath(sys.executable), ROOT)}
     closed: dict[Path, list[Path]] = {}
     for path in sorted({path if path.is_dir() else path.parent for path in needed}):
@@ -216,7 +216,7 @@ def to_show(under: Path) -> list[list[str]]:
 
 @contextlib.contextmanager
 def what_an_sshd_of_root_needs(folder: Path = Path("/run/sshd")) -> Iterator[None]:
-    """Which a service would make."""
+    """Make the folder that the service would make."""
     is_there = folder.exists()
     folder.mkdir(exist_ok=True)
     yield
@@ -226,7 +226,7 @@ def what_an_sshd_of_root_needs(folder: Path = Path("/run/sshd")) -> Iterator[Non
 
 @contextlib.contextmanager
 def sshd(loopback: Loopback, program: str) -> Iterator[None]:
-    """It listens, and ends with this process at the latest."""
+    """Run the sshd; it ends with this process at the latest."""
     folder = loopback.folder
     with reserve_port() as reserved, what_an_sshd_of_root_needs() if loopback.why_root else contextlib.nullcontext():
         port = reserved.getsockname()[1]

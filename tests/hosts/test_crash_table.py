@@ -251,7 +251,7 @@ def test_a_link_that_is_down_for_less_than_the_lease_does_no_harm(
             running.user.wait(timeout=down_s)
     finally:
         link("up")(running, "beta")
-    running.go_on()
+    running.let_it_finish()
     output, _ = running.end()
     assert output.splitlines()[-1] == "FINISHED 0", output
 

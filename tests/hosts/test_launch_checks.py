@@ -14,6 +14,22 @@ if TYPE_CHECKING:
 
 TRAIN = "def train():\n    distrain.report({'place': place()})\n"
 OVER_TORCH = "from distrain.torch import TorchTrainer\n" + TRAIN
+UNTIL_SHOWN = """
+import logging, time
+
+class Listener(logging.Handler):
+    def emit(self, record):
+        if {phrase!r} in record.getMessage():
+            Path("shown").touch()
+
+logging.getLogger("distrain").addHandler(Listener())
+
+def train():
+    while not Path("shown").exists():
+        time.sleep(0.01)
+    distrain.report({{'place': place()}})
+"""
+"""Trains until its user is shown a line with this phrase."""
 TWO = "hosts='alpha:1,beta:1'"
 
 
@@ -53,21 +69,22 @@ def train():
 
 
 def test_ranks_that_need_not_meet_train_although_they_could_not(user: User) -> None:
-    train = "def train():\n    import time; time.sleep(6)\n    distrain.report({'place': place()})\n"
+    shown = "alpha: beta cannot connect to it at 10.77.0.11 (eth0): no answer within 4 s"
     with blocked_pair(user.lab):
-        ran = user.trains(train, f"num_workers=2, {TWO}")
+        ran = user.trains(UNTIL_SHOWN.format(phrase=shown), f"num_workers=2, {TWO}")
     assert len(ran.reports()) == 2
-    assert "distrain: alpha: beta cannot connect to it at 10.77.0.11 (eth0): no answer within 4 s" in ran.err
+    assert f"distrain: {shown}" in ran.err
 
 
 def test_a_launch_warns_of_another_torch_and_is_refused_for_another_cloudpickle(user: User) -> None:
     other = python_with(user.folder / "other", "")
     (user.folder / "hosts").write_text(f"alpha\nbeta {other}\n")
-    waiting = "def train():\n    import time; time.sleep(2)\n    distrain.report({'place': place()})\n"
     for trainer, package, version in (("TorchTrainer, ", "torch", "2.0.0"), ("", "cloudpickle", "1.0.0")):
         installed = site_of(user.folder / "other") / f"{package}-{version}.dist-info"
         installed.mkdir()
         (installed / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+        waiting = UNTIL_SHOWN.format(phrase=f"beta: it has {package}")
+        (user.folder / "shown").unlink(missing_ok=True)
         ran = user.trains(
             f"from distrain.torch import TorchTrainer\n{waiting}", f"{trainer}num_workers=2, hostfile='hosts'"
         )

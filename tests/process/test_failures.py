@@ -393,16 +393,20 @@ def test_the_stacks_of_a_rank_stuck_in_c_are_kept(any_fit: Fit, tmp_path: Path) 
     def hold_the_gil() -> None:
         lock, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)  # which does not release the GIL
         library.pthread_mutex_lock(lock)
-        (place / "stuck").touch()
+        (place / "stuck").write_text(str(os.getpid()))
         library.pthread_mutex_lock(lock)  # waits for itself
 
     def train() -> None:
         if distrain.get_context().get_world_rank() == 1:
             hold_the_gil()
-        while not (place / "stuck").exists():
+        while not is_stuck():
             time.sleep(0.001)
-        time.sleep(0.2)  # nothing tells when it is in C
         raise ValueError("the other one")
+
+    def is_stuck() -> bool:
+        file = place / "stuck"
+        pid = file.exists() and file.read_text()
+        return bool(pid) and psutil.Process(int(pid)).status() == psutil.STATUS_SLEEPING
 
     place = tmp_path
     error = failure(any_fit, train)

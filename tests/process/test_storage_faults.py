@@ -4,6 +4,7 @@ lost, and the message says what has happened, where, and how to go on.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import inspect
 import json
@@ -376,7 +377,7 @@ class Elsewhere(LocalFileSystem):  # type: ignore[misc]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         if path.endswith(f"000001/{MANIFEST_FILE}") and not self.disk.place.with_name("was full").exists():
-            time.sleep(1.0)  # train_func has long returned
+            wait_until(self.disk.place.with_name("ended").exists, what="the end of the process of rank 0")
             self.disk.place.with_name("was full").touch()
             fill(self.disk, pages_left=0)
         super().pipe_file(path, value, mode=mode, **options)
@@ -390,6 +391,8 @@ def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
 
     def leave_no_room_for_the_manifest() -> str:
         checkpoint = distrain.get_checkpoint()
+        if where == "elsewhere" and distrain.get_context().get_world_rank() == 0:
+            atexit.register(disk.place.with_name("ended").touch)
         for number in range(2 if checkpoint is None else 1):
             distrain.collective.barrier()
             if number == 1 and where == "local" and distrain.get_context().get_world_rank() == 0:
