@@ -132,5 +132,5 @@ def test_both_names_at_once_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:torch_backend")
 def test_a_name_of_a_backend_is_no_config(name: str) -> None:
     arguments: dict[str, Any] = {name: "gloo"}
-    with pytest.raises(TypeError, match=r"torch_config must be a distrain\.torch\.TorchConfig, got 'gloo'"):
+    with pytest.raises(TypeError, match=r"torch_config must be a distrain\.torch\.TorchConfig or None, got 'gloo'"):
         TorchTrainer(print, **arguments)
