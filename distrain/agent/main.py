@@ -247,7 +247,7 @@ class Agent:
                 self._loop.call_in("stacks", STACKS_PATIENCE_S, self._send_stacks)
             case wire.OpenStorage():
                 self._order(message)
-            case wire.Upload() | wire.Clear() if message.attempt == self._attempt:
+            case wire.Upload() if message.attempt == self._attempt:
                 self._order(message)
             case wire.InspectHost():
                 self._inspector.inspect(message)
@@ -258,7 +258,7 @@ class Agent:
             case wire.Close():
                 self._loop.stop()
 
-    def _order(self, message: wire.OpenStorage | wire.Upload | wire.Clear) -> None:
+    def _order(self, message: wire.OpenStorage | wire.Upload) -> None:
         if self._uploader is None:
             assert self._prepared is not None
             flags, environment = self._prepared.python_flags, self._prepared.environment

@@ -138,20 +138,20 @@ class InProcessRun:
         self._retries = RetryPolicy(request.failure_config, request.checkpoint)
         self._storage_problem: str | None = None
         self._outer = torchrun_rank() is not None
-        self._desk = TorchrunChannel(work.backend) if self._outer else InProcessChannel()
+        self._channel = TorchrunChannel(work.backend) if self._outer else InProcessChannel()
         self._validations = Validations(request, store)
-        self._ledger = ReportHandler(
+        self._reports = ReportHandler(
             store,
             checkpoint_config,
-            tell=self._desk.answer,
+            send=self._channel.answer,
             upload=self._upload,
-            saved=self._saved,
+            on_commit=self._on_commit,
             callbacks=callbacks,
             validations=self._validations,
         )
         self._callbacks = callbacks
-        self._desk.hear = self._keep
-        self._desk.idle = self._validations.pump
+        self._channel.handle = self._keep
+        self._channel.idle = self._validations.pump
 
     def run(self) -> None:
         """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
@@ -167,7 +167,7 @@ class InProcessRun:
         self._validations.start(None)
         try:
             while not self._attempt(self.end.attempt + 1).is_terminal:
-                failure, reports = self.end.failures[0], self._ledger.reports.get(0, 0)
+                failure, reports = self.end.failures[0], self._reports.reports.get(0, 0)
                 if self._outer or not self._retries.allow(failure, reports=reports, checkpoint=self._checkpoint):
                     self.end = replace(self.end, state=RunState.FAILED, no_retry=self._retries.refusal)
                     return
@@ -188,34 +188,34 @@ class InProcessRun:
         self._validations.abort()
         try:
             self._store.settle()
-            self._ledger.close()
+            self._reports.close()
         except StorageError:  # noted by _storage_failed()
             self.end = replace(
                 self.end, state=RunState.FAILED, failures=(), problem=self._storage_problem, storage_failed=True
             )
 
     def _attempt(self, attempt: int) -> RunState:
-        self._ledger.begin(attempt, world_size=1)
+        self._reports.begin(attempt, world_size=1)
         with _rank(self._request, attempt, outer=self._outer) as (context, plan):
             self._manifest.attempt_begins(attempt, plan)
             self._retries.ever_entered = True
             checkpoint = context.get_storage().checkpoint(self._checkpoint) if self._checkpoint else None
-            session = Session(self._desk, context, checkpoint)
-            executed = _train(session, self._shared(session), self._desk)
+            session = Session(self._channel, context, checkpoint)
+            executed = _train(session, self._shared(session), self._channel)
         outcome, error = executed.outcome, executed.error
         with contextlib.suppress(StorageError):  # noted by _storage_failed()
-            self._ledger.handle(outcome)
-            self._ledger.end()
+            self._reports.handle(outcome)
+            self._reports.end()
         if error is not None and not _stop_reason(error):
             self._callbacks.after_exception(lambda: {0: error})
         failure = failure_of(0, "localhost", 1, outcome=outcome, exited=None)
-        stopped = _stop_reason(error) or (self._desk.stop_asked if outcome.stopped else None)
+        stopped = _stop_reason(error) or (self._channel.stop_reason if outcome.stopped else None)
         why = self._storage_problem or (f"stopped by {stopped}" if stopped else None)
         self._manifest.attempt_ended([failure] if failure else [], why)
         self.end = RunSummary(
             state=self._state(outcome, error),
             attempt=attempt,
-            metrics=self._ledger.metrics,
+            metrics=self._reports.metrics,
             value=outcome.body if outcome.ok else None,
             failures=[failure] if failure and not self._storage_problem else [],
             errors={} if error is None else {0: error},
@@ -229,8 +229,8 @@ class InProcessRun:
         work = self._work.fresh()
         if not self._outer:
             return work
-        assert isinstance(self._desk, TorchrunChannel)
-        return TorchrunWork(backend=work.backend, work=work, session=session, desk=self._desk, store=self._store)
+        assert isinstance(self._channel, TorchrunChannel)
+        return TorchrunWork(backend=work.backend, work=work, session=session, channel=self._channel, store=self._store)
 
     def _state(self, outcome: wire.Outcome, error: BaseException | None) -> RunState:
         if self._storage_problem:  # also if train_func caught the exception and went on
@@ -242,23 +242,23 @@ class InProcessRun:
     def _keep(self, message: wire.FromWorker) -> None:
         match message:
             case wire.UsesShouldStop():
-                self._desk.listens = not self._outer  # torchrun's other ranks would not hear of it
+                self._channel.uses_should_stop = not self._outer  # torchrun's other ranks would not hear of it
             case wire.StopVote(attempt=attempt, rank=rank, call=call):
-                self._desk.answer(wire.StopAtReport(attempt=attempt, rank=rank, call=call))
+                self._channel.answer(wire.StopAtReport(attempt=attempt, rank=rank, call=call))
             case _:
-                self._ledger.handle(message)
-                self._ledger.flush()
+                self._reports.handle(message)
+                self._reports.flush()
                 self._store.settle()
                 self._validations.pump(0.0)
 
-    def _upload(self, order: wire.Upload | wire.Clear) -> None:
+    def _upload(self, order: wire.Upload) -> None:
         self._store.upload(order, self._on_uploaded)
 
     def _on_uploaded(self, done: wire.Message) -> None:
         assert isinstance(done, wire.FromWorker)
-        self._ledger.handle(done)
+        self._reports.handle(done)
 
-    def _saved(self, path: str) -> None:
+    def _on_commit(self, path: str) -> None:
         self._checkpoint = path
 
     def _storage_failed(self, why: str) -> None:
@@ -267,9 +267,9 @@ class InProcessRun:
         raise StorageError(why)
 
 
-def _train(session: Session, work: Work, desk: InProcessChannel) -> Executed:
-    with _current(session), _stop_signals(session, desk):
-        executed = execute(lambda: work, session, desk)
+def _train(session: Session, work: Work, channel: InProcessChannel) -> Executed:
+    with _current(session), _stop_signals(session, channel):
+        executed = execute(lambda: work, session, channel)
         if executed.outcome.stage == "run":  # what was not set up is not ours to take down
             with contextlib.suppress(Exception):
                 work.backend.teardown(session.context)
@@ -292,17 +292,17 @@ def _current(session: Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stop_signals(session: Session, desk: InProcessChannel) -> Iterator[None]:
+def _stop_signals(session: Session, channel: InProcessChannel) -> Iterator[None]:
     """Handle the signals for which the user has no handlers: should_stop() becomes true if train_func calls it;
     otherwise, and the second time, they unwind train_func.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         note_stop(number)
-        if desk.listens and desk.stop_asked is None:
-            desk.stop_asked = signal.Signals(number).name
+        if channel.uses_should_stop and channel.stop_reason is None:
+            channel.stop_reason = signal.Signals(number).name
             context = session.context
-            desk.answer(wire.AnnounceStop(attempt=context.attempt, rank=context.world_rank))
+            channel.answer(wire.AnnounceStop(attempt=context.attempt, rank=context.world_rank))
         else:
             (signal.default_int_handler if number == signal.SIGINT else terminate)(number, frame)
 
@@ -401,14 +401,14 @@ def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig)
     """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises WorkerGroupError from what
     train_func raises.
     """
-    desk = TorchrunChannel(work.backend)
+    channel = TorchrunChannel(work.backend)
     with _only_one(), _rank(request, request.first_attempt, outer=True) as (context, _):
-        session = Session(desk, context, None)
-        shared = TorchrunWork(backend=work.backend, work=work.fresh(), session=session, desk=desk)
-        executed = _train(session, shared, desk)
+        session = Session(channel, context, None)
+        shared = TorchrunWork(backend=work.backend, work=work.fresh(), session=session, channel=channel)
+        executed = _train(session, shared, channel)
     if executed.error is not None:
         rank, outcome = context.world_rank, executed.outcome
         text = f"rank {rank}, started by torchrun: {outcome.error}\n{indent(outcome.traceback, '  ')}".rstrip()
         raise WorkerGroupError(text, worker_failures={rank: executed.error}, culprit=rank)
     run = session.context.get_storage().run
-    return make_result(run, shared.kept, checkpoint_config, metrics=desk.metrics, return_value=executed.value)
+    return make_result(run, shared.kept, checkpoint_config, metrics=channel.metrics, return_value=executed.value)

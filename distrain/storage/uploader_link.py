@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NEWS = (wire.Notice, wire.HostFailed)
 """What it says without having been asked."""
-_REPEATABLE = (wire.Clear, wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords)
+_REPEATABLE = (wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords)
 """Orders that may be carried out twice."""
 _MOST_DEATHS = 3
 _SLOW_S = 5.0

@@ -44,8 +44,8 @@ class Channel:
     """Framed messages over ``read_fd`` and ``write_fd``, which it owns. ``greeting``: wait for the magic first."""
 
     uploads = True
-    """Whether who reads this can store a checkpoint while its sender goes on."""
     acknowledges = True
+    commits_for_all_ranks = True
 
     def __init__(self, read_fd: int, write_fd: int, *, greeting: bool = False) -> None:
         self.read_fd = read_fd
