@@ -95,7 +95,7 @@ class Coordinator:
             lost=lambda host, why: self._handle_or_hold(events.HostLost(host, why)),
         )
         self._validations = Validations(request, store, log_dir=log_dir)
-        self._reports = ReportHandler(
+        self._report_handler = ReportHandler(
             store,
             checkpoint_config,
             send=self._send_to_rank,
@@ -116,7 +116,7 @@ class Coordinator:
             send=self._hosts.send,
             refuse=lambda host, why: self._happened(events.MessageReceived(host, wire.HostFailed(text=why))),
         )
-        self._hangs = HangMonitor(
+        self._hang_monitor = HangMonitor(
             self._loop,
             store,
             request.failure_config,
@@ -133,7 +133,7 @@ class Coordinator:
         return events.RunSummary(
             state=machine.state,
             attempt=machine.attempt,
-            metrics=self._reports.metrics,
+            metrics=self._report_handler.metrics,
             value=outcomes[0].body if machine.is_done else None,
             failures=machine.failures,
             stopped_ranks=machine.stopped_ranks,
@@ -146,7 +146,7 @@ class Coordinator:
             earlier=list(machine.earlier),
             hosts=[rank.host for rank in machine.plan.ranks] if machine.plan else (),
             finished=sorted(outcomes),
-            where=self._hangs.where(machine.stopped_ranks),
+            where=self._hang_monitor.where(machine.stopped_ranks),
             storage_failed=machine.storage_failed,
             resources_missing=machine.resources_missing,
         )
@@ -171,7 +171,7 @@ class Coordinator:
         try:
             if self._stale_run_id is not None:  # it was killed, perhaps with its agents
                 self._hosts.sweep(self._stale_run_id)
-            self._hangs.open()
+            self._hang_monitor.open()
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
             self._validations.start(self._loop)
             self._do(self.machine.start(time.monotonic()))
@@ -189,9 +189,9 @@ class Coordinator:
         for name, moment, callback in (
             ("held", self._upload_limit() if self._held else None, self._handle_held),
             ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
-            ("reports", self._reports.deadline(), self._reports.tick),
+            ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
             ("validations", self._validations.deadline(), self._validations.tick),
-            ("hangs", self._hangs.deadline() if self._is_training else None, self._hangs.tick),
+            ("hang_monitor", self._hang_monitor.deadline() if self._is_training else None, self._hang_monitor.tick),
         ):
             if moment is None:
                 self._loop.cancel(name)
@@ -203,7 +203,7 @@ class Coordinator:
         return None if self._is_over or self._held else self.machine.deadline()
 
     def _flush(self) -> None:
-        self._reports.flush()
+        self._report_handler.flush()
         self._outputs.flush()
 
     # -- events that wait for checkpoints -------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Coordinator:
 
     def _must_await_uploads(self) -> bool:
         """Return whether the end of the attempt waits for uploads: less is lost by that than the time it takes."""
-        awaits = self._reports.awaits_uploads(self.machine.lost_ranks)
+        awaits = self._report_handler.awaits_uploads(self.machine.lost_ranks)
         if awaits and self._uploads_awaited_since is None:
             self._uploads_awaited_since = time.monotonic()
             silent_s = 0.0 if self.machine.failures else _SILENT_WAIT_S
@@ -287,20 +287,20 @@ class Coordinator:
                 if failed is not None:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Output():
-                self._hangs.progress()
+                self._hang_monitor.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
             case wire.StackDump():
-                self._hangs.came(message.rank, message.body)
+                self._hang_monitor.came(message.rank, message.body)
             case wire.StacksDone():
-                self._hangs.taken(host, message.silent, sorted(self.machine.outcomes))
+                self._hang_monitor.taken(host, message.silent, sorted(self.machine.outcomes))
             case wire.Reported() | wire.FilesCopied() | wire.CollectiveEntered() | wire.AskCheckpointList():
-                self._hangs.progress()
-                self._reports.handle(message)
+                self._hang_monitor.progress()
+                self._report_handler.handle(message)
                 if self.machine.waits_for_checkpoint:
                     self._update_storing()
             case wire.Running():
-                self._hangs.progress()
-                self._reports.handle(message)
+                self._hang_monitor.progress()
+                self._report_handler.handle(message)
                 self._happened(events.MessageReceived(host, message))
             case wire.Outcome():
                 self._on_outcome(host, message)
@@ -308,14 +308,14 @@ class Coordinator:
                 if self._is_training or self.machine.waits_for_checkpoint:
                     self._update_storing(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
-                reports = self._reports.reports.get(message.rank, 0)
+                reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
             case wire.PortsReserved():
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.plan is not None and self._is_training:
                     self._checks.begin(self.machine.plan)
-            case wire.ProbePortOpened() | wire.ProbeResult() if self._hangs.tries_pairs:
-                self._hangs.met(host, message)
+            case wire.ProbePortOpened() | wire.ProbeResult() if self._hang_monitor.tries_pairs:
+                self._hang_monitor.met(host, message)
             case wire.InspectionResult() | wire.ProbePortOpened() | wire.ProbeResult():
                 if self._checks.is_under_way:
                     self._checks.heard(host, message)
@@ -326,20 +326,20 @@ class Coordinator:
         self._checks.lost(host)
         ranks = [rank.rank for rank in self.machine.plan.on(host)] if self.machine.plan else []
         self._update_storing(*ranks)
-        self._happened(events.HostLost(host, why, owes=self._reports.awaits(ranks)))
+        self._happened(events.HostLost(host, why, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:
             self._outputs.of(outcome.rank).note(outcome.traceback)
-        self._reports.handle(outcome)
+        self._report_handler.handle(outcome)
         if not outcome.ok or self.machine.waits_for_checkpoint:
             self._update_storing(*([] if outcome.ok else [outcome.rank]))
-        self._happened(events.MessageReceived(host, outcome, self._reports.reports.get(outcome.rank, 0)))
+        self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
 
     def _update_storing(self, *failing: int) -> None:
         """Tell the machine what is being stored, before it hears that the ``failing`` ranks have failed."""
         failed = {*self.machine.failed_ranks, *failing}
-        self._happened(self._reports.storing(failed))
+        self._happened(self._report_handler.storing(failed))
 
     # -- actions of the machine -----------------------------------------------------------------------------------
 
@@ -367,13 +367,13 @@ class Coordinator:
         self._attempt, self._uploads_awaited_since = attempt, None
         self._manifest.attempt_begins(attempt, plan)
         self._store.make_room(self._log(attempt, 0))
-        self._reports.begin(attempt, plan.world_size)
-        self._hangs.begin(attempt)
+        self._report_handler.begin(attempt, plan.world_size)
+        self._hang_monitor.begin(attempt)
         self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         self._loop.cancel("uploads")
-        self._reports.end()
+        self._report_handler.end()
         self._outputs.close()
         self._manifest.attempt_ended(ended.failures, ended.why)
         if self._callbacks and ended.failures and self.machine.stop_reason is None:
@@ -418,7 +418,7 @@ class Coordinator:
     def _on_uploaded(self, answer: wire.Message) -> None:
         assert isinstance(answer, wire.FromWorker)
         if answer.attempt == self._attempt:
-            self._reports.handle(answer)
+            self._report_handler.handle(answer)
 
     def _send_to_rank(self, message: wire.ToWorker | wire.Upload) -> None:
         """Send a message to a worker, or to the uploader of its host."""
@@ -447,8 +447,8 @@ class Coordinator:
         steps = (
             self._hosts.close,
             self._outputs.close,
-            self._reports.close,
-            self._hangs.close,
+            self._report_handler.close,
+            self._hang_monitor.close,
             self._await_storage,
             self._await_validations,
             self._await_callbacks,

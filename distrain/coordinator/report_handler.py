@@ -91,7 +91,7 @@ class ReportHandler:
         self._assembly = CheckpointAssembly(world_size, self._config, incomparable=_INCOMPARABLE)
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._callbacks else None
-        self.reports: dict[int, int] = {}
+        self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
         self._acknowledged: dict[int, int] = {}
         self._unacknowledged: dict[int, int] = {}
@@ -184,7 +184,7 @@ class ReportHandler:
     def _on_reported(self, message: wire.Reported, now: float) -> None:
         rank, index, ordinal = message.rank, message.index, message.ordinal
         metrics: dict[str, Any] = json.loads(message.body)
-        self.reports[rank] = index
+        self.report_counts[rank] = index
         if index >= self._acknowledged.get(rank, 0) + _ACKNOWLEDGE_AFTER:
             self._unacknowledged[rank] = index
         line = {"time": message.time, "attempt": message.attempt, "rank": rank, "index": index}
@@ -363,7 +363,7 @@ class ReportHandler:
         )
         validating = any(map(self._validations.awaits, self._store.committed))
         for request, until in requests:
-            others = now < until < math.inf and self.reports.get(request.rank, 0) > settled_up_to
+            others = now < until < math.inf and self.report_counts.get(request.rank, 0) > settled_up_to
             own = any(rank == request.rank for rank, _ in self._unsettled)
             if (others or own or (request.validated and validating)) and not request.at_once:
                 self._list_requests.append((request, until if others else math.inf))
