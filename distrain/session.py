@@ -62,10 +62,11 @@ def report(
         one cannot be stored, a later call raises the error.
     delete_local_checkpoint_after_upload: default: True with ASYNC, else False. The worker deletes the local files when
         the checkpoint is committed: in its next call of a function of distrain, or at the end of train_func, where it
-        waits for the commit, and for up to 5 seconds more when all ranks have finished. Files of a checkpoint that is
-        never committed stay, and so do files that were changed since the report, files behind symlinks, and whatever
-        is in the run directory or in a committed checkpoint. Under torchrun, whose ranks do not learn of each other's
-        checkpoints, the files are deleted when the rank brings its next checkpoint, or when all ranks have finished.
+        waits for the commit, and for up to 5 seconds more when all ranks have finished. Files stay if the checkpoint is
+        never committed or the worker is killed before, if they were changed since the report, if they are behind a
+        symlink, and if they are in the run directory or in a committed checkpoint. Under torchrun, whose ranks do not
+        learn of each other's checkpoints, the files are deleted when the rank brings its next checkpoint, or when all
+        ranks have finished.
     validation: validate the checkpoint with the trainer's ``validation_config`` (True), or with other settings. If
         ranks give different settings, the lowest rank's are taken.
     checkpoint_upload_fn: is called with the checkpoint and a name, stores the checkpoint as a directory of the run

@@ -46,8 +46,7 @@ class Channel:
     greeting: skip all bytes before the magic.
     """
 
-    uploads = True
-    acknowledges = True
+    is_in_process = False
     commits_for_all_ranks = True
 
     def __init__(self, read_fd: int, write_fd: int, *, greeting: bool = False) -> None:

@@ -52,10 +52,8 @@ class WorkerChannel(Protocol):
     """A worker's connection to the coordinator: a ``Channel``, or an object that replaces it in the same process."""
 
     at_end: bool
-    uploads: bool
-    """Whether checkpoints can be stored while the worker trains on."""
-    acknowledges: bool
-    """Whether the coordinator acknowledges reports. If not, it has every report that was sent."""
+    is_in_process: bool
+    """Whether every message is handled while it is sent. Else reports are acknowledged, and there are uploaders."""
     commits_for_all_ranks: bool
     """Whether a checkpoint is committed only when all ranks have stored their parts. Not so under torchrun."""
 
@@ -121,7 +119,7 @@ class Session:
         body = encode_metrics(metrics)
         check_checkpoint(checkpoint, self.context)
         validation = encoded_validation(options, checkpoint, self.context)
-        if not self._channel.uploads and options.mode is ASYNC:
+        if self._channel.is_in_process and options.mode is ASYNC:
             options = replace(options, mode=SYNC, delete=options.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
             self._listen()
@@ -133,7 +131,7 @@ class Session:
             self._delete_uncommitted()
             checkpoint, options, local_files = self._prepare(checkpoint, options)
             folder, files = self._folder_and_files(checkpoint, options, stack)
-            waits = options.mode is SYNC or not self._channel.uploads
+            waits = options.mode is SYNC or self._channel.is_in_process
             ordinal = self._send_report(
                 body,
                 local_files,
@@ -173,7 +171,7 @@ class Session:
 
     def _await_acknowledgement(self) -> None:
         """Wait while as many reports are on their way as may be lost."""
-        while self._channel.acknowledges and self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
+        while not self._channel.is_in_process and self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
             self._listen(wait=True)
 
     def _prepare(

@@ -168,8 +168,7 @@ class AcknowledgingLine:
     """A line that acknowledges whatever was sent, but only to who waits for it."""
 
     at_end = False
-    uploads = True
-    acknowledges = True
+    is_in_process = False
     commits_for_all_ranks = True
 
     def __init__(self) -> None:
@@ -482,8 +481,7 @@ class InterruptedLine:
     """A line within whose send(), or first receive() if ``in_receive``, a signal handler runs."""
 
     at_end = False
-    uploads = False
-    acknowledges = False
+    is_in_process = True
     commits_for_all_ranks = True
 
     def __init__(self) -> None:
