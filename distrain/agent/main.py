@@ -206,7 +206,7 @@ class Agent:
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
             case wire.OpenStorage():
                 self._order(message)
-            case wire.Upload() | wire.Clear() if message.attempt == self._attempt:
+            case wire.Upload() if message.attempt == self._attempt:
                 self._order(message)
             case wire.Close():
                 self._loop.stop()
@@ -224,7 +224,7 @@ class Agent:
             text = "/proc is that of another PID namespace: what a worker starts can survive it here"
             self._notify(f"{text}; mount /proc in the container (unshare --mount-proc)")
 
-    def _order(self, message: wire.OpenStorage | wire.Upload | wire.Clear) -> None:
+    def _order(self, message: wire.OpenStorage | wire.Upload) -> None:
         if self._uploader is None:
             assert self._prepared is not None
             flags, environment = self._prepared.python_flags, self._prepared.environment

@@ -24,7 +24,6 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.storage.commit import Commit, CommittedFile
-from distrain.storage.file_transfer import unshare
 from distrain.storage.files import copy_folders, cure, sync_directory, write_and_sync, write_atomically
 from distrain.storage.paths import DAMAGED, RunPaths
 from distrain.storage.records import (
@@ -439,7 +438,6 @@ class RunStore:
             (root / f"rank_{file.rank}" / file.path).rename(target)
         for part in sorted(root.glob("rank_*")):
             copy_folders(part, merged)
-        unshare(merged, [file.path for file in commit.files])  # if the attempt ended before the local ones were deleted
         name = name or self.paths.checkpoint(self._next_index).name
         final = self._free(name)
         if final.name != name:
@@ -590,8 +588,8 @@ class RunStore:
         """What the uploaders of all hosts have to know before anything is stored."""
         return None
 
-    def upload(self, order: wire.Upload | wire.Clear, then: Callable[[wire.Message], None]) -> None:
-        """Store a rank's files, or delete them, from within this process, and call ``then`` with the answer."""
+    def upload(self, order: wire.Upload, then: Callable[[wire.Message], None]) -> None:
+        """Store a rank's files from within this process, and call ``then`` with the answer."""
         raise AssertionError(f"nobody can store {order.source} while train_func goes on")
 
 

@@ -172,7 +172,7 @@ class RemoteStore(RunStore):
     def _do_here(self, order: wire.Message) -> None:
         self._answer_here(order, self.answered)
 
-    def upload(self, order: wire.Upload | wire.Clear, then: Callable[[wire.Message], None]) -> None:
+    def upload(self, order: wire.Upload, then: Callable[[wire.Message], None]) -> None:
         self._answer_here(order, then)
 
     def _answer_here(self, order: wire.Message, then: Callable[[wire.Message], None]) -> None:

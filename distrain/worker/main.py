@@ -227,5 +227,6 @@ def _disconnect_peers(work: job.Work, session: Session) -> None:
     except Exception:
         traceback.print_exc()
         return
-    if session.has_leftovers or (kept is not None and session.context.world_rank == 0):
+    if kept is not None and session.context.world_rank == 0:
         session.wait_for_release()
+    session.wait_for_commits()
