@@ -64,36 +64,42 @@ if TYPE_CHECKING:
 
 def check_launcher(num_workers: int, backend: BackendConfig) -> None:
     """Raise LaunchError if it is not clear which processes should train, or if they cannot train together."""
-    if num_workers == 0:
-        with _only_one():
-            pass
-    if num_workers == 0 and Session.current is not None:
+    if num_workers:
+        _check_launcher_of_workers(num_workers)
+    else:
+        _check_launcher_in_process(backend)
+
+
+def _check_launcher_in_process(backend: BackendConfig) -> None:
+    with _only_one():
+        pass
+    if Session.current is not None:
         raise LaunchError(
             "fit() with num_workers=0 was called in a distrain worker, where it is not clear which ranks should train; "
             "call the function itself, or start the script with python or torchrun"
         )
     has_gather = type(backend).gather is not BackendConfig.gather
-    if num_workers == 0 and torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not has_gather:
+    if torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not has_gather:
         raise LaunchError(
             "under torchrun, num_workers=0 needs a trainer whose ranks can talk to each other, such as TorchTrainer"
         )
-    if not num_workers:
-        return
+
+
+def _check_launcher_of_workers(num_workers: int) -> None:
     session = Session.current
-    by_distrain = session is not None and session.runs_script
-    if by_distrain or ("TORCHELASTIC_RUN_ID" in os.environ and torchrun_rank() is not None):
-        size = session.context.world_size if session is not None else int(os.environ["WORLD_SIZE"])
-        if size != 1:
-            launcher = "python -m distrain.launch" if by_distrain else "torchrun"
-            instead = (
-                "the hosts, if any, named by DISTRAIN_HOSTFILE"
-                if by_distrain
-                else "or let torchrun's processes be the workers: ScalingConfig(num_workers=0)"
-            )
-            raise LaunchError(
-                f"fit() was called under {launcher}, in each of its {size} processes, and would start {num_workers} "
-                f"worker(s) in each. Start the script with `python`, {instead}"
-            )
+    if session is not None and session.runs_script:
+        launcher, size = "python -m distrain.launch", session.context.world_size
+        instead = "the hosts, if any, named by DISTRAIN_HOSTFILE"
+    elif "TORCHELASTIC_RUN_ID" in os.environ and torchrun_rank() is not None:
+        launcher, size = "torchrun", int(os.environ["WORLD_SIZE"])
+        instead = "or let torchrun's processes be the workers: ScalingConfig(num_workers=0)"
+    else:
+        return
+    if size != 1:
+        raise LaunchError(
+            f"fit() was called under {launcher}, in each of its {size} processes, and would start {num_workers} "
+            f"worker(s) in each. Start the script with `python`, {instead}"
+        )
 
 
 _training_here = threading.RLock()
@@ -271,7 +277,7 @@ class InProcessRun:
 def _train(session: Session, work: Work, channel: InProcessChannel) -> Executed:
     with _current(session), _stop_signals(session, channel):
         executed = execute(lambda: work, session, channel)
-        if executed.outcome.stage == "run":  # else there is nothing to take down
+        if executed.outcome.stage == "run":  # else the backend was not set up
             with contextlib.suppress(Exception):
                 work.backend.teardown(session.context)
     return executed
@@ -331,31 +337,17 @@ def _rank(request: RunRequest, attempt: int, *, under_torchrun: bool) -> Iterato
     under_torchrun: torchrun has set the environment variables of the rank already.
     """
     workers = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else 1
-    host = replace(host_info(with_gpus=request.scaling.use_gpu), name="localhost")
-    plan = make_plan([host], request.scaling, num_workers=workers)
-    [here] = request.hosts.values()
+    facts = replace(host_info(with_gpus=request.scaling.use_gpu), name="localhost")
+    plan = make_plan([facts], request.scaling, num_workers=workers)
+    [settings] = request.hosts.values()
     rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if under_torchrun else 0]
     with contextlib.ExitStack() as stack:
-        variables = {**visible_devices(rank), **here.environment}
+        variables = {**visible_devices(rank), **settings.environment}
         if not under_torchrun:
-            address, network = rendezvous_address(plan), rendezvous_network(plan)
-            keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
-            ports = [keeper.getsockname()[1] for keeper in keepers]
-            endpoints = endpoints_of(plan, {host.name: address}, {host.name: ports[1:]})
-            defaults = {**network, **RANK_DEFAULTS, **request.backend.defaults}
-            variables = {**{name: os.environ.get(name, value) for name, value in defaults.items()}, **variables}
-            variables |= rank_environment(
-                plan,
-                rank,
-                address=address,
-                port=ports[0],
-                run_id=request.run_id,
-                attempt=attempt - request.first_attempt,
-                max_restarts=max(request.failure_config.max_failures, 0),
-            )
-            variables |= request.backend.environment(plan, rank, endpoints)
+            ports = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
+            variables = _rank_variables(request, plan, attempt, [port.getsockname()[1] for port in ports], variables)
         stack.enter_context(_environment(variables))
-        stack.enter_context(_module_path(here.sys_path))
+        stack.enter_context(_module_path(settings.sys_path))
         context = TrainContext(
             world_rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
@@ -374,6 +366,29 @@ def _rank(request: RunRequest, attempt: int, *, under_torchrun: bool) -> Iterato
             resources=request.scaling.worker_resources,
         )
         yield context, plan
+
+
+def _rank_variables(
+    request: RunRequest, plan: WorldPlan, attempt: int, ports: Sequence[int], own: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment variables of the only rank, with its ``own``; the user's override the defaults."""
+    rank, address = plan.ranks[0], rendezvous_address(plan)
+    endpoints = endpoints_of(plan, {rank.host: address}, {rank.host: list(ports[1:])})
+    defaults = {**rendezvous_network(plan), **RANK_DEFAULTS, **request.backend.defaults}
+    return {
+        **{name: os.environ.get(name, value) for name, value in defaults.items()},
+        **own,
+        **rank_environment(
+            plan,
+            rank,
+            address=address,
+            port=ports[0],
+            run_id=request.run_id,
+            attempt=attempt - request.first_attempt,
+            max_restarts=max(request.failure_config.max_failures, 0),
+        ),
+        **request.backend.environment(plan, rank, endpoints),
+    }
 
 
 @contextlib.contextmanager
