@@ -77,9 +77,9 @@ class Coordinator:
         self._manifest = manifest
         self._attempt = -1
         self._is_over = False
-        """Whether all hosts were told to end, whatever the state of the run."""
+        """True once every host was ordered to end, whatever the state of the run."""
         self._impatient = False
-        """Whether a stop was requested once more after the training."""
+        """True once a stop was requested again after the training."""
         self._held: deque[events.MessageReceived | events.HostLost] = deque()
         """Events that wait for the checkpoints of the attempt; see :meth:`_must_hold`."""
         self._uploads_awaited_since: float | None = None
@@ -228,7 +228,7 @@ class Coordinator:
 
     @property
     def _is_committing(self) -> bool:
-        """Whether a checkpoint is being committed, unless the user has ended the wait for it."""
+        """True if a checkpoint is being committed, unless the user has ended the wait for it."""
         return not (self._store.settled or self._impatient)
 
     def _must_await_uploads(self) -> bool:
@@ -319,7 +319,7 @@ class Coordinator:
         self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
 
     def _update_storing(self, *failing: int) -> None:
-        """Tell the machine what is being stored, before it hears that the ``failing`` ranks have failed."""
+        """Tell the machine what is being stored, before it learns that the ``failing`` ranks have failed."""
         failed = {*self.machine.failed_ranks, *failing}
         self._happened(self._report_handler.storing(failed))
 
@@ -420,7 +420,7 @@ class Coordinator:
 
     @property
     def _only_waits_for_commit(self) -> bool:
-        """Whether a run that was asked to stop only waits for a commit."""
+        """True if a run that was asked to stop only waits for a commit."""
         return bool(self._held) and self._is_committing and self.machine.was_asked_to_stop
 
     def _close(self) -> None:

@@ -32,7 +32,7 @@ MOST_AHEAD = 2
 """Checkpoints of one rank that may be stored while they wait for other ranks; the next one waits in report()."""
 
 
-# -- what is to be done ----------------------------------------------------------------------------------------------
+# -- actions --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Drop:
 Action = StoreFiles | Refuse | Commit | Drop | ShowLine
 
 
-# -- what is known ---------------------------------------------------------------------------------------------------
+# -- state ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Part:
     metrics: dict[str, Any]
     in_place: str
     ordered: bool = False
-    """Whether the files were ordered to be stored."""
+    """True once the files were ordered to be stored."""
     stored: tuple[tuple[str, int, int], ...] | None = None
     skipped: tuple[tuple[str, int, int], ...] = ()
     failed: str | None = None
@@ -139,7 +139,7 @@ class CheckpointAssembly:
         self._ticked_at = -math.inf
         self._closed = False
         self._waited_in_vain = False
-        """Whether a rank that was ahead has waited for ``missing_rank_s`` since the last commit."""
+        """True if a rank that was ahead has waited for ``missing_rank_s`` since the last commit."""
         self._warnings: set[str] = set()
 
     # -- events ---------------------------------------------------------------------------------------------------

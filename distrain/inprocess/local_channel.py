@@ -23,7 +23,7 @@ class InProcessChannel:
 
     def __init__(self) -> None:
         self.uses_should_stop = False
-        """Whether train_func calls should_stop()."""
+        """True if train_func calls should_stop()."""
         self.stop_reason: str | None = None
         """The signal for which should_stop() becomes true."""
         self.handle: Callable[[wire.FromWorker], None] = lambda message: None

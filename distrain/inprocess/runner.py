@@ -64,27 +64,34 @@ if TYPE_CHECKING:
 
 def check_launcher(num_workers: int, backend: BackendConfig) -> None:
     """Raise LaunchError if it is not clear which processes should train, or if they cannot train together."""
+    if num_workers:
+        _check_launcher_of_workers(num_workers)
+    else:
+        _check_launcher_in_process(backend)
+
+
+def _check_launcher_in_process(backend: BackendConfig) -> None:
+    with _only_one():
+        pass
+    if Session.current is not None:
+        raise LaunchError(
+            "fit() with num_workers=0 was called in a distrain worker, where it is not clear which ranks should train; "
+            "call the function itself, or start the script with python or torchrun"
+        )
+    has_gather = type(backend).gather is not BackendConfig.gather
+    if torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not has_gather:
+        raise LaunchError(
+            "under torchrun, num_workers=0 needs a trainer whose ranks can talk to each other, such as TorchTrainer"
+        )
+
+
+def _check_launcher_of_workers(num_workers: int) -> None:
     if Session.current is not None and Session.current.runs_script:
         raise LaunchError(
             "this script was started by `python -m distrain.launch`, and calls fit(), which starts workers of its own. "
             "Run it with `python script.py`; if it does not name its hosts, set DISTRAIN_HOSTS=alpha:4,beta:4 or "
             "DISTRAIN_HOSTFILE=FILE"
         )
-    if num_workers == 0:
-        with _only_one():
-            pass
-    if num_workers == 0 and Session.current is not None:
-        raise LaunchError(
-            "fit() with num_workers=0 was called in a distrain worker, where it is not clear which ranks should train; "
-            "call the function itself, or start the script with python or torchrun"
-        )
-    has_gather = type(backend).gather is not BackendConfig.gather
-    if num_workers == 0 and torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not has_gather:
-        raise LaunchError(
-            "under torchrun, num_workers=0 needs a trainer whose ranks can talk to each other, such as TorchTrainer"
-        )
-    if not num_workers:
-        return
     if "TORCHELASTIC_RUN_ID" in os.environ and torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1":
         raise LaunchError(
             f"fit() was called under torchrun, in each of its {os.environ['WORLD_SIZE']} processes, and would start "
@@ -268,7 +275,7 @@ class InProcessRun:
 def _train(session: Session, work: Work, channel: InProcessChannel) -> RankResult:
     with _current(session), _stop_signals(session, channel):
         executed = run_rank(lambda: work, session, channel)
-        if executed.outcome.stage == "run":  # else there is nothing to take down
+        if executed.outcome.stage == "run":  # else the backend was not set up
             with contextlib.suppress(Exception):
                 work.backend.teardown(session.context)
     return executed
@@ -328,31 +335,17 @@ def _rank(request: RunRequest, attempt: int, *, under_torchrun: bool) -> Iterato
     under_torchrun: torchrun has set the environment variables of the rank already.
     """
     workers = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else 1
-    host = replace(host_info(with_gpus=request.scaling.use_gpu), name="localhost")
-    plan = make_plan([host], request.scaling, num_workers=workers)
-    [here] = request.hosts.values()
+    facts = replace(host_info(with_gpus=request.scaling.use_gpu), name="localhost")
+    plan = make_plan([facts], request.scaling, num_workers=workers)
+    [settings] = request.hosts.values()
     rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if under_torchrun else 0]
     with contextlib.ExitStack() as stack:
-        variables = {**visible_devices(rank), **here.environment}
+        variables = {**visible_devices(rank), **settings.environment}
         if not under_torchrun:
-            address, network = rendezvous_address(plan), rendezvous_network(plan)
-            keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
-            ports = [keeper.getsockname()[1] for keeper in keepers]
-            endpoints = endpoints_of(plan, {host.name: address}, {host.name: ports[1:]})
-            defaults = {**network, **RANK_DEFAULTS, **request.backend.defaults}
-            variables = {**{name: os.environ.get(name, value) for name, value in defaults.items()}, **variables}
-            variables |= rank_environment(
-                plan,
-                rank,
-                address=address,
-                port=ports[0],
-                run_id=request.run_id,
-                attempt=attempt - request.first_attempt,
-                max_restarts=max(request.failure_config.max_failures, 0),
-            )
-            variables |= request.backend.environment(plan, rank, endpoints)
+            ports = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
+            variables = _rank_variables(request, plan, attempt, [port.getsockname()[1] for port in ports], variables)
         stack.enter_context(_environment(variables))
-        stack.enter_context(_module_path(here.sys_path))
+        stack.enter_context(_module_path(settings.sys_path))
         worker = replace(  # the plan is of this host only, torchrun may have started more
             request.worker_facts(plan, rank, attempt),
             world_rank=int(os.environ["RANK"]),
@@ -360,6 +353,29 @@ def _rank(request: RunRequest, attempt: int, *, under_torchrun: bool) -> Iterato
             node_rank=int(os.environ.get("GROUP_RANK", "0")),
         )
         yield TrainContext(**asdict(worker)), plan
+
+
+def _rank_variables(
+    request: RunRequest, plan: WorldPlan, attempt: int, ports: Sequence[int], own: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment variables of the only rank, with its ``own``; the user's override the defaults."""
+    rank, address = plan.ranks[0], rendezvous_address(plan)
+    endpoints = endpoints_of(plan, {rank.host: address}, {rank.host: list(ports[1:])})
+    defaults = {**rendezvous_network(plan), **RANK_DEFAULTS, **request.backend.defaults}
+    return {
+        **{name: os.environ.get(name, value) for name, value in defaults.items()},
+        **own,
+        **rank_environment(
+            plan,
+            rank,
+            address=address,
+            port=ports[0],
+            run_id=request.run_id,
+            attempt=attempt - request.first_attempt,
+            max_restarts=max(request.failure_config.max_failures, 0),
+        ),
+        **request.backend.environment(plan, rank, endpoints),
+    }
 
 
 @contextlib.contextmanager

@@ -117,7 +117,7 @@ class Decoder:
             return None
         head_size, body_size = _SIZES.unpack_from(self._buffer)
         if head_size > _LARGEST_HEADER:
-            raise WireError(f"a header of {head_size} bytes cannot be ours")
+            raise WireError(f"a header of {head_size} bytes is no header of distrain")
         end = _SIZES.size + head_size + body_size
         if len(self._buffer) < end:
             return None
@@ -131,4 +131,4 @@ def _parse(raw: bytes, body_at: int) -> Frame:
         header = json.loads(raw[_SIZES.size : body_at])
         return Frame(kind=str(header.pop("kind")), header=header, body=raw[body_at:], raw=raw)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise WireError(f"a frame whose header is not ours: {error}") from None
+        raise WireError(f"a frame whose header is not distrain's: {error}") from None

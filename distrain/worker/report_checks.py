@@ -199,5 +199,5 @@ class StoreOptions:
 
     @property
     def deletes(self) -> bool:
-        """Whether the local files are deleted once the checkpoint is committed."""
+        """True if the local files are deleted once the checkpoint is committed."""
         return self.mode is CheckpointUploadMode.ASYNC if self.delete is None else self.delete

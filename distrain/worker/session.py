@@ -53,9 +53,9 @@ class WorkerChannel(Protocol):
 
     at_end: bool
     is_in_process: bool
-    """Whether every message is handled while it is sent. Else reports are acknowledged, and there are uploaders."""
+    """True if send() handles the message itself. Otherwise reports are acknowledged, and there are uploaders."""
     commits_for_all_ranks: bool
-    """Whether a checkpoint is committed only when all ranks have stored their parts. Not so under torchrun."""
+    """True if a checkpoint is committed only when all ranks have stored their parts; false under torchrun."""
 
     def send(self, message: wire.FromWorker) -> None: ...
 
@@ -73,15 +73,15 @@ class Session:
         self.context = context
         self.checkpoint = checkpoint
         self.stopped = False
-        """Whether should_stop() has been true."""
+        """True once should_stop() has been true."""
         self.released = False
-        """Whether every rank has finished."""
+        """True once every rank has finished."""
         self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
         """Converts the dict of a checkpoint when it is reported; set by the backend."""
         self.at_report: Callable[[], None] = lambda: None
         """Called by every report(); set by the backend."""
         self.runs_script = False
-        """Whether this rank runs a script, as under torchrun, and no function."""
+        """True if this rank runs a script, as under torchrun, and no function."""
         self._channel = channel
         self._reports = 0
         self._acknowledged = 0
@@ -128,7 +128,7 @@ class Session:
             if checkpoint is None:
                 self._send_report(body)
                 return
-            self._delete_uncommitted()
+            self._delete_earlier()
             checkpoint, options, local_files = self._prepare(checkpoint, options)
             folder, files = self._folder_and_files(checkpoint, options, stack)
             waits = options.mode is SYNC or self._channel.is_in_process
@@ -213,7 +213,7 @@ class Session:
     def _folder_and_files(
         self, checkpoint: Checkpoint, options: StoreOptions, stack: contextlib.ExitStack
     ) -> tuple[Path, list[tuple[str, int]]]:
-        """Return the directory of a checkpoint and its files; none if other ranks may still write into it."""
+        """Return the directory of a checkpoint and its files; no files if other ranks may still write into it."""
         if options.mode is NO_UPLOAD:
             return folder_in_place(checkpoint, self.context), []
         folder = Path(stack.enter_context(checkpoint.as_directory()))
@@ -273,14 +273,13 @@ class Session:
         if not order.directory:  # the files of this rank are not kept
             return [], []
         target = Path(order.directory)
-        if folder == target:  # all ranks have written into it
-            paths = ordered = [path for path, _ in list_files(folder)]
-        else:
-            paths, ordered = [path for path, _ in files], order.files
-            copy_folders(folder, target)
         copy = file_copier(folder, target)
-        copied = [(path, *copy(path)) for path in paths if path in set(ordered)]
-        skipped = [(path, *crc32_of(folder / path)) for path in paths if path not in set(ordered)]
+        if folder == target:  # all ranks have written into it
+            return [(path, *copy(path)) for path, _ in list_files(folder)], []
+        copy_folders(folder, target)
+        ordered = set(order.files)
+        copied = [(path, *copy(path)) for path, _ in files if path in ordered]
+        skipped = [(path, *crc32_of(folder / path)) for path, _ in files if path not in ordered]
         return copied, skipped
 
     def _send_copied(self, ordinal: int, copied: Files, skipped: Files, failed: str | None = None) -> None:
@@ -306,8 +305,8 @@ class Session:
             if number == ordinal and has_files:
                 self._deletable.append(local_files)
 
-    def _delete_uncommitted(self) -> None:
-        """Delete the local files of earlier checkpoints where no message tells that all ranks have stored theirs."""
+    def _delete_earlier(self) -> None:
+        """Delete local files of earlier checkpoints, under torchrun: by now the other ranks are done with them."""
         while not self._channel.commits_for_all_ranks and self._local_files:
             self._local_files.popitem()[1].delete()
 
@@ -323,7 +322,7 @@ class Session:
         """Block until every rank has finished."""
         while not self.released:
             self._listen(wait=True)
-        self._delete_uncommitted()
+        self._delete_earlier()
 
     # -- other calls ----------------------------------------------------------------------------------------------
 

@@ -193,6 +193,44 @@ def test_other_directories_in_the_run_directory_stay(fit: Fit) -> None:
     assert os.listdir(result.return_value) == ["model.txt"]
 
 
+def test_a_directory_may_be_used_again_for_the_next_checkpoint(any_fit: Fit, tmp_path: Path) -> None:
+    """At once, and with files of the same size: what the user writes after report() is never deleted."""
+
+    def train(config: dict[str, str]) -> bool:
+        folder = Path(config["folder"], f"of-{rank()}")
+        for epoch in range(10):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"part-{rank()}.txt").write_text(f"epoch {epoch}")
+            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+        return folder.exists()
+
+    result = any_fit(train, {"folder": str(tmp_path / "mine")})
+    assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [
+        {"part-0.txt": f"epoch {epoch}", "part-1.txt": f"epoch {epoch}"} for epoch in range(10)
+    ]
+    assert not list(tmp_path.glob("mine/*"))
+
+
+def test_a_file_that_the_next_attempt_writes_again_is_not_the_one_in_the_checkpoint(fit: Fit, tmp_path: Path) -> None:
+    """The worker was killed before it could delete its local files."""
+
+    def train(config: dict[str, str]) -> str:
+        folder, checkpoint = Path(config["folder"]), distrain.get_checkpoint()
+        folder.mkdir(exist_ok=True)
+        (folder / "model.txt").write_text("first" if checkpoint is None else "second")
+        if checkpoint is None:
+            distrain.report({}, Checkpoint(folder), checkpoint_upload_mode=ASYNC)
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert checkpoint is not None
+        return Path(checkpoint.path, "model.txt").read_text()
+
+    folder = tmp_path / "mine"
+    result = fit(train, {"folder": str(folder)}, workers=1, failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == "first"
+    assert files_of(result.checkpoint) == {"model.txt": "first"}
+    assert os.listdir(folder) == ["model.txt"]
+
+
 def test_files_stay_where_they_are_if_not_all_can_be_stored(fit: Fit) -> None:
     def train() -> list[str]:
         folder = folder_with("good", "a.txt")

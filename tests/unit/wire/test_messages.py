@@ -143,7 +143,7 @@ def test_a_part_of_the_magic_is_not_taken_for_it() -> None:
     assert decoded(wire.MAGIC[:4], wire.MAGIC + wire.encode(wire.Ping()), greeting=True) == [wire.Ping()]
 
 
-# -- what is not ours ------------------------------------------------------------------------------------------------
+# -- bytes that are no frames ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,12 @@ def test_a_part_of_the_magic_is_not_taken_for_it() -> None:
     [b"", b"nonsense", b"\xff\xfe\xfd", b"5", b"null", b'"text"', b"[]", b"[1, 2]", b"{}", b'{"rank": 1}'],
 )
 def test_a_garbage_header_is_a_wire_error(header: bytes) -> None:
-    with pytest.raises(WireError, match="not ours"):
+    with pytest.raises(WireError, match="not distrain's"):
         wire.Decoder().feed(frame_bytes(header))
 
 
 def test_text_instead_of_frames_is_a_wire_error() -> None:
-    with pytest.raises(WireError, match="cannot be ours"):
+    with pytest.raises(WireError, match="no header of distrain"):
         wire.Decoder().feed(b"Segmentation fault\n")
 
 
