@@ -188,7 +188,7 @@ def test_a_best_checkpoint_that_cannot_be_had_is_explained(write_run: Write) -> 
     result = Result.from_path(write_run([], LOSSES))
     with pytest.raises(ValueError, match='must be "max" or "min"'):
         result.get_best_checkpoint("loss", "best")
-    with pytest.raises(RuntimeError, match="no checkpoint has a metric 'acc'; there are eval/acc, loss, x"):
+    with pytest.raises(RuntimeError, match="no checkpoint has a metric 'acc'; known metrics: eval/acc, loss, x"):
         result.get_best_checkpoint("acc", "max")
 
 
@@ -318,7 +318,7 @@ def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path:
     store.close()
     error = Result.from_path(tmp_path / "run").error
     assert isinstance(error, ControllerError)
-    assert str(error).startswith("the run died without a word: ")
+    assert str(error).startswith("the process that called fit() was killed, or its machine crashed: ")
     RunStore(tmp_path / "run").close()  # looking has not taken the lock
 
 
@@ -364,7 +364,7 @@ def test_a_damaged_lock_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text
 def test_a_damaged_checkpoint_is_passed_over(write_run: Write, text: str) -> None:
     root = write_run([], [{"loss": 2}, {"loss": 1}])
     (root / "checkpoint_000001" / ".manifest.json").write_text(text)
-    with pytest.warns(UserWarning, match="passed over: .*checkpoint_000001 is damaged"):
+    with pytest.warns(UserWarning, match="skipped a checkpoint: .*checkpoint_000001 is damaged"):
         assert scores(Result.from_path(root)) == [2]
 
 
