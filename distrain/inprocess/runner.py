@@ -25,13 +25,12 @@ from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions.events import RunSummary
 from distrain.decisions.failures import failure_of
 from distrain.decisions.placement import (
-    RANK_DEFAULTS,
+    Rendezvous,
     endpoints_of,
     make_plan,
-    rank_environment,
     rendezvous_address,
-    rendezvous_network,
     visible_devices,
+    worker_spec,
 )
 from distrain.decisions.retries import RetryPolicy
 from distrain.decisions.states import RunState
@@ -332,22 +331,14 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
     with contextlib.ExitStack() as stack:
         variables = {**visible_devices(rank), **here.environment}
         if not outer:
-            address, network = rendezvous_address(plan), rendezvous_network(plan)
+            address = rendezvous_address(plan)
             keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
             ports = [keeper.getsockname()[1] for keeper in keepers]
             endpoints = endpoints_of(plan, {facts.name: address}, {facts.name: ports[1:]})
-            defaults = {**network, **RANK_DEFAULTS, **request.backend.defaults}
-            variables = {**{name: os.environ.get(name, value) for name, value in defaults.items()}, **variables}
-            variables |= rank_environment(
-                plan,
-                rank,
-                address=address,
-                port=ports[0],
-                run_id=request.run_id,
-                attempt=attempt - request.first_attempt,
-                max_restarts=max(request.failure_config.max_failures, 0),
-            )
-            variables |= request.backend.environment(plan, rank, endpoints)
+            rendezvous = Rendezvous(address=address, port=ports[0], endpoints=endpoints)
+            spec = worker_spec(request, plan, rank, attempt=attempt, checkpoint=None, rendezvous=rendezvous)
+            defaults = {name: os.environ.get(name, value) for name, value in spec.defaults.items()}
+            variables = {**defaults, **variables, **spec.environment}
         stack.enter_context(_environment(variables))
         stack.enter_context(_module_path(here.sys_path))
         worker = replace(  # the plan is of this host only, torchrun may have started more
