@@ -338,7 +338,8 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
             rendezvous = Rendezvous(address=address, port=ports[0], endpoints=endpoints)
             spec = worker_spec(request, plan, rank, attempt=attempt, checkpoint=None, rendezvous=rendezvous)
             defaults = {name: os.environ.get(name, value) for name, value in spec.defaults.items()}
-            variables = {**defaults, **variables, **spec.environment}
+            loopback = {"MASTER_ADDR": address, "MASTER_PORT": str(ports[0])}  # the user's own may be for other hosts
+            variables = {**defaults, **variables, **spec.environment, **loopback}
         stack.enter_context(_environment(variables))
         stack.enter_context(_module_path(here.sys_path))
         worker = replace(  # the plan is of this host only, torchrun may have started more
