@@ -29,7 +29,7 @@ _CONSEQUENCE = re.compile(
 )
 
 _SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "often by the kernel for lack of memory, or by a kill -9",
+    signal.SIGKILL: "often by the kernel when the host is out of memory, or by a kill -9",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
