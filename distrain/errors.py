@@ -165,7 +165,7 @@ class LaunchError(ControllerError):
 
 
 class PreemptionError(TrainingFailedError):
-    """The user's process was told to stop by SIGTERM, SIGHUP or SIGQUIT.
+    """The user's process received SIGTERM, SIGHUP or SIGQUIT.
 
     exit_code: 128 + the number of the signal, which the process should exit with.
     """

@@ -1,4 +1,4 @@
-"""What a run came to. Runs in: coordinator, or anywhere later with :meth:`Result.from_path`."""
+"""The result of a run. Runs in: coordinator, or anywhere later with :meth:`Result.from_path`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distrain.system.remote_path import RemotePath, locate
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import pandas
     from fsspec import AbstractFileSystem
@@ -35,16 +35,17 @@ __all__ = ["Result"]
 @explaining("Result")
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to.
+    """The result of a run.
 
-    metrics: the last report of rank 0, None if it never reported. If its checkpoint was validated, the metrics of the
-        validation are among them.
+    metrics: the last report of rank 0, None if it never reported. If its checkpoint was validated, they include the
+        metrics of the validation.
     checkpoint: the latest committed checkpoint, None if there is none.
     best_checkpoints: pairs of checkpoint and metrics that were kept, the best last (by score if the CheckpointConfig
         names one, else by time).
-    path: the run directory, a path or URL. storage_filesystem: what the path is on, if that was given and not a URL.
+    path: the run directory, a path or URL.
+    storage_filesystem: the filesystem of the path, if the user gave one instead of a URL.
     error: why training failed; ``fit()`` raises it.
-    return_value: what rank 0's train_func returned.
+    return_value: the return value of rank 0's train_func.
     """
 
     metrics: dict[str, Any] | None
@@ -57,7 +58,7 @@ class Result:
 
     @property
     def metrics_dataframe(self) -> pandas.DataFrame | None:
-        """Every report of rank 0 as a row, nested metrics flattened with ``/``; None without reports.
+        """Every report of rank 0 as a row, with nested metrics flattened with ``/``; None without reports.
 
         Raises ImportError if pandas is not installed, OSError if the run directory cannot be read.
         """
@@ -70,13 +71,14 @@ class Result:
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: AbstractFileSystem | None = None) -> Result:
-        """The Result of an earlier run, finished, failed or still running; ``error`` and ``return_value`` included.
-        The ``error`` of a run whose process died without a word is a ControllerError that says so.
+        """Return the Result of an earlier run that has finished, has failed or is still running.
 
-        path: a directory or a URL; with ``storage_filesystem`` (fsspec's or pyarrow's) a path in that.
+        It unpickles ``error`` and ``return_value``, so read only run directories that you trust. If the process that
+        called fit() was killed, ``error`` is a ControllerError.
 
-        Unpickles both: read only run directories that you trust. Raises StorageError if there is no run at ``path``, or
-        if it cannot be read.
+        path: a directory or a URL; with ``storage_filesystem`` (fsspec's or pyarrow's) a path on that filesystem.
+
+        Raises StorageError if there is no run at ``path``, or if it cannot be read.
         """
         try:
             run = locate(path, storage_filesystem)
@@ -85,10 +87,10 @@ class Result:
                 raise StorageError(f"{run} is not a run directory: it has no {RunPaths(Path()).manifest.name}")
             return make_result(
                 run,
-                list(_readable(run)),
+                _checkpoints(run),
                 _retention(run, manifest),
                 metrics=last_metrics(run / _METRICS),
-                error=_stored_error(run) or _death(run, manifest),
+                error=_stored_error(run) or _killed_error(run, manifest),
                 return_value=_unpickle(run, _RETURN_VALUE),
             )
         except OSError as error:
@@ -100,12 +102,14 @@ class Result:
 
     @property
     def filesystem(self) -> AbstractFileSystem:
-        """What ``path`` is on."""
+        """The filesystem of ``path``, as fsspec has it."""
         return Checkpoint(self.path, self.storage_filesystem).filesystem
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
-        """Of the ``best_checkpoints``, the one with the largest (``mode="max"``) or smallest (``"min"``) metric;
-        ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. NaN is never the best.
+        """Return the one of the ``best_checkpoints`` with the best value of a metric.
+
+        metric: its name; ``"eval/loss"`` reads ``metrics["eval"]["loss"]``. NaN is never the best value.
+        mode: ``"max"`` if the largest value is the best, ``"min"`` if the smallest is.
 
         Raises ValueError for another mode, RuntimeError if there is no checkpoint, or none with that metric.
         """
@@ -116,16 +120,16 @@ class Result:
         scored = [(score(metrics, metric, mode), checkpoint) for checkpoint, metrics in self.best_checkpoints]
         best, checkpoint = max(scored, key=lambda pair: pair[0])
         if best == -math.inf:
-            raise RuntimeError(self._why_none_is_best(metric))
+            raise RuntimeError(self._no_best_error(metric))
         return checkpoint
 
-    def _why_none_is_best(self, metric: str) -> str:
+    def _no_best_error(self, metric: str) -> str:
         flat = [_flat(metrics) for _, metrics in self.best_checkpoints]
         known = sorted({name for metrics in flat for name in metrics})
         if metric in known:
             values = ", ".join(repr(metrics.get(metric)) for metrics in flat)
-            return f"the metric {metric!r} is of no checkpoint a number that could be the best: {values:.200}"
-        return f"no checkpoint has a metric {metric!r}; there are {', '.join(known) or 'none'}"
+            return f"no checkpoint has a comparable value for metric {metric!r}; values: {values:.200}"
+        return f"no checkpoint has a metric {metric!r}; known metrics: {', '.join(known) or 'none'}"
 
     def __repr__(self) -> str:
         lines = [f"path={self.path!r}", f"metrics={self.metrics!r}", f"checkpoint={self.checkpoint!r}"]
@@ -134,55 +138,57 @@ class Result:
         return "Result(\n  " + ",\n  ".join(lines) + "\n)"
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return a table for notebooks."""
         rows: dict[str, Any] = {} if self.error is None else {"error": self.error}
         rows |= {"path": self.path, "checkpoint": self.checkpoint, **_flat(self.metrics or {})}
         cells = (f"<tr><th>{escape(n)}</th><td><pre>{escape(str(value))}</pre></td></tr>" for n, value in rows.items())
         return f"<table>{''.join(cells)}</table>"
 
 
-_MOST_LOOKS = 10
+_MOST_READS = 10
+"""How often to list the checkpoints of a run that deletes some meanwhile."""
 _NAMES = RunPaths(Path())
 _METRICS, _RETURN_VALUE = _NAMES.metrics.name, _NAMES.return_value.name
 _MANIFEST, _ERROR_TEXT, _ERROR_PICKLE = _NAMES.manifest.name, _NAMES.error_text.name, _NAMES.error_pickle.name
 
 
-def _readable(run: Path | RemotePath) -> Iterator[CommittedCheckpoint]:
+def _checkpoints(run: Path | RemotePath) -> list[CommittedCheckpoint]:
+    """Return the checkpoints of a run, oldest first. Warn of damaged ones."""
     if isinstance(run, RemotePath):
-        yield from _readable_elsewhere(run)
-        return
-    for _ in range(_MOST_LOOKS):
-        found, gone = _readable_here(run)
-        if not gone:  # nothing was deleted meanwhile, as of a run that goes on: what took its place is there, too
+        return _remote_checkpoints(run)
+    for _ in range(_MOST_READS):
+        found, some_deleted = _local_checkpoints(run)
+        if not some_deleted:  # otherwise the run is still training, and has replaced them by others
             break
-    yield from found
+    return found
 
 
-def _readable_here(run: Path) -> tuple[list[CommittedCheckpoint], bool]:
-    """And whether there were more, which are gone."""
-    found, gone = [], False
+def _local_checkpoints(run: Path) -> tuple[list[CommittedCheckpoint], bool]:
+    """Return the checkpoints, and whether some were deleted while they were read."""
+    found, some_deleted = [], False
     for folder in RunPaths(run).checkpoints():
         try:
             found.append(committed_at(folder))
         except StorageError as error:
             if folder.exists():
-                warnings.warn(f"passed over: {error}", stacklevel=4)
+                warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)
             else:
-                gone = True
-    return found, gone
+                some_deleted = True
+    return found, some_deleted
 
 
-def _readable_elsewhere(run: RemotePath) -> list[CommittedCheckpoint]:
+def _remote_checkpoints(run: RemotePath) -> list[CommittedCheckpoint]:
     found = []
     for name in run.names():
         try:
             manifest = json.loads((run / name / MANIFEST_FILE).read())
             if not is_copy(name, manifest):
                 found.append((manifest["index"], committed_at(run / name, manifest)))
-        except (FileNotFoundError, NotADirectoryError):  # something else
+        except (FileNotFoundError, NotADirectoryError):  # not a checkpoint
             continue
         except (ValueError, KeyError, TypeError, AttributeError, StorageError) as error:
-            warnings.warn(f"passed over: {run / name} is damaged, its manifest cannot be read ({error})", stacklevel=3)
+            text = f"skipped a checkpoint: {run / name} is damaged, its manifest cannot be read ({error})"
+            warnings.warn(text, stacklevel=4)
     return [checkpoint for _, checkpoint in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -195,7 +201,7 @@ def make_result(
     error: TrainingFailedError | None = None,
     return_value: Any = None,
 ) -> Result:
-    """A Result from what the store knows."""
+    """Make the Result of a run from its committed checkpoints and its retention settings."""
     order = best_first([saved.metrics for saved in committed], config)[: config.num_to_keep]
     return Result(
         metrics=_with_validation(metrics, committed),
@@ -210,7 +216,7 @@ def make_result(
 
 def _stored_error(run: Path | RemotePath) -> TrainingFailedError | None:
     error = _unpickle(run, _ERROR_PICKLE)
-    if error is None and (text := _read(run, _ERROR_TEXT)) is not None:  # of a class that is not to be had here
+    if error is None and (text := _read(run, _ERROR_TEXT)) is not None:  # its class cannot be imported
         try:
             return TrainingFailedError(str(json.loads(text)["message"]))
         except (ValueError, KeyError, TypeError) as damage:
@@ -219,23 +225,22 @@ def _stored_error(run: Path | RemotePath) -> TrainingFailedError | None:
 
 
 def _retention(run: Path | RemotePath, manifest: Mapping[str, Any]) -> StoredRetention:
-    """Return the run's own. Raises StorageError."""
+    """Return the retention settings that the run has stored. Raises StorageError."""
     known = {each.name for each in fields(StoredRetention)}
-    said = {name: value for name, value in manifest.get("checkpoint_config", {}).items() if name in known}
+    stored = {name: value for name, value in manifest.get("checkpoint_config", {}).items() if name in known}
     try:
-        return StoredRetention(**said)
+        return StoredRetention(**stored)
     except (ValueError, TypeError) as error:
         raise StorageError(f"{run / _MANIFEST} is damaged: {error}") from error
 
 
-def _death(run: Path | RemotePath, manifest: Mapping[str, Any]) -> ControllerError | None:
-    """Return the error of a run that says that it is running although no process holds its lock; None for others."""
+def _killed_error(run: Path | RemotePath, manifest: Mapping[str, Any]) -> ControllerError | None:
+    """Return an error if the manifest says that the run is running, but no process holds its lock."""
     if manifest["status"] != "running" or is_in_use(run) or read_manifest(run).get("status") != "running":
         return None
     return ControllerError(
-        f"the run died without a word: {run / _MANIFEST} says that it is running, but no process holds its lock, as "
-        "after a kill -9 of the process that called fit(), or a crash of its machine; started again under its name, "
-        "it continues at its last checkpoint"
+        f"the process that called fit() was killed, or its machine crashed: {run / _MANIFEST} says that the run is "
+        "running, but no process holds its lock. Start the run again under its name to continue at its last checkpoint"
     )
 
 
@@ -256,7 +261,7 @@ def _read(run: Path | RemotePath, name: str) -> bytes | None:
 
 
 def pickle_or_none(value: object) -> bytes | None:
-    """Best effort, for what is nice to keep."""
+    """Return the pickled value, or None if it cannot be pickled."""
     try:
         blob: bytes = cloudpickle.dumps(value)
     except Exception:
@@ -265,7 +270,7 @@ def pickle_or_none(value: object) -> bytes | None:
 
 
 def _with_validation(metrics: dict[str, Any] | None, committed: list[CommittedCheckpoint]) -> dict[str, Any] | None:
-    """Add the metrics of the last checkpoint's validation to the last report, if that is the report it came with."""
+    """Add the metrics of the last checkpoint's validation to the last report, if both belong to the same report."""
     if metrics is None or not committed or committed[-1].validation is None:
         return metrics
     validated = committed[-1].metrics

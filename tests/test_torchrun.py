@@ -22,6 +22,7 @@ import distrain
 from distrain import *
 from distrain.collective import barrier, broadcast_from_rank_zero
 from distrain.torch import TorchConfig, TorchTrainer
+from distrain.worker.session import Session
 
 FOLDER, RANK = Path(sys.argv[1]), int(os.environ["RANK"])
 said = {}
@@ -102,7 +103,7 @@ said["result"] = {
     "kept": [checkpoint.path for checkpoint, _ in result.best_checkpoints],
     "metrics": result.metrics,
     "value": result.return_value,
-    "current": distrain.worker.session.Session.current is None,
+    "current": Session.current is None,
 }
 said["threads"] = os.environ["OMP_NUM_THREADS"]
 write()

@@ -29,7 +29,7 @@ _CONSEQUENCE = re.compile(
 )
 
 _SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "often the kernel running out of memory, or somebody's kill -9",
+    signal.SIGKILL: "often by the kernel when the host is out of memory, or by a kill -9",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
@@ -148,7 +148,7 @@ def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
     if exited.signal is not None:
         hint = (exited.signal == signal.SIGABRT and reason) or _SIGNAL_HINTS.get(exited.signal)
         if exited.signal == signal.SIGKILL and exited.oom_limit_bytes is not None:
-            hint = "perhaps by the kernel, which was killing for lack of memory on this host, or by somebody's kill -9"
+            hint = "perhaps by the kernel, which killed processes for lack of memory on this host, or by a kill -9"
         killed = f"was killed by {signal_in_words(exited.signal)} {when}, not sent by distrain{memory}"
         return f"{killed}: {hint}" if hint else killed
     return f"exited with code {exited.exit_code} {when}{memory}, without an exception: os._exit()?"

@@ -68,7 +68,7 @@ class HostPool:
 
     @property
     def connected(self) -> list[HostInfo]:
-        """The hosts whose agents have said HELLO, in the order of placement."""
+        """The hosts whose agents have sent HELLO, in the order of placement."""
         return [self._connected[name] for name in self._slots if name in self._connected]
 
     def mark_connected(self, host: str, info: HostInfo) -> None:

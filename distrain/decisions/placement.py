@@ -42,11 +42,9 @@ def make_plan(hosts: Sequence[HostInfo], scaling: ScalingConfig, *, num_workers:
         share = shares[host.name]
         _check_resources(host, share, scaling)
         _check_gpus(host, scaling)
-        is_split = any(gpu.is_mig for gpu in host.gpus or ())
         for local_rank in range(share):
-            devices = _devices(local_rank, scaling.gpus_per_worker)
-            gpus = [host.gpus[index] for index in devices] if host.gpus else []
-            boards += {gpu.board for gpu in gpus}
+            devices, uuids, own_boards = _gpus_of(host, local_rank, scaling.gpus_per_worker)
+            boards += own_boards
             ranks.append(
                 RankPlan(
                     rank=len(ranks),
@@ -54,8 +52,8 @@ def make_plan(hosts: Sequence[HostInfo], scaling: ScalingConfig, *, num_workers:
                     local_rank=local_rank,
                     local_world_size=share,
                     node_rank=node_rank,
-                    devices=tuple(range(len(devices))) if is_split else devices,
-                    uuids=tuple(gpu.uuid for gpu in gpus) if is_split else (),
+                    devices=devices,
+                    uuids=uuids,
                 )
             )
     networks = {host.network for host in used}
@@ -93,12 +91,23 @@ def shares_of(slots: Mapping[str, int | None], workers: int) -> dict[str, int]:
     return shares
 
 
-def _devices(local_rank: int, gpus: float) -> tuple[int, ...]:
-    if not gpus:
+def _gpus_of(host: HostInfo, local_rank: int, each: float) -> tuple[tuple[int, ...], tuple[str, ...], set[str]]:
+    """Return the ``devices`` and ``uuids`` of a rank, as RankPlan has them, and the boards of its GPUs."""
+    devices = _devices(local_rank, each)
+    gpus = [host.gpus[index] for index in devices] if host.gpus else []
+    boards = {gpu.board for gpu in gpus}
+    if any(gpu.is_mig for gpu in host.gpus or ()):  # the rank sees only its own instances
+        return tuple(range(len(devices))), tuple(gpu.uuid for gpu in gpus), boards
+    return devices, (), boards
+
+
+def _devices(local_rank: int, each: float) -> tuple[int, ...]:
+    """Return which of the host's GPUs a rank gets. ``each``: GPUs per worker; below 1, ranks share a GPU."""
+    if not each:
         return ()
-    if gpus < 1:
-        return (local_rank // math.floor(1 / gpus + 1e-9),)
-    return tuple(range(local_rank * int(gpus), (local_rank + 1) * int(gpus)))
+    if each < 1:
+        return (local_rank // math.floor(1 / each + 1e-9),)
+    return tuple(range(local_rank * int(each), (local_rank + 1) * int(each)))
 
 
 def _check_resources(host: HostInfo, workers: int, scaling: ScalingConfig) -> None:
@@ -110,7 +119,7 @@ def _check_resources(host: HostInfo, workers: int, scaling: ScalingConfig) -> No
         needed = _needed_gpus(workers, each) if name == "GPU" else workers * each
         known = available[name] or name != "memory"
         if known and needed > available[name] * (1 + 1e-9):
-            text = _too_much(host.name, workers, name, each, needed, available[name])
+            text = _shortage(host.name, workers, name, each, needed, available[name])
             raise ResourcesError(f"{text} {host.driver_problem}." if name == "GPU" and host.driver_problem else text)
 
 
@@ -145,7 +154,7 @@ def _needed_gpus(workers: int, each: float) -> float:
     return math.ceil(workers / math.floor(1 / each + 1e-9)) if 0 < each < 1 else workers * each
 
 
-def _too_much(host: str, workers: int, name: str, each: float, needed: float, available: float) -> str:
+def _shortage(host: str, workers: int, name: str, each: float, needed: float, available: float) -> str:
     unit = " bytes of memory" if name == "memory" else f" {name}s"
     form = ",.0f" if name == "memory" else "g"
     text = (
@@ -299,7 +308,7 @@ def _address_of(plan: WorldPlan, host: str, *, wanted: str | None, found: str) -
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name
         return address == "localhost"
 
 

@@ -62,7 +62,9 @@ CHECKPOINT_GRACE_S = 30.0
 EXPECTED_REPORT_S = 5.0
 """Seconds of CHECKPOINT_GRACE_S to wait while no rank stores anything, but some are expected to report."""
 _STORY_LENGTH = 200
+"""Number of moves that InvalidTransition shows."""
 _EARLIER_KEPT = 5
+"""Number of earlier attempts that an error shows."""
 
 
 @dataclass(slots=True)
@@ -240,7 +242,10 @@ class RunStateMachine:
         return self._try_start_attempt(now)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Return what to do about ``event``. Raise InvalidTransition, with the story, if it is impossible now."""
+        """Return what to do about ``event``. Raise InvalidTransition, with the story, if it is impossible now.
+
+        The end of a run is final, except that a finished run fails if its last report cannot be stored after all.
+        """
         if self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed)):
             return []
         match event:

@@ -13,7 +13,7 @@ class RunState(enum.Enum):
     """
 
     CONNECTING = "connecting"
-    """Agents are being started on the hosts. Too few of them have said HELLO for an attempt."""
+    """Agents are being started on the hosts. Too few of them have sent HELLO for an attempt."""
     RESERVING = "reserving"
     """An attempt has a plan. Hosts reserve the ports at which the ranks will connect to each other."""
     STARTING = "starting"

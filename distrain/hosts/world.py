@@ -71,7 +71,7 @@ class WorkerFacts:
     Ranks count from 0.
     node_rank: index of the worker's host.
     storage_path: the directory or URL that holds the run directory.
-    attempt: number of the attempt; it counts on when a run is continued.
+    attempt: number of the attempt. A run that is continued does not begin at 0 again.
     devices: indices of the worker's GPUs among those that its process can see.
     shares_gpu: some ranks of the run share a GPU.
     run_id: id of the run; a run that is continued gets a new one.

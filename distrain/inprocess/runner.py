@@ -25,13 +25,12 @@ from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions.events import RunSummary
 from distrain.decisions.failures import failure_of
 from distrain.decisions.placement import (
-    RANK_DEFAULTS,
+    Rendezvous,
     endpoints_of,
     make_plan,
-    rank_environment,
     rendezvous_address,
-    rendezvous_network,
     visible_devices,
+    worker_spec,
 )
 from distrain.decisions.retries import RetryPolicy
 from distrain.decisions.states import RunState
@@ -342,8 +341,15 @@ def _rank(request: RunRequest, attempt: int, *, under_torchrun: bool) -> Iterato
     with contextlib.ExitStack() as stack:
         variables = {**visible_devices(rank), **settings.environment}
         if not under_torchrun:
-            ports = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
-            variables = _rank_variables(request, plan, attempt, [port.getsockname()[1] for port in ports], variables)
+            address = rendezvous_address(plan)
+            reserved = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
+            ports = [port.getsockname()[1] for port in reserved]
+            endpoints = endpoints_of(plan, {facts.name: address}, {facts.name: ports[1:]})
+            rendezvous = Rendezvous(address=address, port=ports[0], endpoints=endpoints)
+            spec = worker_spec(request, plan, rank, attempt=attempt, checkpoint=None, rendezvous=rendezvous)
+            defaults = {name: os.environ.get(name, value) for name, value in spec.defaults.items()}
+            loopback = {"MASTER_ADDR": address, "MASTER_PORT": str(ports[0])}  # the user's own may be for other hosts
+            variables = {**defaults, **variables, **spec.environment, **loopback}
         stack.enter_context(_environment(variables))
         stack.enter_context(_module_path(settings.sys_path))
         worker = replace(  # the plan is of this host only, torchrun may have started more
@@ -353,29 +359,6 @@ def _rank(request: RunRequest, attempt: int, *, under_torchrun: bool) -> Iterato
             node_rank=int(os.environ.get("GROUP_RANK", "0")),
         )
         yield TrainContext(**asdict(worker)), plan
-
-
-def _rank_variables(
-    request: RunRequest, plan: WorldPlan, attempt: int, ports: Sequence[int], own: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the environment variables of the only rank, with its ``own``; the user's override the defaults."""
-    rank, address = plan.ranks[0], rendezvous_address(plan)
-    endpoints = endpoints_of(plan, {rank.host: address}, {rank.host: list(ports[1:])})
-    defaults = {**rendezvous_network(plan), **RANK_DEFAULTS, **request.backend.defaults}
-    return {
-        **{name: os.environ.get(name, value) for name, value in defaults.items()},
-        **own,
-        **rank_environment(
-            plan,
-            rank,
-            address=address,
-            port=ports[0],
-            run_id=request.run_id,
-            attempt=attempt - request.first_attempt,
-            max_restarts=max(request.failure_config.max_failures, 0),
-        ),
-        **request.backend.environment(plan, rank, endpoints),
-    }
 
 
 @contextlib.contextmanager

@@ -171,6 +171,15 @@ def test_the_context_is_that_of_one_worker(local: Local) -> None:
     assert zero == one
 
 
+def test_the_address_that_workers_would_use_is_not_that_of_this_process(local: Local) -> None:
+    """The user names the address of another host, and debugs in this process."""
+    result = local(
+        lambda: os.environ["MASTER_ADDR"],
+        worker_runtime_env={"env_vars": {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}},
+    )
+    assert result.return_value == "127.0.0.1"
+
+
 def test_an_unfinished_run_goes_on_and_may_change_its_number_of_workers(local: Local) -> None:
     with pytest.raises(WorkerGroupError):
         local(epochs, {"epochs": 3, "fail_at": 1, "error": ValueError("no")}, name="run")

@@ -188,7 +188,7 @@ def test_a_best_checkpoint_that_cannot_be_had_is_explained(write_run: Write) -> 
     result = Result.from_path(write_run([], LOSSES))
     with pytest.raises(ValueError, match='must be "max" or "min"'):
         result.get_best_checkpoint("loss", "best")
-    with pytest.raises(RuntimeError, match="no checkpoint has a metric 'acc'; there are eval/acc, loss, x"):
+    with pytest.raises(RuntimeError, match="no checkpoint has a metric 'acc'; known metrics: eval/acc, loss, x"):
         result.get_best_checkpoint("acc", "max")
 
 
@@ -200,7 +200,8 @@ def test_without_checkpoints_there_is_no_best_one(write_run: Write) -> None:
 @pytest.mark.parametrize("value", [math.nan, "high", math.inf])
 def test_a_metric_that_is_never_a_number_is_not_said_to_be_missing(write_run: Write, value: Any) -> None:
     result = Result.from_path(write_run([], [{"loss": value}, {"loss": value}]))
-    with pytest.raises(RuntimeError, match=f"'loss' is of no checkpoint a number that .* best: {value!r}, {value!r}"):
+    text = f"no checkpoint has a comparable value for metric 'loss'; values: {value!r}, {value!r}"
+    with pytest.raises(RuntimeError, match=text):
         result.get_best_checkpoint("loss", "min")
 
 
@@ -318,7 +319,7 @@ def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path:
     store.close()
     error = Result.from_path(tmp_path / "run").error
     assert isinstance(error, ControllerError)
-    assert str(error).startswith("the run died without a word: ")
+    assert str(error).startswith("the process that called fit() was killed, or its machine crashed: ")
     RunStore(tmp_path / "run").close()  # looking has not taken the lock
 
 
@@ -364,7 +365,7 @@ def test_a_damaged_lock_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text
 def test_a_damaged_checkpoint_is_passed_over(write_run: Write, text: str) -> None:
     root = write_run([], [{"loss": 2}, {"loss": 1}])
     (root / "checkpoint_000001" / ".manifest.json").write_text(text)
-    with pytest.warns(UserWarning, match="passed over: .*checkpoint_000001 is damaged"):
+    with pytest.warns(UserWarning, match="skipped a checkpoint: .*checkpoint_000001 is damaged"):
         assert scores(Result.from_path(root)) == [2]
 
 

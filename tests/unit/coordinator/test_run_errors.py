@@ -1,0 +1,96 @@
+"""The exception for every way in which a run can end early, and what its text says."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from distrain.coordinator.run_errors import RunErrors
+from distrain.decisions.events import HangDetected, RunSummary
+from distrain.decisions.states import RunState
+from distrain.errors import (
+    ControllerError,
+    HangError,
+    LaunchError,
+    PreemptionError,
+    RankFailure,
+    ResourcesError,
+    WorkerGroupError,
+)
+
+FULL = "OSError: [Errno 28] No space left on device"
+
+
+def failure(rank: int = 0, **fields: Any) -> RankFailure:
+    usual = {"summary": "ValueError: boom", "traceback": "", "exit_code": 1, "consequence": False}
+    return RankFailure(rank=rank, host="one", order=rank, **{**usual, **fields})
+
+
+def error_of(*, checkpoint: str | None = "checkpoint_000003", logs: str | None = "/logs", **fields: Any) -> Any:
+    summary = RunSummary(**{"state": RunState.FAILED, "attempt": 0, "hosts": ["one", "one"], "entered": True, **fields})
+    named = "as RunConfig(name='run')"
+    return RunErrors(summary=summary, run="/runs/run", name=named, checkpoint=checkpoint, logs=logs).error()
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"failures": [failure()]}, WorkerGroupError),
+        ({"failures": [failure()], "problem": "two: no route"}, WorkerGroupError),
+        ({"failures": [failure(kind="lost")], "problem": "one: silent"}, ControllerError),
+        ({"failures": [failure(kind="lost")]}, WorkerGroupError),
+        ({"problem": "disk full", "storage_failed": True}, ControllerError),
+        ({"failures": [failure(summary=FULL)], "problem": "disk full", "storage_failed": True}, ControllerError),
+        ({"failures": [failure()], "problem": "disk full", "storage_failed": True}, WorkerGroupError),
+        ({"problem": "too few GPUs", "resources_missing": True}, ResourcesError),
+        ({"problem": "one: no route", "entered": False}, LaunchError),
+        ({"stopped_ranks": [0, 1], "hung": HangDetected(3.0, ("rank 0 in f at a.py:1",), (1,))}, HangError),
+        ({"failures": [failure()], "hung": HangDetected(3.0, ())}, WorkerGroupError),
+    ],
+)
+def test_the_kind_of_error(fields: dict[str, Any], kind: type[BaseException]) -> None:
+    assert type(error_of(**fields)) is kind
+
+
+def test_a_failure_ends_with_the_earlier_attempts_the_logs_and_how_to_continue() -> None:
+    error = error_of(failures=[failure()], earlier_attempts=["attempt 0 before: x"], no_retry="no restart: y")
+    assert str(error).splitlines()[1:] == [
+        "attempt 0 before: x",
+        "no restart: y",
+        "logs: /logs",
+        "start the run again as RunConfig(name='run') to continue at checkpoint_000003",
+        "run:  /runs/run",
+    ]
+
+
+def test_a_failure_without_checkpoint_does_not_advise_to_continue() -> None:
+    assert "start the run again" not in str(error_of(failures=[failure()], checkpoint=None))
+
+
+def test_another_problem_is_named_beside_the_failure_of_a_rank() -> None:
+    assert "in addition: two: no route\n" in str(error_of(failures=[failure()], problem="two: no route"))
+    storage = {"problem": "cannot write x", "storage_failed": True}
+    assert "in addition, the storage has failed: cannot write x\n" in str(error_of(failures=[failure()], **storage))
+
+
+def test_the_culprit_of_a_hang_is_the_suspect() -> None:
+    error = error_of(stopped_ranks=[0, 1], hung=HangDetected(3.0, ("rank 0 in f at a.py:1",), (1,)))
+    assert (error.culprit, error.stopped, error.where) == (1, (0, 1), ("rank 0 in f at a.py:1",))
+    assert str(error).startswith("no rank has reported or printed anything for 3 s; they were:\n    rank 0 in f at")
+
+
+def test_a_signal_of_the_user_is_a_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    error = error_of(stop_reason="SIGTERM", failures=[failure(1, exit_code=143), failure(0)], checkpoint=None)
+    assert isinstance(error, PreemptionError)
+    assert error.exit_code == 143
+    lines = str(error).splitlines()
+    assert lines[0].endswith("start the run again as RunConfig(name='run') to train from scratch (no checkpoint yet)")
+    assert lines[1:3] == ["meanwhile, there was a failure:", "    rank 0 on one: ValueError: boom"]
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_and_its_text_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(error_of(stop_reason="SIGINT"), KeyboardInterrupt)
+    assert "the run was stopped by SIGINT; start the run again as RunConfig(name='run')" in capsys.readouterr().err
