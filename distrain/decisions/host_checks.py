@@ -229,26 +229,28 @@ def refusal(hello: Mapping[str, Any], python: str) -> tuple[str, str] | None:
     return None
 
 
-def version_findings(host: str, theirs: Mapping[str, str | None], ours: Mapping[str, str | None]) -> list[Finding]:
+def version_findings(
+    host: str, versions: Mapping[str, str | None], own_versions: Mapping[str, str | None]
+) -> list[Finding]:
     """Return packages that the host lacks or has in another version than this machine.
 
     Another version is a warning, except another major version of cloudpickle: only that is known to break pickles.
     """
     found = []
-    for package, own in ours.items():
-        there = theirs[package]
-        if own is None or there == own:
+    for package, own in own_versions.items():
+        version = versions[package]
+        if own is None or version == own:
             continue
         wanted = f"{package}=={own}" if own else package
-        if there is None:
+        if version is None:
             text = (
                 f"it has no {package}; install {wanted} there, or name another interpreter with python= in the hostfile"
             )
             found.append(Finding(host, package, text))
-        elif own and there:
-            breaks = package == "cloudpickle" and _release(own, 1) != _release(there, 1)
+        elif own and version:
+            breaks = package == "cloudpickle" and _release(own, 1) != _release(version, 1)
             what = ": pickles may not travel between them" if breaks else ""
-            text = f"it has {package} {there}, this machine {own}{what}; install {wanted} there"
+            text = f"it has {package} {version}, this machine {own}{what}; install {wanted} there"
             found.append(Finding(host, package, text, is_fatal=breaks))
     return found
 
