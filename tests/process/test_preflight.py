@@ -1,4 +1,4 @@
-"""``python -m distrain.launch --check`` on this machine, and on "hosts" behind a program that stands for ssh."""
+"""``python -m distrain.launch --check`` on this machine, and on "hosts" behind a program that replaces ssh."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BROKEN_AGENT = r"printf '\000distrain\000'; yes nonsense | head -c 100000; exec 
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    """Run ``--check`` in ``tmp_path``. ``ssh``: what the program of that name does."""
+    """Return a function that runs ``--check`` in ``tmp_path``. ``ssh``: the lines of the program of that name."""
 
     def run(*arguments: str, ssh: str = SSH_THAT_EXECUTES, columns: int = 200) -> subprocess.CompletedProcess[str]:
         folder = tmp_path / "bin"
@@ -56,7 +56,7 @@ def test_this_machine_is_checked_without_a_hostfile(check: Check, tmp_path: Path
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_the_table_is_as_wide_as_the_terminal(check: Check, columns: int) -> None:
-    """It goes on below where it does not fit; nothing is cut off."""
+    """Columns that do not fit continue in another table; nothing is cut off."""
     lines = check("--hosts", "one:1,two:1", columns=columns).stdout.splitlines()
     assert max(map(len, lines)) <= columns
     assert not any("…" in line for line in lines)
@@ -99,7 +99,7 @@ def test_gpus_that_only_workers_would_not_see_cannot_be_counted(check: Check) ->
 
 
 def test_a_gpu_that_the_hostfile_names_has_to_be_there(check: Check, tmp_path: Path) -> None:
-    """None has this name. What else is wrong with the host is told, too."""
+    """No GPU has this name. Other problems of the host are reported, too."""
     (tmp_path / "hosts").write_text("one gpus=GPU-none cwd=/nowhere\ntwo\n")
     done = check("--hostfile", "hosts")
     assert done.returncode == 1
@@ -145,7 +145,7 @@ def test_a_host_that_talks_nonsense_is_refused_and_left(check: Check) -> None:
 
 
 def test_a_connection_that_breaks_was_one(check: Check) -> None:
-    """Then it is not that ssh could not connect."""
+    """The cause is then not that ssh could not connect."""
     done = check("--hosts", "one:1", ssh=ENDS_AFTER_ITS_HELLO)
     assert done.returncode == 1
     assert "one: its agent has ended: exit code 255, which is ssh's when the connection breaks" in done.stdout

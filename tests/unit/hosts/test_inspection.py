@@ -1,4 +1,4 @@
-"""What the workers of a host would find, on this one: versions, directory, storage."""
+"""Inspection of this host: versions of packages, directory, storage."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_storage_that_is_not_there_is_not_made(asked: wire.InspectHost, tmp_pa
 
 
 def test_a_storage_that_cannot_be_written_says_why(asked: wire.InspectHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/proc/self takes no files, from anybody."""
+    """No user can create files in /proc/self."""
     problem = inspect(replace(asked, storage="/proc/self")).storage_problem
     assert problem is not None
     assert problem.startswith("cannot be written: ")
