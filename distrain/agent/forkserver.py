@@ -33,7 +33,10 @@ _MOST_FDS = 8
 _CUDA_DRIVER = "libcuda.so.1"
 _CUDA_DEVICE = "/dev/nvidia-uvm"
 _CUDA_NOT_INITIALISED = 3
-_COUNT_WITH_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_COUNT_GPUS_WITH_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+"""Makes torch.cuda.is_available() use NVML. By default it initialises CUDA, which makes forks unsafe."""
+_NO_ARROW_THREAD = "JE_ARROW_MALLOC_CONF", "background_thread:false"
+"""Keeps the allocator of pyarrow from starting a thread that returns memory to the kernel; it then does so itself."""
 
 
 def main(arguments: list[str]) -> None:
@@ -70,8 +73,7 @@ class ForkServer:
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(self._settings["open_files"]))
         process.die_with_parent(self._agent)  # until it serves: it has no workers yet, and hears no one
         process.adopt_orphans()
-        with _counting_gpus_with_nvml():
-            reason = self._preload() if self._forks else None
+        reason = self._preload() if self._forks else None
         process.live_without_parent()
         agent_fd = process.open_pidfd(self._agent)
         if os.getppid() != self._agent:
@@ -96,7 +98,7 @@ class ForkServer:
     def _preload(self) -> str | None:
         """Import what the workers share. Return why forks would be unsafe now, or None."""
         culprits = []
-        with _without_arrow_thread():
+        with _default_variable(*_COUNT_GPUS_WITH_NVML), _default_variable(*_NO_ARROW_THREAD):
             for name in self._settings["preload"]:
                 before = process.count_native_threads()
                 with contextlib.suppress(BaseException):  # a worker runs into the same error and reports it
@@ -213,32 +215,16 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 @contextlib.contextmanager
-def _counting_gpus_with_nvml() -> Iterator[None]:
-    """Make torch.cuda.is_available() use NVML. By default it initialises CUDA, which makes forks unsafe."""
-    is_ours = _COUNT_WITH_NVML not in os.environ
-    os.environ.setdefault(_COUNT_WITH_NVML, "1")
-    yield
-    if is_ours:
-        os.environ.pop(_COUNT_WITH_NVML, None)
-
-
-_ARROW_VARIABLE = "JE_ARROW_MALLOC_CONF"
-
-
-@contextlib.contextmanager
-def _without_arrow_thread() -> Iterator[None]:
-    """Keep the allocator of pyarrow, if a module loads it, from starting a thread that returns memory to the kernel.
-
-    The allocator then returns memory when it is used. A value that the user has set stays.
-    """
-    if _ARROW_VARIABLE in os.environ:
+def _default_variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable within a block, unless the user has set it."""
+    if name in os.environ:
         yield
         return
-    os.environ[_ARROW_VARIABLE] = "background_thread:false"
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[_ARROW_VARIABLE]
+        os.environ.pop(name, None)
 
 
 def _why_not_fork(culprits: Sequence[str]) -> str | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES = 64 << 10
 _LEAVING_S = 1.0
+"""Seconds that the forkserver has to kill its workers and end."""
 
 
 class ForkServerLink:

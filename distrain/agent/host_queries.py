@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from distrain import wire
-from distrain.hosts.inspection import Inspector
+from distrain.hosts.inspection import inspect
 from distrain.hosts.network import address_toward
 from distrain.hosts.ports import reserve_port
 from distrain.hosts.reachability import ReachabilityProbe
@@ -21,13 +22,16 @@ _T = TypeVar("_T")
 
 
 class HostQueries:
-    """Reserve ports, look up addresses, inspect the host and probe its connections; answer with ``send``."""
+    """Reserve ports, look up addresses, inspect the host and probe its connections; answer with ``send``.
+
+    Threads do what may take long, so that neither a slow name server nor a dead file system stops the heartbeats.
+    """
 
     def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:
+        self._loop = loop
         self._send = send
         self._reserved: list[socket.socket] = []
         self._resolver = Background(loop, "resolver")
-        self._inspector = Inspector(loop, send)
         self._probe = ReachabilityProbe(loop, self._resolver, send)
 
     def answer(self, question: wire.Message) -> None:
@@ -36,17 +40,23 @@ class HostQueries:
             case wire.ReservePorts():
                 self._reserve(question)
             case wire.InspectHost():
-                self._inspector.inspect(question)
+                self._inspect(question)
             case wire.OpenProbePort():
                 self._probe.open_port(question)
             case wire.ProbePeers():
                 self._probe.probe_peers(question)
 
-    def look_up(self, find: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
-        """Call ``then`` with what ``find`` returns for a peer, or at once with None if ``peer`` is empty.
+    def _inspect(self, question: wire.InspectHost) -> None:
+        background = Background(self._loop, "inspection")  # of its own, as an earlier inspection may hang
 
-        A thread does it: a slow name server must not keep the agent from its heartbeats.
-        """
+        def done(result: wire.InspectionResult) -> None:
+            background.close()
+            self._send(result)
+
+        background.do(partial(inspect, question), done)
+
+    def look_up(self, find: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
+        """Call ``then`` with what ``find`` returns for a peer, or at once with None if ``peer`` is empty."""
 
         def failed(error: OSError) -> None:
             self._send(wire.HostFailed(text=f"finds no way to the other hosts ({peer}): {error}"))

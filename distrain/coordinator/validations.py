@@ -134,24 +134,17 @@ class Validations:
             def opened(file: IO[bytes]) -> None:
                 with file:
                     if self._opening is saved:
-                        self._opening = None
-                        self._try_to_begin(saved, log, file)
+                        try:
+                            self._begin(saved, log, file)
+                        except (OSError, CheckpointError) as error:
+                            failed(error)
 
-            def failed(error: OSError) -> None:
+            def failed(error: BaseException) -> None:
                 if self._opening is saved:
                     self._opening = None
-                    self._cannot_begin(saved, error)
+                    self._finish(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
 
             self._store.open_log(log, opened, failed)
-
-    def _try_to_begin(self, saved: CommittedCheckpoint, log: Path, file: IO[bytes]) -> None:
-        try:
-            self._begin(saved, log, file)
-        except (OSError, CheckpointError) as error:
-            self._cannot_begin(saved, error)
-
-    def _cannot_begin(self, saved: CommittedCheckpoint, error: BaseException) -> None:
-        self._finish(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
 
     def _begin(self, saved: CommittedCheckpoint, log: Path, file: IO[bytes]) -> None:
         request, validator = self._request, self._request.validator
@@ -165,6 +158,7 @@ class Validations:
         limit_s = validator.timeout_s if limit_s is None else limit_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
         task = self._task = _Task(saved, child, log, deadline)
+        self._opening = None
         if self._loop is not None:
             child.channel.attach(self._loop, lambda frames: self._on_frames(task, frames))
         child.channel.queue(

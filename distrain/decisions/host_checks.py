@@ -6,7 +6,6 @@ workers start, ``--check``, and the hang monitor, which only asks hosts to conne
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,14 +51,6 @@ class Finding:
 # -- all hosts -------------------------------------------------------------------------------------------------------
 
 
-class _Stage(enum.Enum):
-    """Progress of the connections between hosts."""
-
-    OPENING = "opening"
-    CONNECTING = "connecting"
-    DONE = "done"
-
-
 class HostChecks:
     """One round of questions to hosts.
 
@@ -84,9 +75,11 @@ class HostChecks:
         self._inspections = inspections
         self._not_inspected = dict.fromkeys(inspections)
         self._addresses = dict(addresses) if len(addresses) > 1 else {}
-        self._ports: dict[str, wire.ProbePortOpened | None] = dict.fromkeys(self._addresses)
+        self._waiting = dict.fromkeys(self._addresses)
+        """Hosts that have not opened their port, or, once all have, that have not connected to the others."""
+        self._ports: dict[str, wire.ProbePortOpened] = {}
         self._failed_peers: dict[str, dict[str, str]] = {}
-        self._stage = _Stage.OPENING if self._ports else _Stage.DONE
+        self._is_connecting = False
         self._nonce = nonce
         self._own_versions = own_versions or {}
         self._must_connect = must_connect
@@ -94,7 +87,7 @@ class HostChecks:
     @property
     def is_done(self) -> bool:
         """True when no answer is missing."""
-        return not self._not_inspected and self._stage is _Stage.DONE
+        return not self._not_inspected and not self._waiting
 
     def begin(self) -> list[Question]:
         """Return the first questions."""
@@ -116,31 +109,33 @@ class HostChecks:
                 storage = self._inspections[host].storage
                 versions = version_findings(host, answer.versions, self._own_versions)
                 return [*versions, *storage_findings(host, answer, storage)]
-            case wire.ProbePortOpened(nonce=self._nonce) if host in self._ports:
+            case wire.ProbePortOpened(nonce=self._nonce) if host in self._waiting:
                 self._ports[host] = answer
-            case wire.ProbeResult(nonce=self._nonce) if host in self._ports:
+            case wire.ProbeResult(nonce=self._nonce) if host in self._waiting:
                 self._failed_peers[host] = answer.failed
-        return self._proceed()
+            case _:
+                return []
+        return self._stop_waiting_for(host)
 
     def remove(self, host: str) -> list[Question | Finding]:
         """Forget a lost host: the others neither wait for it nor blame it."""
         self._not_inspected.pop(host, None)
         self._ports.pop(host, None)
         self._failed_peers.pop(host, None)
-        return self._proceed()
+        return self._stop_waiting_for(host) if host in self._waiting else []
 
-    def _proceed(self) -> list[Question | Finding]:
-        steps: list[Question | Finding] = []
-        if self._stage is _Stage.OPENING and all(self._ports.values()):
-            self._stage = _Stage.CONNECTING
-            steps += self._connections()
-        if self._stage is _Stage.CONNECTING and self._ports.keys() <= self._failed_peers.keys():
-            self._stage = _Stage.DONE
-            steps += self.connection_findings()
-        return steps
+    def _stop_waiting_for(self, host: str) -> list[Question | Finding]:
+        del self._waiting[host]
+        if self._waiting:
+            return []
+        if self._is_connecting:
+            return [*self.connection_findings()]
+        self._is_connecting = True
+        self._waiting = dict.fromkeys(self._ports)
+        return [*self._connections()]
 
     def _connections(self) -> list[Question]:
-        ports = {host: (opened.address, opened.port) for host, opened in self._ports.items() if opened and opened.port}
+        ports = {host: (opened.address, opened.port) for host, opened in self._ports.items() if opened.port}
         peers = {host: {name: port for name, port in ports.items() if name != host} for host in self._ports}
         return [Question(host, wire.ProbePeers(peers=peers[host], nonce=self._nonce)) for host in self._ports]
 
@@ -152,19 +147,14 @@ class HostChecks:
             text = f"it could not look at {where} within {after_s:g} s: does the file system hang there?"
             found.append(Finding(host, "storage", text))
         silent = f"it has not answered within {after_s:g} s: is it frozen?"
-        return [*found, *(Finding(host, "peers", silent) for host in self._silent() if host not in self._not_inspected)]
-
-    def _silent(self) -> list[str]:
-        if self._stage is _Stage.OPENING:
-            return [host for host, opened in self._ports.items() if opened is None]
-        return [host for host in self._ports if host not in self._failed_peers]
+        return [*found, *(Finding(host, "peers", silent) for host in self._waiting if host not in self._not_inspected)]
 
     def connection_findings(self) -> list[Finding]:
         """Return one finding for each host that others cannot connect to, as far as the hosts have answered."""
         found = [
             Finding(host, "peers", f"it has no address for the other hosts: {opened.failed}; name it by such a one")
             for host, opened in self._ports.items()
-            if opened is not None and opened.failed is not None
+            if opened.failed is not None
         ]
         callers: dict[tuple[str, str], list[str]] = {}
         for caller, failed in self._failed_peers.items():
@@ -176,10 +166,9 @@ class HostChecks:
 
     def _blocked(self, host: str, why: str, callers: Sequence[str]) -> Finding:
         opened = self._ports[host]
-        where = f"{opened.address} ({opened.interface})" if opened else ""
         text = (
-            f"{_listed(callers)} cannot connect to it at {where}: {why}; let TCP through between the hosts, on all "
-            "ports, or name them by addresses of a network where it is"
+            f"{_listed(callers)} cannot connect to it at {opened.address} ({opened.interface}): {why}; let TCP through "
+            "between the hosts, on all ports, or name them by addresses of a network where it is"
         )
         return Finding(host, "peers", text)
 
@@ -240,26 +229,28 @@ def refusal(hello: Mapping[str, Any], python: str) -> tuple[str, str] | None:
     return None
 
 
-def version_findings(host: str, theirs: Mapping[str, str | None], ours: Mapping[str, str | None]) -> list[Finding]:
+def version_findings(
+    host: str, versions: Mapping[str, str | None], own_versions: Mapping[str, str | None]
+) -> list[Finding]:
     """Return packages that the host lacks or has in another version than this machine.
 
     Another version is a warning, except another major version of cloudpickle: only that is known to break pickles.
     """
     found = []
-    for package, own in ours.items():
-        there = theirs[package]
-        if own is None or there == own:
+    for package, own in own_versions.items():
+        version = versions[package]
+        if own is None or version == own:
             continue
         wanted = f"{package}=={own}" if own else package
-        if there is None:
+        if version is None:
             text = (
                 f"it has no {package}; install {wanted} there, or name another interpreter with python= in the hostfile"
             )
             found.append(Finding(host, package, text))
-        elif own and there:
-            breaks = package == "cloudpickle" and _release(own, 1) != _release(there, 1)
+        elif own and version:
+            breaks = package == "cloudpickle" and _release(own, 1) != _release(version, 1)
             what = ": pickles may not travel between them" if breaks else ""
-            text = f"it has {package} {there}, this machine {own}{what}; install {wanted} there"
+            text = f"it has {package} {version}, this machine {own}{what}; install {wanted} there"
             found.append(Finding(host, package, text, is_fatal=breaks))
     return found
 

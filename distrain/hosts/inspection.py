@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import sys
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -18,43 +17,10 @@ from typing import TYPE_CHECKING
 from distrain import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from importlib.metadata import Distribution
 
-    from distrain.system.loop import Loop
-
 _MEMINFO = Path("/proc/meminfo")
-
-
-class Inspector:
-    """Answers :class:`~distrain.wire.InspectHost` with ``send``.
-
-    Every inspection has its own thread, because a storage that hangs must not block the agent or other inspections.
-    """
-
-    def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:
-        self._loop = loop
-        self._send = send
-
-    def inspect(self, asked: wire.InspectHost) -> None:
-        """Begin an inspection."""
-        answers: list[wire.InspectionResult] = []
-        read_fd, write_fd = os.pipe()
-
-        def work() -> None:
-            try:
-                answers.append(inspect(asked))
-            finally:
-                os.close(write_fd)
-
-        def done() -> None:
-            self._loop.forget(read_fd)
-            os.close(read_fd)
-            for answer in answers:
-                self._send(answer)
-
-        self._loop.on_readable(read_fd, done)
-        threading.Thread(target=work, name="inspect", daemon=True).start()
 
 
 def inspect(asked: wire.InspectHost) -> wire.InspectionResult:

@@ -37,8 +37,10 @@ FitOn = Callable[..., Result]
 
 @pytest.fixture
 def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a program named ssh first on PATH, which runs a few lines of shell before the command. Its arguments are
-    logged in the file that is returned."""
+    """Put a program named ssh first on PATH, which runs ``first``, lines of shell, and then the command.
+
+    Return the file in which it logs its arguments.
+    """
     log = tmp_path / "ssh.log"
     (tmp_path / "bin").mkdir()
 
@@ -54,7 +56,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path
 
 @pytest.fixture
 def fit_on(storage: Path) -> FitOn:
-    """``fit_on(function, num_workers=..., hosts=...)``; what is not for the ScalingConfig comes as ``run``."""
+    """Return ``fit_on(function, num_workers=..., hosts=...)``; ``run`` holds arguments of the RunConfig."""
 
     def fit(function: Callable[..., Any], run: dict[str, Any] | None = None, **scaling: Any) -> Result:
         return run_work(
@@ -92,7 +94,7 @@ def test_ranks_are_placed_by_slots(ssh: Callable[..., Path], fit_on: FitOn, tmp_
 
 @pytest.fixture
 def six_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A driver that knows of six GPUs on every host. Returns what an ssh has to do first."""
+    """Install a driver that shows six GPUs on every host. Return the lines that ssh must run first."""
     driver = make_driver(tmp_path / "driver")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver))
     monkeypatch.setenv("FAKE_GPUS", "gggggg")
@@ -110,7 +112,7 @@ def test_a_driver_that_cannot_be_used_is_named(fit_on: FitOn, six_gpus: str, mon
 def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
     ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path, six_gpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever all workers are to see."""
+    """A variable for all workers does not replace them."""
 
     def train() -> None:
         distrain.report({"shown": os.environ.get("CUDA_VISIBLE_DEVICES")})
@@ -134,7 +136,7 @@ def test_the_gpus_of_the_hostfile_are_those_that_its_ranks_see(
 def test_a_gpu_that_a_host_does_not_have_is_named_with_it(
     ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path, six_gpus: str, use_gpu: bool
 ) -> None:
-    """CUDA would pass over it and all that follow."""
+    """CUDA would ignore it and all entries after it."""
     ssh(six_gpus)
     (tmp_path / "hosts").write_text("one gpus=0,7 slots=1\n")
     with pytest.raises(
@@ -144,7 +146,7 @@ def test_a_gpu_that_a_host_does_not_have_is_named_with_it(
 
 
 def test_all_hosts_are_contacted_at_the_same_time(ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path) -> None:
-    """None answers before all were asked."""
+    """No host answers before all were asked."""
     seen = shlex.quote(str(tmp_path))
     ssh(f"touch {seen}/asked-$host; until [ $(ls {seen} | grep -c asked-) = 3 ]; do sleep 0.02; done")
     fit_on(where_am_i, num_workers=3, hosts="one:1,two:1,three:1")
@@ -153,7 +155,7 @@ def test_all_hosts_are_contacted_at_the_same_time(ssh: Callable[..., Path], fit_
 def test_a_hostfile_with_localhost_needs_no_ssh(
     ssh: Callable[..., Path], fit_on: FitOn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And its workers do not take the hostfile for theirs, should they call fit()."""
+    """Workers that call fit() themselves must not use the hostfile."""
 
     def train() -> None:
         distrain.report({"host": socket.gethostname(), "hostfile": os.environ.get("DISTRAIN_HOSTFILE")})

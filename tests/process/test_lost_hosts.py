@@ -1,7 +1,7 @@
 """Runs that lose hosts and continue: on spare slots, with the host that is back, or with fewer workers.
 
-The hosts are agents on this machine, behind a program that plays ssh. While a file ``down-NAME``
-exists, that host is down.
+The hosts are agents on this machine, behind a program that replaces ssh. While a file ``down-NAME`` exists, that
+host is down.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Hosts:
         )
 
     def placed(self) -> list[list[str]]:
-        """By attempt, the host of each rank."""
+        """Return the host of each rank, by attempt."""
         found: dict[int, dict[int, str]] = {}
         for record in records(self.place / "runs" / "run"):
             found.setdefault(record["attempt"], {})[record["rank"]] = record["metrics"]["host"]
@@ -93,7 +93,7 @@ def hosts(tmp_path: Path) -> Hosts:
 
 
 def begin() -> int:
-    """Commits a checkpoint that counts the attempts; returns how many came before, by the one before."""
+    """Commit a checkpoint that counts the attempts. Return the number of earlier ones, from the last checkpoint."""
     context = distrain.get_context()
     before = distrain.get_checkpoint()
     count = int(Path(before.path, "count").read_text()) if before else 0
@@ -139,7 +139,7 @@ def lose_the_last_host_for_good(config: dict[str, Any]) -> int:
 
 
 def outlive_the_host_of_the_last_rank(config: dict[str, Any]) -> int:
-    """Whose rank has returned when its agent is killed."""
+    """Kill the agent of the last rank after that rank has returned; the first rank continues."""
     count = begin()
     file = Path(config["place"], "agent")
     if is_last():
@@ -198,7 +198,7 @@ def test_a_frozen_host_is_lost_when_its_lease_ends_though_another_rank_has_faile
 
 
 def fail_while_a_checkpoint_is_stored(config: dict[str, Any]) -> None:
-    """Its uploader does not come to an end; the agent is killed when the end of the attempt waits for that."""
+    """Store a checkpoint with an uploader that never ends; the agent is killed while the end of the attempt waits."""
     begin()
     distrain.get_all_reported_checkpoints()
     folder = tempfile.mkdtemp()
@@ -248,7 +248,7 @@ def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pyte
 
 
 def test_what_the_lost_agent_has_left_ends_before_the_next_attempt(hosts: Hosts) -> None:
-    """A daemon that neither the agent nor the forkserver, both dead, can end."""
+    """The agent and the forkserver are dead and cannot kill the daemon."""
 
     def train(config: dict[str, Any]) -> list[bool]:
         pids = Path(config["place"], f"daemon-{distrain.get_context().get_world_rank()}")
@@ -275,7 +275,7 @@ def test_what_the_lost_agent_has_left_ends_before_the_next_attempt(hosts: Hosts)
 def test_an_agent_that_ends_in_the_middle_takes_nothing_of_other_hosts_along(
     hosts: Hosts, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Which may be the same machine, as here."""
+    """The other hosts may be the same machine, as in this test."""
 
     def train(config: dict[str, Any]) -> int:
         count = begin()
@@ -310,7 +310,7 @@ def test_spare_slots_take_the_place_of_a_lost_host(hosts: Hosts, capfd: pytest.C
 def test_a_host_that_gets_more_workers_than_before_has_fewer_threads_for_each(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which libraries read when they are imported, before any worker is forked."""
+    """Libraries read the number of threads when they are imported, before any worker is forked."""
 
     def train(config: dict[str, Any]) -> None:
         count = begin()
@@ -365,7 +365,7 @@ def test_a_lost_host_without_which_there_are_too_few_slots_is_named(hosts: Hosts
 
 
 def test_a_coordinator_that_was_stopped_for_longer_than_the_lease_starts_anew(hosts: Hosts) -> None:
-    """Ctrl-Z, a laptop that sleeps: by then, the hosts have ended their workers."""
+    """After Ctrl-Z or the sleep of a laptop, the hosts have ended their workers."""
 
     def train(config: dict[str, Any]) -> int:
         count = begin()
@@ -411,7 +411,7 @@ run_work(
 
 
 def test_a_console_that_nobody_reads_does_not_let_the_leases_of_hosts_run_out(tmp_path: Path) -> None:
-    """Ctrl-S, or a ``less`` that waits: all is shown when it goes on."""
+    """After Ctrl-S, or with a ``less`` that waits, the console shows everything once it is read again."""
     (tmp_path / "script.py").write_text(BLOCKED)
     argv = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), make_fake_ssh(tmp_path).prefix[0]]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as user:

@@ -1,7 +1,7 @@
-"""The crash table: whoever dies, and whoever dies with it, nothing of the run lives five seconds later.
+"""The crash table: whichever processes are killed, nothing of the run lives five seconds later.
 
-One run holds every kind of worker that is hard to get rid of. It runs in a user's process of its own, so that this one
-can be killed too. Who is left is counted twice: by the run's id in the environment, and by watching every pid.
+One run has every kind of worker that is hard to kill. The process that calls fit() is a child of the tests, so that it
+can be killed too. Survivors are found in two ways: by the id of the run in their environment, and by their pids.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ print("FINISHED", flush=True)
 
 WORKERS = 6
 PATIENT_S = 600.0
-"""A grace that no test waits for."""
+"""A grace that is longer than any test."""
 
 
 @dataclass
@@ -156,14 +156,14 @@ class Running:
             os.kill(pid, signal.SIGCONT)
 
     def kill(self, *names: str) -> None:
-        """kill -9 them all, without giving any of them time to see the others go."""
+        """Kill them all with SIGKILL, so that none has the time to notice the death of another."""
         self.stop(*names)
         for pid in self.pids(*names):
             with contextlib.suppress(ProcessLookupError):  # those who saw the first one go were quicker
                 os.kill(pid, signal.SIGKILL)
 
     def end(self) -> tuple[int, str, float]:
-        """Exit code and output of the user's process, and how long it took, in seconds."""
+        """Wait for the user's process. Return its exit code, its output, and the seconds until its end."""
         began = time.monotonic()
         output, _ = self.user.communicate(timeout=30.0)
         return self.user.returncode, output, time.monotonic() - began
@@ -177,7 +177,7 @@ Launch = Callable[..., Running]
 
 @pytest.fixture
 def launch(tmp_path: Path, test_run_id: str) -> Iterator[Launch]:
-    """Start the user's process and wait until every worker is where it is hard to get rid of."""
+    """Return a function that starts the user's process and waits until every worker is hard to kill."""
     started: list[Running | subprocess.Popen[str]] = []
 
     def start(
@@ -289,7 +289,7 @@ def test_fit_raises_and_nothing_is_left_after_a_kill(
 
 
 def test_nothing_is_left_after_killall_python(launch: Launch, test_run_id: str) -> None:
-    """The guard has another name."""
+    """The guard survives, because it has another name."""
     running = launch()
     running.kill("user", "agent", "forkserver", *(f"worker {rank}" for rank in range(WORKERS)))
     assert running.guard.name() == "distrain-guard"

@@ -1,4 +1,4 @@
-"""What an agent says when it cannot start something."""
+"""Errors of an agent that cannot start its forkserver."""
 
 from __future__ import annotations
 

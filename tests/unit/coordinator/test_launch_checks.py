@@ -1,4 +1,4 @@
-"""Which hosts a launch asks what, and what comes of their answers: no process, no network."""
+"""Checks of a launch: the questions that it sends, and its reaction to answers. No process, no network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNSHARED = replace(GOOD, storage_problem="is another one")
 
 
 class Launch:
-    """The checks of a launch on hosts ``one`` and ``two``; collects what comes of them."""
+    """The checks of a launch on hosts ``one`` and ``two``; collects questions, refusals and timers."""
 
     def __init__(self, **options: Any) -> None:
         self.request = request(["one", "two"], 2, **options)

@@ -1,4 +1,4 @@
-"""Command lines for hosts, near and behind a program that takes a shell command."""
+"""Command lines for hosts, and the settings of their workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ssh(*arguments: str, **host: Any) -> list[str]:
 
 
 def effective(argv: list[str], tmp_path: Path, config: str = "") -> dict[str, str]:
-    """What OpenSSH makes of it."""
+    """Return the options that OpenSSH derives from the command line."""
     (tmp_path / "config").write_text(config)
     argv = ["ssh", "-G", "-F", str(tmp_path / "config"), *argv[1:]]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -183,7 +183,7 @@ def test_variables_may_be_named_with_blanks_between_them() -> None:
 
 @pytest.mark.parametrize("host", [HostSpec(), FAR])
 def test_where_the_ranks_meet_goes_along_if_the_user_names_it(host: HostSpec) -> None:
-    """Also to this machine, which has it anyway: but not every value there is meant for us."""
+    """This holds for this machine, too: a value in its environment may belong to another launcher."""
     own = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511", "X": "1"}
     assert not settings_of(host, own=own).environment
     assert settings_of(host, own={**own, "DISTRAIN_ENV": "MASTER_*"}).environment == {
@@ -200,7 +200,7 @@ def test_a_fit_in_a_worker_does_not_meet_where_the_worker_has_met_others(host: H
 
 @pytest.mark.parametrize("host", [HostSpec(gpus=("2",)), replace(FAR, gpus=("2",))])
 def test_the_gpus_of_a_host_go_before_those_for_all(host: HostSpec) -> None:
-    """Its agent is started with them; nothing may come later."""
+    """The agent is started with them; no later value may replace them."""
     own = {"CUDA_VISIBLE_DEVICES": "0", "DISTRAIN_ENV": "CUDA_*"}
     assert settings_of(host, own=own, CUDA_VISIBLE_DEVICES="1", A="1").environment == {"A": "1"}
 

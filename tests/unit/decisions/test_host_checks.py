@@ -1,4 +1,4 @@
-"""What is wrong with hosts, from what they have answered: no process, no network."""
+"""Questions to hosts, and findings from their answers: no process, no network."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_answers_of_another_round_are_ignored() -> None:
 
 
 def launch(**options: Any) -> HostChecks:
-    """The checks of two hosts before they train together."""
+    """Return the checks of two hosts before they train together."""
     asked = request(["one", "two"], 2, **{"backend": TorchConfig(), **options})
     inspections = {
         host: inspection(settings, OWN, storage="/runs/run", probe_file="/runs/run/run.json", content="id")

@@ -1,4 +1,4 @@
-"""What control groups allow, and whom they killed: both versions, as folders of files."""
+"""Limits and kills of control groups, both versions, as folders of files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_v1_no_limit_is_a_very_large_number(kernel: FakeKernel) -> None:
 
 
 def test_v1_and_v2_side_by_side(kernel: FakeKernel) -> None:
-    """As systemd's hybrid layout has it: v2 without the memory controller."""
+    """The hybrid layout of systemd: v2 without the memory controller."""
     kernel.belong("4:memory:/a", "0::/user")
     kernel.group("memory/a", memory_limit_in_bytes=1 << 29)
     kernel.group("user")
@@ -176,7 +176,7 @@ def test_a_kill_in_a_group_above_us_has_the_limit_of_that(kernel: FakeKernel) ->
 
 
 def test_v2_the_kill_is_also_counted_by_groups_without_a_limit(kernel: FakeKernel) -> None:
-    """memory.events counts those of all groups below."""
+    """memory.events counts the kills in all groups below."""
     kernel.belong("0::/slice/job")
     kernel.group("slice", memory_max=1 << 20, memory_events="oom_kill 0")
     kernel.group("slice/job", memory_max="max", memory_events="oom_kill 0")

@@ -1,4 +1,4 @@
-"""Which GPUs a process sees, from what is in the machine and CUDA_VISIBLE_DEVICES."""
+"""GPUs that a process sees, depending on the machine and CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def test_instances_of_one_gpu_are_gpus_of_their_own_in_a_hostfile() -> None:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with an NVML whose GPUs are as the environment says."""
+    """A directory with a fake NVML, whose GPUs are set by environment variables."""
     return make_driver(tmp_path_factory.mktemp("driver"))
 
 
 def found_by(**environment: str) -> tuple[list[str], str]:
-    """The UUIDs and the problem that a new process finds."""
+    """Return the UUIDs and the problem that a new process finds."""
     code = (
         "import json, os; from distrain.hosts.gpus import find_gpus; found, problem = find_gpus(os.environ);"
         "print(json.dumps([[f'{gpu.board}:{gpu.uuid}' for gpu in found], problem]))"
@@ -161,7 +161,7 @@ def test_a_driver_of_another_version_than_its_library_is_named(driver: Path) -> 
 
 
 def test_without_a_driver_there_is_no_gpu_and_nothing_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where this host has one: its library is shadowed by something that is none."""
+    """If this host has a driver, a file that is no library shadows its library."""
     (tmp_path / "libnvidia-ml.so.1").touch()
     assert found_by(LD_LIBRARY_PATH=str(tmp_path)) == ([], "")
 
@@ -170,7 +170,7 @@ def test_without_a_driver_there_is_no_gpu_and_nothing_wrong(tmp_path: Path, monk
 
 
 def test_an_open_gpu_is_seen_behind_a_gap_in_the_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The descriptor that lists the others falls into the gap, and is closed when its turn comes."""
+    """The descriptor that lists the others takes the free number, and is closed before its own turn."""
     gpu = tmp_path / "nvidia-uvm"
     gpu.touch()
     monkeypatch.setattr(forkserver, "_CUDA_DEVICE", str(gpu))

@@ -1,4 +1,4 @@
-"""Hostfiles and ``a:4,b:4``: every form that is understood, and every error with the place where it stands."""
+"""Hostfiles and lists such as ``a:4,b:4``: every accepted form, and every error with its file and line."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_an_error_names_file_line_and_cause(line: str, why: str) -> None:
 
 
 def test_what_every_rank_is_given_cannot_be_set_for_a_host() -> None:
-    """All but where the ranks meet."""
+    """All variables except those of the rendezvous."""
     plan = make_plan([HostInfo(name="one", cpus=1, memory_bytes=1)], ScalingConfig())
     given = rank_environment(plan, plan.ranks[0], address="", port=1, run_id="", attempt=0, max_restarts=0)
     refused = set()

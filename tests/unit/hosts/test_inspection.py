@@ -1,9 +1,8 @@
-"""What the workers of a host would find, on this one: versions, directory, storage."""
+"""Inspection of this host: versions of packages, directory, storage."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain import wire
-from distrain.hosts.inspection import Inspector, inspect, package_versions
-from distrain.system.loop import Loop
+from distrain.hosts.inspection import inspect, package_versions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +69,7 @@ def test_a_storage_that_is_not_there_is_not_made(asked: wire.InspectHost, tmp_pa
 
 
 def test_a_storage_that_cannot_be_written_says_why(asked: wire.InspectHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/proc/self takes no files, from anybody."""
+    """No user can create files in /proc/self."""
     problem = inspect(replace(asked, storage="/proc/self")).storage_problem
     assert problem is not None
     assert problem.startswith("cannot be written: ")
@@ -101,25 +99,6 @@ def test_versions_are_those_of_the_path_and_nothing_is_imported(tmp_path: Path) 
 def test_a_package_that_was_removed_by_half_does_not_say_its_version(tmp_path: Path) -> None:
     (tmp_path / "half-1.0.dist-info").mkdir()
     assert package_versions(["half"], [str(tmp_path)]) == {"half": ""}
-
-
-def test_a_storage_that_hangs_keeps_nobody_else_waiting(asked: wire.InspectHost, tmp_path: Path) -> None:
-    """A named pipe that nobody writes to is read for ever."""
-    os.mkfifo(tmp_path / "storage" / "hangs")
-    said: list[wire.Message] = []
-    loop = Loop()
-    inspector = Inspector(loop, said.append)
-    inspector.inspect(replace(asked, probe_file=str(tmp_path / "storage" / "hangs")))
-    inspector.inspect(asked)
-    while not said:
-        loop.step()
-    [answer] = said
-    assert isinstance(answer, wire.InspectionResult)
-    assert answer.storage_problem is None
-    (tmp_path / "storage" / "hangs").write_text("now")
-    while len(said) < 2:
-        loop.step()
-    loop.close()
 
 
 def test_a_package_may_be_missing_or_without_a_version(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Listeners and calls between two hosts that are one: real sockets on loopback, in one loop."""
+"""Probe ports and connections between two hosts that are one machine: real sockets on loopback, in one loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NONCE = "0123456789abcdef" * 2
 
 
 class Host:
-    """One that remembers what it says."""
+    """A host that collects its answers."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
