@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from distrain.system.arguments import check_type
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -94,6 +92,6 @@ def chosen(kind: type[_Config], name: str, given: _Config | None, by_old_name: _
             raise TypeError(f"{old} is another name of {new}; give one of them")
         warnings.warn(f"{old} is an old name; use {new}", DeprecationWarning, stacklevel=4)
         given = by_old_name
-    given = kind() if given is None else given
-    check_type(new, given, kind)
-    return given
+    if given is not None and not isinstance(given, kind):
+        raise TypeError(f"{new} must be a {kind.__name__}, got {given!r:.80} ({type(given).__name__})")
+    return kind() if given is None else given

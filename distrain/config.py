@@ -387,7 +387,7 @@ class ValidationConfig:
             with checkpoint.as_directory() as folder:
                 return {"accuracy": evaluate(folder)}
 
-        TorchTrainer(train_func, validation_config=ValidationConfig(validate)).fit()
+        trainer = TorchTrainer(train_func, validation_config=ValidationConfig(validate))
     """
 
     fn: Callable[..., Mapping[str, Any]]
