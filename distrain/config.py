@@ -313,7 +313,7 @@ class CheckpointUploadMode(enum.Enum):
     """The ways to store the files of a checkpoint.
 
     SYNC: ``report()`` returns when this rank's files are in the run directory.
-    ASYNC: ``report()`` returns at once. A separate process stores the files, and by default then deletes the local ones.
+    ASYNC: ``report()`` returns at once. A separate process stores the files and, by default, deletes the local ones.
     NO_UPLOAD: the files are already in a directory of the run directory, and stay there.
 
     >>> CheckpointUploadMode("ASYNC") is CheckpointUploadMode.ASYNC
