@@ -24,6 +24,14 @@ class BackendConfig:
     """Hooks of a framework. The base class is the framework-less backend: processes, environment and reports only.
 
     The object travels to the workers by pickle; the coordinator must be able to import it without the framework.
+
+    ::
+
+        class PrintingConfig(BackendConfig):
+            def setup(self, context):
+                print(f"rank {context.get_world_rank()} is about to train")
+
+        trainer = DataParallelTrainer(train_func, backend_config=PrintingConfig())
     """
 
     framework: ClassVar[str] = ""

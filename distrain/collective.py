@@ -27,6 +27,12 @@ def barrier() -> None:
 
     Collectives pair by their order. Raises CollectiveError, naming the ranks, when one has finished train_func, or has
     called another collective instead; RuntimeError outside of a worker.
+
+    ::
+
+        if distrain.get_context().get_world_rank() == 0:
+            download("data")
+        distrain.collective.barrier()
     """
     session_of("collective.barrier").meet("barrier()", b"")
 
@@ -36,6 +42,10 @@ def broadcast_from_rank_zero(data: T) -> T:
 
     ``data``: anything that can be pickled, 16 MiB at most; tensors belong into ``torch.distributed``. Raises ValueError
     if it is larger, and else what :func:`barrier` raises.
+
+    ::
+
+        settings = distrain.collective.broadcast_from_rank_zero({"seed": 42})
     """
     session = session_of("collective.broadcast_from_rank_zero")
     body = b""

@@ -71,6 +71,11 @@ class StorageContext:
 class TrainContext:
     """Who this worker is. Ranks count from 0; ``devices`` index the GPUs that this process can see; ``shares_gpu``:
     some ranks of the run share a GPU; ``validates``: the trainer has a validation function.
+
+    ::
+
+        context = distrain.get_context()
+        print(f"rank {context.get_world_rank()} of {context.get_world_size()}")
     """
 
     world_rank: int
@@ -142,6 +147,10 @@ class CheckpointConsistencyMode(enum.Enum):
 
     COMMITTED: the checkpoints of all reports that this rank has made are committed, also those that other ranks brought
     in the same of their reports. VALIDATED: and no checkpoint waits for its validation.
+
+    ::
+
+        kept = distrain.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
     """
 
     COMMITTED = "COMMITTED"
@@ -149,7 +158,13 @@ class CheckpointConsistencyMode(enum.Enum):
 
 
 class ReportedCheckpointStatus(enum.Enum):
-    """How far a checkpoint is. COMMITTED: and nobody asked for a validation."""
+    """How far a checkpoint is. COMMITTED: and nobody asked for a validation.
+
+    ::
+
+        for reported in distrain.get_all_reported_checkpoints():
+            is_validated = reported.status is ReportedCheckpointStatus.VALIDATED
+    """
 
     COMMITTED = "COMMITTED"
     PENDING_VALIDATION = "PENDING_VALIDATION"
@@ -160,7 +175,13 @@ class ReportedCheckpointStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReportedCheckpoint:
-    """A committed checkpoint, the metrics it was reported with and those of its validation."""
+    """A committed checkpoint, the metrics it was reported with and those of its validation.
+
+    ::
+
+        for reported in distrain.get_all_reported_checkpoints():
+            print(reported.checkpoint, reported.metrics)
+    """
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]

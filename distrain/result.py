@@ -45,6 +45,11 @@ class Result:
     path: the run directory, a path or URL. storage_filesystem: what the path is on, if that was given and not a URL.
     error: why training failed; ``fit()`` raises it.
     return_value: what rank 0's train_func returned.
+
+    ::
+
+        result = trainer.fit()
+        print(result.metrics["loss"], result.checkpoint)
     """
 
     metrics: dict[str, Any] | None

@@ -75,6 +75,10 @@ def report(
 
     Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
     checkpoint that cannot be stored, RuntimeError outside of a worker.
+
+    ::
+
+        distrain.report({"loss": 0.5}, checkpoint=distrain.Checkpoint.from_dict({"step": 3}))
     """
     storing = StoreOptions(
         name=checkpoint_dir_name,
@@ -87,7 +91,12 @@ def report(
 
 
 def get_context() -> TrainContext:
-    """Who this worker is. Raises RuntimeError outside of a worker."""
+    """Who this worker is. Raises RuntimeError outside of a worker.
+
+    ::
+
+        rank = distrain.get_context().get_world_rank()
+    """
     return session_of("get_context").context
 
 
@@ -95,6 +104,11 @@ def get_checkpoint() -> Checkpoint | None:
     """The checkpoint to resume from: the latest committed one of this run, else ``resume_from_checkpoint``, else None.
 
     Raises RuntimeError outside of a worker.
+
+    ::
+
+        checkpoint = distrain.get_checkpoint()
+        step = 0 if checkpoint is None else checkpoint.to_dict()["step"]
     """
     return session_of("get_checkpoint").get_checkpoint()
 
@@ -111,6 +125,10 @@ def get_all_reported_checkpoints(
     timeout_s: after so many seconds, what there is then is returned; None waits for ever.
 
     Raises RuntimeError outside of a worker.
+
+    ::
+
+        paths = [reported.checkpoint.path for reported in distrain.get_all_reported_checkpoints()]
     """
     if not isinstance(consistency_mode, CheckpointConsistencyMode):
         raise TypeError(
@@ -130,46 +148,111 @@ def should_stop() -> bool:
     Ctrl-C), and the run goes on from its last checkpoint when it is started again. Costs some microseconds.
 
     Raises RuntimeError outside of a worker.
+
+    ::
+
+        for epoch in range(10):
+            if distrain.should_stop():
+                break
     """
     return session_of("should_stop").should_stop()
 
 
 def get_world_rank() -> int:
-    """Ray AIR's name for ``get_context().get_world_rank()``; the others likewise."""
+    """Ray AIR's name for ``get_context().get_world_rank()``; the others likewise.
+
+    ::
+
+        is_first = get_world_rank() == 0
+    """
     return get_context().get_world_rank()
 
 
 def get_world_size() -> int:
+    """Return ``get_context().get_world_size()``, under Ray AIR's name.
+
+    ::
+
+        samples = 1000 // get_world_size()
+    """
     return get_context().get_world_size()
 
 
 def get_local_rank() -> int:
+    """Return ``get_context().get_local_rank()``, under Ray AIR's name.
+
+    ::
+
+        is_first_of_its_host = get_local_rank() == 0
+    """
     return get_context().get_local_rank()
 
 
 def get_local_world_size() -> int:
+    """Return ``get_context().get_local_world_size()``, under Ray AIR's name.
+
+    ::
+
+        threads = 16 // get_local_world_size()
+    """
     return get_context().get_local_world_size()
 
 
 def get_node_rank() -> int:
+    """Return ``get_context().get_node_rank()``, under Ray AIR's name.
+
+    ::
+
+        is_on_first_host = get_node_rank() == 0
+    """
     return get_context().get_node_rank()
 
 
 def get_experiment_name() -> str:
+    """Return ``get_context().get_experiment_name()``, under Ray AIR's name.
+
+    ::
+
+        title = f"Run {get_experiment_name()}"
+    """
     return get_context().get_experiment_name()
 
 
 def get_trial_name() -> str:
+    """Return ``get_context().get_trial_name()``, under Ray AIR's name.
+
+    ::
+
+        title = f"Run {get_trial_name()}"
+    """
     return get_context().get_trial_name()
 
 
 def get_trial_id() -> str:
+    """Return ``get_context().get_trial_id()``, under Ray AIR's name.
+
+    ::
+
+        tag = f"run-{get_trial_id()}"
+    """
     return get_context().get_trial_id()
 
 
 def get_trial_dir() -> str:
+    """Return ``get_context().get_trial_dir()``, under Ray AIR's name.
+
+    ::
+
+        notes = f"{get_trial_dir()}/notes.txt"
+    """
     return get_context().get_trial_dir()
 
 
 def get_trial_resources() -> dict[str, float]:
+    """Return ``get_context().get_trial_resources()``, under Ray AIR's name.
+
+    ::
+
+        cpus = get_trial_resources().get("CPU", 0)
+    """
     return get_context().get_trial_resources()
