@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.context import CheckpointConsistencyMode, ReportedCheckpoint, TrainContext
+from distrain.system.arguments import check_seconds
 from distrain.system.ray_names import explain_absent_names
-from distrain.worker.report_checks import StoreOptions, check_timeout
+from distrain.worker.report_checks import StoreOptions
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def get_all_reported_checkpoints(
             f"get_all_reported_checkpoints(): consistency_mode must be a CheckpointConsistencyMode, got "
             f"{consistency_mode!r}"
         )
-    check_timeout(timeout_s)
+    check_seconds("get_all_reported_checkpoints(): timeout_s", timeout_s, optional=True)
     return session_of("get_all_reported_checkpoints").all_checkpoints(consistency_mode, timeout_s)
 
 
