@@ -124,8 +124,7 @@ def checked_task(storing: StoreOptions, checkpoint: Checkpoint | None, context: 
 def _pickled_arguments(arguments: Mapping[str, Any]) -> bytes:
     """Raises TypeError that names the one that cannot be pickled."""
     try:
-        data: bytes = pickled(dict(arguments))
-        return data
+        return pickled(dict(arguments))
     except Exception as error:
         name = next((name for name, value in arguments.items() if not can_pickle(value)), None)
         where = "" if name is None else f"[{name!r}] ({type(arguments[name]).__qualname__})"
