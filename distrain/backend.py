@@ -1,6 +1,6 @@
-"""The seam for a framework: what it needs before the workers start, and in each of them. Runs in: coordinator, worker.
+"""The interface to a framework: settings and hooks for the coordinator and the workers. Runs in: coordinator, worker.
 
-A framework is a leaf package with a subclass of :class:`BackendConfig`; nothing in the core names one.
+Each framework has a package of its own with a subclass of :class:`BackendConfig`. No other module depends on it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from distrain.system.arguments import check_type
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.context import TrainContext
     from distrain.hosts.world import RankPlan, WorldPlan
 
-__all__ = ["BackendConfig", "chosen"]
+__all__ = ["BackendConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackendConfig:
-    """Hooks of a framework. The base class is the framework-less backend: processes, environment and reports only.
+    """Settings and hooks of a framework. The base class is for training without one.
 
-    The object travels to the workers by pickle; the coordinator must be able to import it without the framework.
+    The object is pickled for the workers. The coordinator must be able to import its class without the framework.
 
     ::
 
@@ -35,54 +37,58 @@ class BackendConfig:
     """
 
     framework: ClassVar[str] = ""
-    """The package that the ranks import and by which they connect to each other, if any: hosts that lack it, or cannot
-    connect to each other, cannot train together."""
+    """The package by which the ranks connect to each other, if any.
+
+    Before a run on several hosts starts, distrain checks that each host has this package and can reach the others."""
 
     preload: ClassVar[tuple[str, ...]] = ()
-    """Installed modules that the forkserver imports once for all workers of a host."""
+    """Modules that the forkserver of a host imports once for all its workers."""
 
     may_fork: ClassVar[bool] = True
-    """False for frameworks that do not survive a fork: every worker is a fresh interpreter then."""
+    """False for frameworks that do not survive a fork: then every worker is a new interpreter."""
 
     defaults: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Environment of all ranks, unless the user has set these variables."""
+    """Environment variables of all ranks, unless the user has set them."""
 
     has_endpoints: ClassVar[bool] = False
-    """Whether every rank listens at a TCP port that all others know; it is reserved on the rank's own host."""
+    """True if every rank listens at a TCP port that all others know. The rank's host reserves the port."""
 
     def environment(self, plan: WorldPlan, rank: RankPlan, endpoints: Sequence[str]) -> dict[str, str]:
-        """Environment of one rank, beside torchrun's variables. ``endpoints``: address and port of every rank,
-        ``10.0.0.1:4711``, if there are any. Pure; runs in the coordinator.
+        """Return environment variables of one rank, in addition to torchrun's. Runs in the coordinator, without I/O.
+
+        endpoints: address and port of every rank, such as ``10.0.0.1:4711``, if the backend has endpoints.
         """
         return {}
 
     def setup(self, context: TrainContext) -> None:
-        """In the worker, before train_func (not before a script)."""
+        """Set up the framework, in the worker before train_func (not before a script)."""
 
     def at_report(self) -> None:
-        """In the worker, at the beginning of every report()."""
+        """Run in the worker at the beginning of every report()."""
 
     def teardown(self, context: TrainContext) -> object:
-        """In the worker, after train_func or the script has come to an end and that was reported.
+        """Disconnect from the peers, so that none waits for this rank.
 
-        Lets go of the peers, so that nobody waits for this rank. What it returns is kept alive until every rank has
-        finished; None: nothing has to stay, the process may leave at once.
+        Runs in the worker after train_func or the script has ended and the outcome was sent. Returns an object that
+        rank 0 keeps alive until every rank has finished, or None if the process may exit at once.
         """
         return None
 
     def explain(self, error: BaseException) -> str | None:
-        """In the worker: what to do about an exception whose own text does not say it; None for all others."""
+        """Return advice, in the worker, about an exception whose own text gives none; None for all others."""
         return None
 
     def portable(self, data: dict[str, Any]) -> dict[str, Any]:
-        """In the worker: a dict checkpoint without what only means something among these workers. ``data`` is not to
-        be changed.
+        """Return a dict checkpoint that can be used outside of these workers. Runs in the worker.
+
+        Must not change ``data``.
         """
         return data
 
     def gather(self, value: Any) -> list[Any]:
-        """In the worker, after :meth:`setup`: every rank's ``value``, by rank; a collective. Only needed where another
-        launcher started the ranks, so that there is no coordinator.
+        """Gather every rank's ``value``, in the order of ranks. A collective; runs in the worker after :meth:`setup`.
+
+        Needed only if another launcher has started the ranks, so that there is no coordinator.
         """
         return [value]
 
@@ -90,16 +96,17 @@ class BackendConfig:
 _Config = TypeVar("_Config", bound=BackendConfig)
 
 
-def chosen(kind: type[_Config], name: str, given: _Config | None, by_old_name: _Config | None) -> _Config:
-    """What a trainer was given as ``{name}_config``, or by its old name, ``{name}_backend``; else the default. Raises
-    TypeError. To be called by a constructor that :func:`~distrain.system.ray_names.without` decorates.
+def config_argument(kind: type[_Config], name: str, given: _Config | None, by_old_name: _Config | None) -> _Config:
+    """Return a trainer's argument ``{name}_config`` or ``{name}_backend``, its old name, or else the default.
+
+    Must be called by a constructor that :func:`~distrain.system.ray_names.without` decorates, for the place that the
+    DeprecationWarning names. Raises TypeError for a value of another type, or for both arguments.
     """
     new, old = f"{name}_config", f"{name}_backend"
     if by_old_name is not None:
         if given is not None:
-            raise TypeError(f"{old} is another name of {new}; give one of them")
+            raise TypeError(f"{old} is the old name of {new}; give only {new}")
         warnings.warn(f"{old} is an old name; use {new}", DeprecationWarning, stacklevel=4)
         given = by_old_name
-    if given is not None and not isinstance(given, kind):
-        raise TypeError(f"{new} must be a {kind.__name__}, got {given!r:.80} ({type(given).__name__})")
+    check_type(new, given, kind, optional=True)
     return kind() if given is None else given

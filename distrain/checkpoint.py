@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from distrain.errors import CheckpointError
+from distrain.system.ray_names import ExplainedClass, explaining
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
 from distrain.system.scratch import scratch_directory
 
@@ -39,7 +40,8 @@ _COMPLETE = ".complete"
 _AGAIN_S = 0.02
 
 
-class Checkpoint:
+@explaining("Checkpoint")
+class Checkpoint(metaclass=ExplainedClass):
     """A reference to a directory, not its data; pickling copies the reference only.
 
     Make one with :meth:`from_directory` or :meth:`from_dict`, hand it to ``distrain.report()``, and get it back from
@@ -246,60 +248,6 @@ class Checkpoint:
         checkpoint = cls.__new__(cls)
         checkpoint.__dict__.update(other.__dict__)
         return checkpoint
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """What :meth:`to_bytes` made. Unpickles: only for bytes that you trust. Files go into a temporary directory."""
-        content: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - documented
-        if "dict" in content:
-            checkpoint = cls.from_checkpoint(cls.from_dict(content["dict"]))
-            checkpoint._metadata = content["metadata"]
-            return checkpoint
-        folder = Path(_temporary_directory())
-        for path, body in content["files"].items():
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(body)
-        return cls.from_checkpoint(cls(folder))
-
-    def to_bytes(self) -> bytes:
-        """All of it in memory. Raises CheckpointError if the checkpoint's directory does not exist."""
-        content: dict[str, Any] = {"dict": self._data, "metadata": self._metadata}
-        if self._data is None:
-            with self.as_directory() as path:
-                folder = Path(path)
-                files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST_FILE]
-                content = {"files": {str(path.relative_to(folder)): path.read_bytes() for path in files}}
-        data: bytes = cloudpickle.dumps(content)
-        return data
-
-    @classmethod
-    def from_uri(cls, uri: str) -> Self:
-        """Refer to a directory by its URL."""
-        return cls.from_checkpoint(cls(uri))
-
-    def to_uri(self, uri: str) -> str:
-        """Copy the files to a URL and return it. Raises CheckpointError if they cannot be written there."""
-        target = _located(uri, None)
-        if not isinstance(target, RemotePath):
-            self.to_directory(target)
-            return uri
-        with self.as_directory() as folder:
-            try:
-                for path in sorted(Path(folder).rglob("*")):
-                    if path.is_file() and path.name != MANIFEST_FILE:
-                        target.put(path, str(path.relative_to(folder)))
-            except OSError as error:
-                raise CheckpointError(f"the checkpoint cannot be written: {error}") from error
-        return uri
-
-    @property
-    def uri(self) -> str | None:
-        """The URL of the directory; None before a checkpoint made by :meth:`from_dict` is reported."""
-        if self._place is not None:
-            url: str = self._place.filesystem.unstrip_protocol(self._place.path) if self._place.given else self.path
-            return url
-        return Path(self.path).as_uri() if self._data is None else None
 
     def get_preprocessor(self) -> None:
         """Always None: preprocessors were Ray AIR's, and train_func prepares its data itself."""

@@ -1,6 +1,6 @@
-"""Meeting points of all workers that need no process group: barrier(), broadcast_from_rank_zero(). Runs in: worker.
+"""Collectives that need no process group: barrier(), broadcast_from_rank_zero(). Runs in: worker.
 
-They go through the coordinator, so they are for control flow (milliseconds, small data), not for tensors.
+They go through the coordinator: use them for control flow (milliseconds, small data), and not for tensors.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ __all__ = ["barrier", "broadcast_from_rank_zero"]
 explain_absent_names(__name__)
 
 _LARGEST = 16 << 20
+"""Bytes of pickled data that broadcast_from_rank_zero() accepts."""
 T = TypeVar("T")
 
 
 def barrier() -> None:
     """Wait until every rank has called it.
 
-    Collectives pair by their order. Raises CollectiveError, naming the ranks, when one has finished train_func, or has
-    called another collective instead; RuntimeError outside of a worker.
+    The n-th collective of a rank pairs with the n-th of every other rank. Raises CollectiveError, which names the
+    ranks, if a rank has finished train_func or has called another collective instead; RuntimeError outside of a worker.
 
     ::
 
@@ -38,10 +39,11 @@ def barrier() -> None:
 
 
 def broadcast_from_rank_zero(data: T) -> T:
-    """Rank 0's ``data`` on every rank; what the other ranks hand in is ignored.
+    """Return rank 0's ``data`` on every rank; the ``data`` of other ranks is ignored.
 
-    ``data``: anything that can be pickled, 16 MiB at most; tensors belong into ``torch.distributed``. Raises ValueError
-    if it is larger, and else what :func:`barrier` raises.
+    data: an object that can be pickled, 16 MiB at most; use ``torch.distributed`` for tensors.
+
+    Raises ValueError if it is larger, and otherwise the errors of :func:`barrier`.
 
     ::
 

@@ -1,19 +1,19 @@
-"""Who a worker is, and where its run keeps things. Runs in: worker."""
+"""The identity of a worker, the storage of its run, and the checkpoints that were reported. Runs in: worker."""
 
 from __future__ import annotations
 
 import enum
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import Checkpoint
+from distrain.hosts.world import WorkerFacts
 from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, decode_filesystem, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from fsspec import AbstractFileSystem
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageContext:
-    """Where a run keeps things: paths within ``storage_filesystem``, or URLs."""
+    """The storage of a run. Its locations are paths within ``storage_filesystem``, or URLs."""
 
     storage_fs_path: str
     experiment_dir_name: str
@@ -37,15 +37,16 @@ class StorageContext:
 
     @property
     def storage_filesystem(self) -> AbstractFileSystem:
+        """The filesystem of the paths, as fsspec has it."""
         return Checkpoint(self.storage_fs_path, decode_filesystem(self.filesystem)).filesystem
 
     @property
     def run(self) -> Path | RemotePath:
-        """The run directory. Raises OSError if its filesystem is not to be had here."""
+        """The run directory. Raises OSError if its filesystem is not available on this host."""
         return locate(self.experiment_fs_path, decode_filesystem(self.filesystem))
 
     def checkpoint(self, path: str) -> Checkpoint:
-        """The checkpoint there."""
+        """Return the checkpoint at a path or URL of the run's filesystem."""
         return Checkpoint(path, decode_filesystem(self.filesystem))
 
     @property
@@ -55,22 +56,22 @@ class StorageContext:
 
     @property
     def local_working_directory(self) -> str:
-        """Where train_func runs: the directory of the user's process."""
+        """The working directory of train_func: that of the user's process."""
         return os.getcwd()
 
     def build_checkpoint_path_from_name(self, checkpoint_dir_name: str) -> str:
+        """Return the path of a checkpoint of the run."""
         return f"{self.experiment_fs_path}/{checkpoint_dir_name}"
 
     def make_default_checkpoint_dir_name(self) -> str:
-        """A name that no checkpoint of the run has; distrain itself numbers them (``checkpoint_000000``)."""
+        """Return a name that no checkpoint of the run has. distrain itself numbers them (``checkpoint_000000``)."""
         return time.strftime(f"checkpoint_%Y-%m-%d_%H-%M-%S.{time.time_ns() // 1000 % 1_000_000:06d}")
 
 
 @explaining("TrainContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainContext:
-    """Who this worker is. Ranks count from 0; ``devices`` index the GPUs that this process can see; ``shares_gpu``:
-    some ranks of the run share a GPU; ``validates``: the trainer has a validation function.
+class TrainContext(WorkerFacts):
+    """The identity of this worker and the facts of its run. Ranks count from 0.
 
     ::
 
@@ -78,75 +79,65 @@ class TrainContext:
         print(f"rank {context.get_world_rank()} of {context.get_world_size()}")
     """
 
-    world_rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    run_name: str
-    storage_path: str
-    attempt: int
-    devices: tuple[int, ...]
-    shares_gpu: bool = False
-    run_id: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    resources: Mapping[str, float] = field(default_factory=dict)
-    filesystem: str = ""
-    validates: bool = False
-
     def get_world_rank(self) -> int:
+        """Return the rank of this worker among all workers."""
         return self.world_rank
 
     def get_world_size(self) -> int:
+        """Return the number of workers."""
         return self.world_size
 
     def get_local_rank(self) -> int:
+        """Return the rank of this worker among the workers of its host."""
         return self.local_rank
 
     def get_local_world_size(self) -> int:
+        """Return the number of workers on this worker's host."""
         return self.local_world_size
 
     def get_node_rank(self) -> int:
-        """Index of this worker's host."""
+        """Return the index of this worker's host."""
         return self.node_rank
 
     def get_experiment_name(self) -> str:
-        """Name of the run."""
+        """Return the name of the run."""
         return self.run_name
 
     def get_storage(self) -> StorageContext:
+        """Return the storage of the run."""
         return StorageContext(
             storage_fs_path=self.storage_path, experiment_dir_name=self.run_name, filesystem=self.filesystem
         )
 
     def get_metadata(self) -> dict[str, Any]:
-        """What the trainer was given as ``metadata=``."""
+        """Return the ``metadata=`` of the trainer."""
         return dict(self.metadata)
 
-    # A trial of Ray Tune is a run here.
+    # Ray Tune calls a run a trial.
 
     def get_trial_name(self) -> str:
-        """Name of the run."""
+        """Return the name of the run."""
         return self.run_name
 
     def get_trial_id(self) -> str:
-        """Id of the run; a run that was continued later has a new one."""
+        """Return the id of the run. A run that is continued gets a new id."""
         return self.run_id
 
     def get_trial_dir(self) -> str:
-        """The run directory."""
+        """Return the run directory."""
         return self.get_storage().experiment_fs_path
 
     def get_trial_resources(self) -> dict[str, float]:
-        """What each worker has: ``{"CPU": 1}`` or ``{"GPU": 1}`` unless ``resources_per_worker`` says otherwise."""
+        """Return what each worker has: ``{"CPU": 1}`` or ``{"GPU": 1}``, or the ``resources_per_worker``."""
         return dict(self.resources)
 
 
 class CheckpointConsistencyMode(enum.Enum):
-    """What ``get_all_reported_checkpoints()`` waits for.
+    """The state of checkpoints that ``get_all_reported_checkpoints()`` waits for.
 
-    COMMITTED: the checkpoints of all reports that this rank has made are committed, also those that other ranks brought
-    in the same of their reports. VALIDATED: and no checkpoint waits for its validation.
+    COMMITTED: every checkpoint of a report that this rank has made is committed. If only other ranks had a checkpoint
+        in the same report, that counts, too.
+    VALIDATED: in addition, no checkpoint waits for its validation.
 
     ::
 
@@ -158,7 +149,7 @@ class CheckpointConsistencyMode(enum.Enum):
 
 
 class ReportedCheckpointStatus(enum.Enum):
-    """How far a checkpoint is. COMMITTED: and nobody asked for a validation.
+    """The state of a checkpoint. COMMITTED means that no validation was requested.
 
     ::
 
@@ -175,7 +166,7 @@ class ReportedCheckpointStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReportedCheckpoint:
-    """A committed checkpoint, the metrics it was reported with and those of its validation.
+    """A committed checkpoint, with the metrics of its report and of its validation.
 
     ::
 

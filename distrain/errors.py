@@ -1,22 +1,22 @@
-"""The exception tree. Runs in: anywhere.
+"""The exceptions of distrain. Runs in: anywhere.
 
 ::
 
     DistrainError
     ├── InvalidTransition      a state machine was asked for an illegal move (a bug in distrain)
-    ├── WireError              bytes on the wire that are not our protocol
+    ├── WireError              bytes on the wire that are not distrain's protocol
     ├── JobError               train_func or its config cannot be pickled, found or called
     ├── HostfileError          a hostfile, hosts= or ssh_args= cannot be read or understood
     ├── ResourcesError         more slots, GPUs, CPUs or memory asked for than the hosts have
     ├── StorageError           the run directory cannot be used
     ├── CheckpointError        a checkpoint cannot be reported, read or committed
     ├── CollectiveError        ranks cannot meet in barrier() or broadcast_from_rank_zero()
-    └── TrainingFailedError    fit() ended without a finished training; ``.result`` is what there is
-        ├── WorkerGroupError   at least one rank failed; ``.worker_failures`` tells of each
+    └── TrainingFailedError    fit() ended without a finished training; see its partial ``.result``
+        ├── WorkerGroupError   at least one rank failed; see ``.worker_failures``
         │   └── HangError      no rank made progress for ``FailureConfig.hang_timeout_s``
-        ├── ControllerError    the run could not go on, and no rank is to blame: a full disk, a lost agent
-        │   └── LaunchError    it could not even begin: a host or its agent could not be started
-        └── PreemptionError    somebody asked the run to stop (SIGTERM, SIGHUP or SIGQUIT)
+        ├── ControllerError    the run could not continue, and no rank is to blame: a full disk, a lost agent
+        │   └── LaunchError    the run could not begin: a host or its agent could not be started
+        └── PreemptionError    a signal asked the run to stop (SIGTERM, SIGHUP or SIGQUIT)
 
 Every class survives pickling with its attributes.
 """
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class DistrainError(Exception):
-    """Base of everything distrain raises on purpose, bad arguments (ValueError, TypeError) aside.
+    """Base of all exceptions that distrain raises on purpose, except ValueError and TypeError for bad arguments.
 
     ::
 
@@ -63,11 +63,11 @@ class DistrainError(Exception):
 
 
 class InvalidTransition(DistrainError):
-    """A state machine was asked for a move that its table does not have."""
+    """A state machine was asked for a move that its table does not allow."""
 
 
 class WireError(DistrainError):
-    """The other side of a connection does not speak our protocol, or not our version of it."""
+    """The other side of a connection does not use distrain's protocol, or not this version of it."""
 
 
 class JobError(DistrainError):
@@ -83,8 +83,9 @@ class JobError(DistrainError):
 
 
 class HostfileError(DistrainError, ValueError):
-    """The hosts to train on cannot be read or understood; the text begins with the file and the line.
-    A ValueError, too.
+    """The hosts to train on cannot be read or understood. The text begins with the file and the line.
+
+    It is a ValueError, too.
 
     ::
 
@@ -108,7 +109,7 @@ class ResourcesError(DistrainError):
 
 
 class StorageError(DistrainError):
-    """The run directory cannot be created, written or is in use by another run.
+    """The run directory cannot be created or written, or another run uses it.
 
     ::
 
@@ -132,7 +133,7 @@ class CheckpointError(DistrainError):
 
 
 class CollectiveError(DistrainError):
-    """The ranks cannot meet in a collective of :mod:`distrain.collective`: one has finished, or called another one.
+    """A collective of :mod:`distrain.collective` failed: a rank has finished, or has called a different collective.
 
     ::
 
@@ -167,10 +168,13 @@ class TrainingFailedError(DistrainError):
 class WorkerGroupError(TrainingFailedError):
     """At least one rank failed.
 
-    worker_failures: each failed rank's original exception, or a StandInError that says how the process died. culprit:
-        the rank to blame; ``original`` is what it raised. failures: the facts of each, culprit first.
-        stopped: the ranks that distrain stopped; where: the places at which they were, in lines. last_lines: by rank,
-        what failed ranks printed last.
+    worker_failures: each failed rank's original exception, or a StandInError that describes how the process ended.
+    culprit: the rank to blame. Its exception is ``original``.
+    exit_code: the exit code for the user's process.
+    failures: the facts of each failure, the culprit first.
+    stopped: the ranks that distrain stopped.
+    where: lines that describe what the stopped ranks were doing.
+    last_lines: the last output of each failed rank.
 
     ::
 
@@ -208,17 +212,17 @@ class WorkerGroupError(TrainingFailedError):
 
     @property
     def original(self) -> BaseException | None:
-        """The exception that the culprit raised; None if it did not end by one, or if it cannot be pickled."""
+        """The exception that the culprit raised, or None if it raised none, or none that can be pickled."""
         error = self.worker_failures.get(self.culprit)
         return None if isinstance(error, StandInError) else error
 
 
 class StandInError(RuntimeError):
-    """Among ``worker_failures``, for a rank that did not end by an exception, or by one that cannot be pickled."""
+    """The entry in ``worker_failures`` of a rank that raised no exception, or none that can be pickled."""
 
 
 class HangError(WorkerGroupError):
-    """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``; the text says where they were.
+    """No rank made progress for longer than ``FailureConfig.hang_timeout_s``. The text shows what each was doing.
 
     ::
 
@@ -230,7 +234,7 @@ class HangError(WorkerGroupError):
 
 
 class ControllerError(TrainingFailedError):
-    """The run could not go on, and no rank is to blame: its directory cannot be written, or an agent was lost.
+    """The run could not continue, and no rank is to blame: its directory cannot be written, or an agent was lost.
 
     ::
 
@@ -242,7 +246,7 @@ class ControllerError(TrainingFailedError):
 
 
 class LaunchError(ControllerError):
-    """The run could not even begin: a host or its agent could not be started, or was lost before any training.
+    """The run could not begin: a host or its agent could not be started, or was lost before any training.
 
     ::
 
@@ -274,7 +278,7 @@ class PreemptionError(TrainingFailedError):
 
 
 class Portable:
-    """Pickles as the exception in it, also if the constructor wants other arguments than those of ``Exception``."""
+    """A wrapper that pickles as its exception, even if the constructor takes other arguments than ``Exception``."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -282,10 +286,10 @@ class Portable:
     def __reduce__(self) -> Any:
         if type(self._error).__reduce__ is not BaseException.__reduce__:
             return self._error.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return _make_again, (type(self._error), self._error.args, vars(self._error))
+        return _recreate, (type(self._error), self._error.args, vars(self._error))
 
 
-def _make_again(cls: type[BaseException], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+def _recreate(cls: type[BaseException], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
     try:
         error = cls(*arguments)
     except Exception:
@@ -304,11 +308,14 @@ def _rebuild(cls: type[TrainingFailedError], message: str, state: dict[str, obje
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """How one rank failed.
+    """The failure of one rank.
 
-    kind: ``exception``, ``exit`` (without one), ``signal``, ``memory`` (killed by the kernel for want of it), ``hang``,
-    or ``lost`` (nobody could see how it ended). order: counts arrivals at the coordinator. consequence: a peer was gone
-    before. max_rss_bytes: peak memory of the process, 0 if unknown. payload: the pickled exception, if there is one.
+    kind: ``exception``, ``exit`` (without an exception), ``signal``, ``memory`` (the kernel killed it for lack of
+        memory), ``hang``, or ``lost`` (its host was lost, so its end is unknown).
+    order: position among the failures of the attempt, as they arrived at the coordinator.
+    consequence: a peer had failed before, which explains this failure.
+    max_rss_bytes: peak memory of the process, 0 if unknown.
+    payload: the pickled exception, if there is one.
     """
 
     rank: int
@@ -325,14 +332,15 @@ class RankFailure:
 
     @property
     def role(self) -> str:
-        """``culprit``, or ``victim`` of a peer's failure."""
+        """``culprit``, or ``victim`` for a consequence of a peer's failure."""
         return "victim" if self.consequence else "culprit"
 
     @property
     def lost(self) -> bool:
+        """True if the rank's host was lost."""
         return self.kind == "lost"
 
     def as_json(self) -> dict[str, object]:
-        """All but the pickled exception."""
+        """Return all fields except the pickled exception."""
         shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("payload", "consequence")}
         return {**shown, "role": self.role}

@@ -1,4 +1,4 @@
-"""What train_func calls: report(), get_context(), get_checkpoint(), under these and older names. Runs in: worker."""
+"""The functions that train_func calls: report(), get_context(), get_checkpoint() and others. Runs in: worker."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ def report(
 
     ``metrics`` is copied: numbers, strings, booleans, None, and dicts and lists of them; numpy and torch scalars become
     numbers. Without a checkpoint the call waits for no other rank, and for the coordinator only if 1,000 reports of
-    this rank are on their way. With one it returns when the checkpoint's files may be deleted or overwritten; the
-    checkpoint is committed once every rank has brought its part. A rank that is more than two checkpoints ahead of
-    ranks that bring them, too, waits for those, ``CheckpointConfig.missing_rank_s`` at most.
+    this rank are on their way. With a checkpoint it returns when the checkpoint's files may be deleted or overwritten.
+    The checkpoint is committed once every rank has brought its part. A rank that is more than two checkpoints ahead of
+    other ranks that bring checkpoints waits for these, ``CheckpointConfig.missing_rank_s`` at most.
 
-    checkpoint_dir_name: what its directory in the run directory is to be called, instead of ``checkpoint_000000``; that
-        of the lowest rank that names one counts. If there is one of that name, the new one gets a number.
-    checkpoint_upload_mode: see :class:`~distrain.CheckpointUploadMode`. With ASYNC at most two checkpoints of a rank
-        are on their way at once, and the run ends when all are stored; that one could not be stored is raised by a
-        later call. Do not touch its files any more.
-    delete_local_checkpoint_after_upload: default: True with ASYNC, else False. Files on the file system of the run
-        directory are then moved instead of copied. What is in a committed checkpoint or in the run directory is never
-        deleted, and a directory that several ranks bring only when all have stored it; with SYNC the call waits for the
-        others' word for a second, and otherwise leaves the files until they have given it. Under torchrun, whose ranks
-        hear nothing of each other, a rank's files are left until it brings its next checkpoint, or all ranks have
-        finished.
-    validation: have the checkpoint validated by the trainer's ``validation_config``, with its usual settings (True) or
-        others. What the lowest rank that asks for it says counts.
-    checkpoint_upload_fn: called with the checkpoint and a name; stores it as a directory of the run directory by
-        itself, and returns the Checkpoint there. The call waits for it in every mode. The name is the same on all ranks
-        if they all give one, or none does. The local files are deleted, if they are to be, when it has returned on all
-        ranks, unless they have changed by then.
+    checkpoint_dir_name: the name of the checkpoint's directory in the run directory, instead of ``checkpoint_000000``.
+        If ranks give different names, the lowest rank's is taken. A number is added to a name that is taken already.
+    checkpoint_upload_mode: see :class:`~distrain.CheckpointUploadMode`. With ASYNC, do not touch the files after the
+        call. At most two checkpoints of a rank are uploaded at the same time, and the run ends when all are stored. If
+        one cannot be stored, a later call raises the error.
+    delete_local_checkpoint_after_upload: default: True with ASYNC, else False. The worker deletes the local files when
+        the checkpoint is committed: in its next call of a function of distrain, or at the end of train_func, where it
+        waits for the commit, and for up to 5 seconds more when all ranks have finished. Files stay if the checkpoint is
+        never committed or the worker is killed before, if they were changed since the report, if they are behind a
+        symlink, and if they are in the run directory or in a committed checkpoint. Under torchrun, whose ranks do not
+        learn of each other's checkpoints, the files are deleted when the rank brings its next checkpoint, or when all
+        ranks have finished.
+    validation: validate the checkpoint with the trainer's ``validation_config`` (True), or with other settings. If
+        ranks give different settings, the lowest rank's are taken.
+    checkpoint_upload_fn: is called with the checkpoint and a name, stores the checkpoint as a directory of the run
+        directory, and returns it as a Checkpoint. The call waits for it in every mode. The name is the same on all
+        ranks if either all ranks or no ranks give one.
 
     Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
     checkpoint that cannot be stored, RuntimeError outside of a worker.
@@ -92,7 +92,7 @@ def report(
 
 
 def get_context() -> TrainContext:
-    """Who this worker is. Raises RuntimeError outside of a worker.
+    """Return the rank, the world size and other facts of this worker. Raises RuntimeError outside of a worker.
 
     ::
 
@@ -102,7 +102,9 @@ def get_context() -> TrainContext:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The checkpoint to resume from: the latest committed one of this run, else ``resume_from_checkpoint``, else None.
+    """Return the checkpoint to resume from, or None if there is none.
+
+    It is the latest committed one of this run, or else ``resume_from_checkpoint``.
 
     Raises RuntimeError outside of a worker.
 
@@ -117,13 +119,15 @@ def get_checkpoint() -> Checkpoint | None:
 def get_all_reported_checkpoints(
     consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED, timeout_s: float | None = None
 ) -> list[ReportedCheckpoint]:
-    """The checkpoints of the run that are kept, in the order in which they were committed, those of earlier attempts
-    included. Any rank may ask.
+    """Return the checkpoints of the run that are kept, in the order in which they were committed.
 
-    consistency_mode: what to wait for: that all checkpoints are committed (or dropped) that this rank has brought, or
-        that others bring up to the same of their reports, and with VALIDATED, the default, that none waits for its
-        validation. Ranks that have reported less often are waited for ``CheckpointConfig.missing_rank_s`` at most.
-    timeout_s: after so many seconds, what there is then is returned; None waits for ever.
+    Those of earlier attempts are included. Any rank may call it.
+
+    consistency_mode: with COMMITTED, wait until every checkpoint is committed or dropped that this rank has brought, or
+        that other ranks bring up to the same number of reports. With VALIDATED, the default, wait also until no
+        checkpoint waits for its validation. Ranks that have reported less often are waited for no longer than
+        ``CheckpointConfig.missing_rank_s``.
+    timeout_s: seconds after which the call returns the checkpoints that there are; None for no limit.
 
     Raises RuntimeError outside of a worker.
 
@@ -143,10 +147,10 @@ def get_all_reported_checkpoints(
 def should_stop() -> bool:
     """Return True once the run should stop: after Ctrl-C, SIGTERM (a preemption), SIGHUP or SIGQUIT of your process.
 
-    Call it once per step or epoch on every rank, and leave the loop, with a checkpoint, when it is true. All ranks that
-    call it hear it at the same call, so that no rank waits in a collective for another. They have
+    Call it once per step or epoch on every rank; when it is true, report a checkpoint and leave the loop. It becomes
+    true in the same call on all ranks that call it, so that no rank waits in a collective for another. The ranks have
     ``RunConfig.stop_grace_s`` seconds to finish; ``fit()`` then raises PreemptionError (KeyboardInterrupt after
-    Ctrl-C), and the run goes on from its last checkpoint when it is started again. Costs some microseconds.
+    Ctrl-C). The run resumes from its last checkpoint when it is started again. A call takes some microseconds.
 
     Raises RuntimeError outside of a worker.
 
@@ -160,7 +164,7 @@ def should_stop() -> bool:
 
 
 def get_world_rank() -> int:
-    """Ray AIR's name for ``get_context().get_world_rank()``; the others likewise.
+    """Return ``get_context().get_world_rank()``, under Ray AIR's name; the other functions likewise.
 
     ::
 

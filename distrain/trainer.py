@@ -1,4 +1,4 @@
-"""fit(): config in, Result out. Runs in: coordinator."""
+"""The trainer: check what the user gives to fit(), run it, and make the Result or the error. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -22,27 +22,23 @@ from distrain.config import RunConfig, RunContext, ScalingConfig, ValidationConf
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.manifest import RunManifest
-from distrain.coordinator.preemption import exit_code, preempted, refuse_after_stop
+from distrain.coordinator.preemption import refuse_after_stop
+from distrain.coordinator.run_errors import RunErrors
 from distrain.coordinator.transport import (
     LocalTransport,
     Transport,
     hosts_of,
-    order_for,
+    settings_for,
     ssh_args_of,
     transports_for,
 )
-from distrain.decisions import failures
-from distrain.decisions.events import HangDetected, RunRequest, RunSummary, Validator
+from distrain.decisions.events import RunRequest, RunSummary, Validator
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.states import RunState
 from distrain.errors import (
     CheckpointError,
-    ControllerError,
     DistrainError,
-    HangError,
     LaunchError,
-    ResourcesError,
-    StandInError,
     StorageError,
     TrainingFailedError,
     WorkerGroupError,
@@ -55,8 +51,9 @@ from distrain.storage.files import cure, is_full_disk, write_atomically
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
 from distrain.storage.remote_store import damage_elsewhere, open_run
+from distrain.system.arguments import check_type
 from distrain.system.consoles import console_threads
-from distrain.system.log import log_level, say, warn, without_controls
+from distrain.system.log import log_level, say, warn
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
 from distrain.work import job
@@ -72,8 +69,9 @@ __all__ = ["DataParallelTrainer", "run_work"]
 
 
 _FULL_DISK_WAIT_S = 5.0
-"""How long the end of a run waits for somebody to free space."""
+"""Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
 _FULL_DISK_PAUSE_S = 0.5
+"""Seconds between two attempts to write on a full disk."""
 
 
 @explaining("Trainer")
@@ -81,12 +79,14 @@ _FULL_DISK_PAUSE_S = 0.5
 class DataParallelTrainer:
     """Run a training function on a group of workers.
 
-    train_loop_per_worker: function with no argument or one, the config. It runs in the main thread of every worker.
-    train_loop_config: handed to it, ``{}`` by default; it is pickled once per run, so keep large objects out of it.
+    train_loop_per_worker: the function, with no parameter or one for the config. It runs in the main thread of every
+        worker.
+    train_loop_config: the argument of that function, ``{}`` by default. It is pickled once per run, so keep large
+        objects out of it.
     backend_config: the framework's settings and hooks.
-    resume_from_checkpoint: where a *new* run starts from, a checkpoint or the path of one; a run that goes on prefers
-        its own latest checkpoint.
-    validation_config: what ``report(validation=...)`` does with a checkpoint.
+    resume_from_checkpoint: the checkpoint, or its path, that a *new* run starts from. A run that is continued starts
+        from its own latest checkpoint.
+    validation_config: how ``report(validation=...)`` validates a checkpoint.
     metadata: JSON that ``get_context().get_metadata()`` returns, and that every checkpoint of the run gets.
 
     Raises TypeError or ValueError for bad arguments.
@@ -112,47 +112,52 @@ class DataParallelTrainer:
         metadata: Mapping[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
     ) -> None:
-        self._work = job.FunctionWork(
-            function=check_signature(train_loop_per_worker),
-            config=dict(_instance("train_loop_config", train_loop_config, Mapping, {})),
-            backend=_instance("backend_config", backend_config, BackendConfig, BackendConfig()),
-        )
-        self._scaling = _instance("scaling_config", scaling_config, ScalingConfig, ScalingConfig())
-        self._run = _instance("run_config", run_config, RunConfig, RunConfig())
         if isinstance(resume_from_checkpoint, (str, Path)):
             resume_from_checkpoint = Checkpoint(resume_from_checkpoint)
-        self._resume_from = _instance("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, None)
-        self._validation: ValidationConfig | None = _instance(
-            "validation_config", validation_config, ValidationConfig, None
+        check_type("train_loop_config", train_loop_config, Mapping, optional=True)
+        check_type("backend_config", backend_config, BackendConfig, optional=True)
+        check_type("scaling_config", scaling_config, ScalingConfig, optional=True)
+        check_type("run_config", run_config, RunConfig, optional=True)
+        check_type("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, optional=True)
+        check_type("validation_config", validation_config, ValidationConfig, optional=True)
+        check_type("metadata", metadata, Mapping, optional=True)
+        if validation_config is not None:
+            check_plain("ValidationConfig.fn", validation_config.fn)
+        self._work = job.FunctionWork(
+            function=check_signature(train_loop_per_worker),
+            config=dict(train_loop_config or {}),
+            backend=backend_config or BackendConfig(),
         )
-        if self._validation is not None:
-            check_plain("ValidationConfig.fn", self._validation.fn)
-        self._metadata = _json("metadata", _instance("metadata", metadata, Mapping, {}))
+        self._scaling = scaling_config or ScalingConfig()
+        self._run = run_config or RunConfig()
+        self._resume_from = resume_from_checkpoint
+        self._validation = validation_config
+        self._metadata = _json("metadata", metadata or {})
 
     @classmethod
     def restore(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> NoReturn:
-        """Ray AIR's way to continue a run. Raises TypeError that names the one here."""
+        """Raise TypeError that says how to continue a run: distrain needs no ``restore()``, which Ray AIR has."""
         raise TypeError(
             f"{cls.__name__}.restore() is not needed: make the trainer as before, with "
-            f"RunConfig(name={os.path.basename(os.path.normpath(path))!r}, storage_path=...); an unfinished run of "
-            "that name goes on at its last checkpoint"
+            f"RunConfig(name={os.path.basename(os.path.normpath(path))!r}, storage_path=...); fit() continues an "
+            "unfinished run of that name at its last checkpoint"
         )
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str]) -> bool:
-        """Whether ``fit()`` under that name would continue a run."""
+        """Return True if ``fit()`` with this run directory would continue a run."""
         manifest = read_manifest(locate(path))
         return bool(manifest) and manifest.get("status") != "finished"
 
     def fit(self) -> Result:
-        """Train, and wait for the end.
+        """Train, wait for the end, and return the result.
 
-        Raises TrainingFailedError, with the partial ``result``, if a rank or a host failed; JobError, ResourcesError or
-        StorageError before anything starts; KeyboardInterrupt after Ctrl-C, once every worker is gone; PreemptionError
-        after SIGTERM, SIGHUP or SIGQUIT, and from then on at every further call in this process. Their tracebacks end
-        here: what ranks raised is in ``WorkerGroupError.worker_failures``.
+        Raises JobError, ResourcesError or StorageError before any worker starts; TrainingFailedError, with the partial
+        ``result``, if a rank or a host failed; KeyboardInterrupt after Ctrl-C, once every worker is gone;
+        PreemptionError after SIGTERM, SIGHUP or SIGQUIT, and then at every further call in this process. Their
+        tracebacks end here. The exceptions of ranks are in ``WorkerGroupError.worker_failures``.
         """
-        __tracebackhide__ = True  # pytest leaves out a frame with this name
+        __tracebackhide__ = True  # pytest omits frames that have this variable
         try:
             return run_work(
                 self._work,
@@ -166,17 +171,8 @@ class DataParallelTrainer:
             raise error.with_traceback(None) from None
 
 
-def _instance(name: str, value: Any, kind: type, default: Any) -> Any:
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        wanted = "dict" if kind is Mapping else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-        raise TypeError(f"{name} must be a {wanted}, got {value!r:.80} ({type(value).__name__})")
-    return value
-
-
 def _check_intact(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError for a checkpoint that is not there, or is damaged."""
+    """Raise CheckpointError for a checkpoint that does not exist or is damaged."""
     if not checkpoint.exists():
         raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
     folder, damage = Path(checkpoint.path), None
@@ -199,7 +195,7 @@ def _check_intact(checkpoint: Checkpoint) -> None:
 def _is_run(folder: Path | RemotePath) -> bool:
     try:
         return {"run_id", "attempts"} <= read_manifest(folder).keys()
-    except (StorageError, AttributeError):  # somebody's own file of that name
+    except (StorageError, AttributeError):  # another program's file of that name
         return False
 
 
@@ -207,7 +203,7 @@ def _json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = json.loads(json.dumps(dict(value)))
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be JSON, as checkpoints carry it in a file: {error}") from None
+        raise TypeError(f"{name} must be JSON, because every checkpoint stores it in a file: {error}") from None
     return plain
 
 
@@ -223,10 +219,15 @@ def run_work(
     sys_path: Sequence[str] | None = None,
     on_command_line: bool = False,
 ) -> Result:
-    """What fit() and the command line have in common; see :meth:`DataParallelTrainer.fit`."""
+    """Train as fit() and the command line do; see :meth:`DataParallelTrainer.fit`.
+
+    transports: connections to the hosts; by default those that the ScalingConfig or the environment names.
+    sys_path: the module search path of the workers; by default that of this process.
+    on_command_line: the user gave options of the command line, not configs, so errors name options.
+    """
     refuse_after_stop()
     local.check_launcher(scaling.max_workers, work.backend)
-    asked = _Asked(
+    request = _UserRequest(
         work=work,
         job=job.make_job(work) if scaling.num_workers else job.Job(blob=b""),
         scaling=scaling,
@@ -239,25 +240,25 @@ def run_work(
         on_command_line=on_command_line,
     )
     if scaling.use_gpu:
-        for name, order in asked.orders().items():
-            if problem := hidden_gpus_problem(order):
+        for name, settings in request.host_settings().items():
+            if problem := hidden_gpus_problem(settings):
                 raise LaunchError(f"{name}: {problem}")
     with log_level(run.log_level):
-        if asked.job.warning is not None:
-            warn(asked.job.warning)
+        if request.job.warning is not None:
+            warn(request.job.warning)
         if scaling.num_workers == 0 and torchrun_rank():
-            return local.follow(asked.request(uuid.uuid4().hex), work, run.checkpoint_config)
+            return local.follow(request.for_coordinator(uuid.uuid4().hex), work, run.checkpoint_config)
         _check_log_dir(run.log_dir)
         store = open_run(run.storage_path, run.name, run.storage_filesystem)
         try:
             with console_threads() if scaling.num_workers else contextlib.nullcontext():
-                return _Run(store, asked).train()
+                return _Run(store, request).train()
         finally:
             store.close()
 
 
 def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
-    """Raise StorageError if nothing can be written there, before anything starts."""
+    """Raise StorageError if logs cannot be written in ``log_dir``."""
     if log_dir is None:
         return
     folder = _absolute(log_dir)
@@ -276,8 +277,9 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
-    """To all hosts, those included that get ranks only if others are lost. Raises HostfileError, and ResourcesError if
-    there are too few slots.
+    """Return the connections to all hosts, including spare hosts that get ranks only if others are lost.
+
+    Raises HostfileError, and ResourcesError if the hosts have too few slots.
     """
     if scaling.num_workers == 0:
         return [LocalTransport()]
@@ -287,19 +289,19 @@ def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
 
 
 def _shares(hosts: Iterable[HostSpec], scaling: ScalingConfig) -> dict[str, int]:
-    """How many workers each host gets, as long as none is lost. Raises ResourcesError."""
+    """Return how many workers each host gets while no host is lost. Raises ResourcesError."""
     slots = {host.name: host.slots for host in hosts}
     return shares_of(slots, workers_on(slots, scaling))
 
 
 def _clean_path(path: Sequence[object]) -> list[str]:
-    """sys.path as text: notebooks put Path objects there."""
+    """Return ``sys.path`` as text. Notebooks add Path objects to it."""
     return [os.fspath(entry) for entry in path if isinstance(entry, (str, os.PathLike))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """All that the user has asked for."""
+class _UserRequest:
+    """Everything that the user has asked for."""
 
     work: job.Work
     job: job.Job
@@ -311,10 +313,9 @@ class _Asked:
     transports: Sequence[Transport]
     sys_path: list[str]
     on_command_line: bool
-    """The user gave options of the command line, not configs."""
 
     def _validator(self) -> Validator | None:
-        """Raises JobError if the function cannot be pickled."""
+        """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
         if self.validation is None:
             return None
         task = self.validation.task_config or ValidationTaskConfig()
@@ -328,10 +329,10 @@ class _Asked:
             environment=self.run.env_vars,
         )
 
-    def orders(self) -> dict[str, HostSettings]:
-        """Return the orders for each host, by its name."""
+    def host_settings(self) -> dict[str, HostSettings]:
+        """Return the settings of each host, by its name."""
         return {
-            transport.host.name: order_for(
+            transport.host.name: settings_for(
                 transport,
                 directory=os.getcwd(),
                 sys_path=self.sys_path,
@@ -341,10 +342,10 @@ class _Asked:
             for transport in self.transports
         }
 
-    def request(
+    def for_coordinator(
         self, run_id: str, store: RunStore | None = None, *, checkpoint: str | None = None, first_attempt: int = 0
     ) -> RunRequest:
-        """The same for the machine; ``store``: the run directory, if it is known in this process."""
+        """Return the request for the coordinator. ``store``: the run directory, if this process has opened it."""
         return RunRequest(
             run_id=run_id,
             run_name=store.place.name if store else "",
@@ -353,7 +354,7 @@ class _Asked:
             job=self.job,
             backend=self.work.backend,
             scaling=self.scaling,
-            hosts=self.orders(),
+            hosts=self.host_settings(),
             failure_config=self.run.failure_config,
             stop_grace_s=self.run.stop_grace_s,
             argv=sys.argv,
@@ -366,40 +367,65 @@ class _Asked:
 
 
 class _Run:
-    """One run in its directory: manifest, coordinator, and the Result of it."""
+    """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
 
-    def __init__(self, store: RunStore, asked: _Asked) -> None:
+    def __init__(self, store: RunStore, request: _UserRequest) -> None:
         self._store = store
-        self._asked = asked
-        self._config = asked.run
+        self._request = request
+        self._config = request.run
         self._run_id = uuid.uuid4().hex
         configs = {
-            "scaling_config": asdict(asked.scaling),
-            "checkpoint_config": asdict(asked.run.checkpoint_config),
-            "failure_config": asdict(asked.run.failure_config),
+            "scaling_config": asdict(request.scaling),
+            "checkpoint_config": asdict(request.run.checkpoint_config),
+            "failure_config": asdict(request.run.failure_config),
         }
         self._manifest = RunManifest(store, run_id=self._run_id, configs=configs)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
-        self._log_dir = None if asked.run.log_dir is None else _absolute(asked.run.log_dir)
+        self._log_dir = None if request.run.log_dir is None else _absolute(request.run.log_dir)
         context = RunContext(
             run_id=self._run_id,
-            run_config=asked.run,
-            scaling_config=asked.scaling,
-            backend_config=asked.work.backend,
-            train_loop_config=getattr(asked.work, "config", {}),
+            run_config=request.run,
+            scaling_config=request.scaling,
+            backend_config=request.work.backend,
+            train_loop_config=getattr(request.work, "config", {}),
         )
-        self._callbacks = Callbacks(asked.run.callbacks or (), context, show_error=warn)
+        self._callbacks = Callbacks(request.run.callbacks or (), context, show_error=warn)
 
     def train(self) -> Result:
-        request = self._asked.request(
+        """Train and return the result, or raise the error of the run."""
+        run_request = self._request.for_coordinator(
             self._run_id,
             self._store,
-            checkpoint=self._start_from(self._asked.resume_from),
+            checkpoint=self._start_from(self._request.resume_from),
             first_attempt=self._manifest.first_attempt,
         )
         self._announce()
-        self._store.metadata = dict(self._asked.metadata)
+        self._store.metadata = dict(self._request.metadata)
+        self._write_start()
+        started, concluded = time.monotonic(), False
+        runner = self._runner(run_request)
+        try:
+            self._callbacks.before_run()
+            runner.run()
+            self._write_at_end(self._store.write_end, "the last reports could not be written")
+            result, failure = self._conclude(runner.end, time.monotonic() - started)
+            concluded = True
+        finally:
+            # Written last: when the manifest says that the run has finished, all its files are there.
+            end = runner.end
+            ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
+            status = end.state.value if ended else "failed"
+            self._write_at_end(
+                lambda: self._manifest.write(status),
+                "the run directory does not say how the run ended, because that could not be written",
+            )
+        self._callbacks.after_run(result, failure)
+        if failure is not None:
+            raise failure
+        return result
+
+    def _write_start(self) -> None:
         try:
             self._manifest.write("running")
             if self._continued:
@@ -408,31 +434,11 @@ class _Run:
             raise StorageError(
                 f"cannot use the run directory {self._store.place}: {error}{cure(str(error))}"
             ) from error
-        started, concluded = time.monotonic(), False
-        runner = self._runner(request)
-        try:
-            self._callbacks.before_run()
-            runner.run()
-            self._write_at_end(self._store.write_end, "the last reports could not be written")
-            result, failure = self._conclude(runner.end, time.monotonic() - started)
-            concluded = True
-        finally:
-            # Last of all: who finds a finished run, finds everything of it.
-            end = runner.end
-            ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
-            status = end.state.value if ended else "failed"
-            self._write_at_end(
-                lambda: self._manifest.write(status),
-                "the run directory does not say how the run has ended, as that could not be written",
-            )
-        self._callbacks.after_run(result, failure)
-        if failure is not None:
-            raise failure
-        return result
 
     def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
-        """Write what the end of the run leaves. Wait a while for space on a full disk; then only complain, so as not to
-        hide the error that has ended the run.
+        """Write a file at the end of the run. Wait some seconds for space on a full disk.
+
+        If it cannot be written, only warn: an exception would hide the error that has ended the run.
         """
         while not self._store.is_stalled:
             try:
@@ -460,9 +466,9 @@ class _Run:
             latest = self._store.latest
             say(
                 f"continuing the unfinished run {self._store.place} "
-                + (f"at {latest.path.name}" if latest else "from its beginning, as it has no checkpoint yet")
+                + (f"at {latest.path.name}" if latest else "from scratch (no checkpoint yet)")
             )
-        shares = _shares([transport.host for transport in self._asked.transports], self._asked.scaling)
+        shares = _shares([transport.host for transport in self._request.transports], self._request.scaling)
         workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         what += f" on {hosts} hosts" if hosts > 1 else ""
@@ -470,15 +476,15 @@ class _Run:
 
     def _runner(self, request: RunRequest) -> Coordinator | local.InProcessRun:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
-        if not self._asked.scaling.num_workers:
+        if not self._request.scaling.num_workers:
             return local.InProcessRun(
-                request, self._asked.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
+                request, self._request.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
             )
         before = self._manifest.before
         return Coordinator(
             request,
             self._store,
-            self._asked.transports,
+            self._request.transports,
             checkpoints,
             log_dir=self._log_dir,
             manifest=self._manifest,
@@ -490,12 +496,12 @@ class _Run:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _conclude(self, end: RunSummary, seconds: float) -> tuple[Result, BaseException | None]:
-        """Make the Result and, if the run did not finish, the exception to raise."""
+        """Make the Result, and the exception to raise if the run did not finish."""
         value = end.value
         if value is not None:
             self._write_at_end(
                 lambda: write_atomically(self._store.paths.return_value, value),
-                "what train_func returned is in this Result only, as it could not be written",
+                "the return value of train_func is only in this Result, because it could not be written",
             )
         result = make_result(
             self._store.place,
@@ -507,17 +513,17 @@ class _Run:
         if end.state is RunState.FINISHED:
             say(f"finished in {seconds:.1f} s; results in {result.path}")
             return result, None
-        error = self._error(end, result)
+        error = self._run_errors(end, result).error()
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
-            self._write_at_end(lambda: self._keep_error(failed), "why the run failed could not be written")
+            self._write_at_end(lambda: self._write_error(failed), "the error of the run could not be written")
         return result, error
 
     def _earlier_metrics(self) -> dict[str, Any] | None:
         return last_metrics(self._store.paths.metrics) if self._continued else None
 
-    def _keep_error(self, error: TrainingFailedError) -> None:
+    def _write_error(self, error: TrainingFailedError) -> None:
         text: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
         if isinstance(error, WorkerGroupError):
             text |= {
@@ -533,94 +539,22 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _error(self, end: RunSummary, result: Result) -> BaseException:
-        if end.stop_reason is not None:
-            lines = self._stopped(end, end.stop_reason, result)
-            if end.stop_reason != "SIGINT":
-                return preempted("\n".join(lines), end.stop_reason)
-            warn("\n    ".join(lines))
-            return KeyboardInterrupt()
-        if end.hung is not None and not end.failures:
-            return self._hang_error(end, end.hung, result)
-        is_explained = end.problem and all(failure.lost for failure in end.failures)
-        is_explained = is_explained or (end.storage_failed and all(is_full_disk(f.summary) for f in end.failures))
-        if end.failures and not is_explained:
-            return self._worker_group_error(end, result)
-        if end.storage_failed:
-            return ControllerError(f"{end.problem}\nonce that is mended: {self._again(result)}\nrun:  {result.path}")
-        if end.resources_missing:
-            return ResourcesError(end.problem)
-        lines = [end.problem or "", *self._postscript(end, result)]
-        return ControllerError("\n".join(lines)) if end.entered else LaunchError("\n".join(lines))
-
-    def _worker_group_error(self, end: RunSummary, result: Result) -> WorkerGroupError:
-        found = failures.culprit_first(end.failures)
-        screen = failures.failure_screen(
-            found, stopped=end.stopped_ranks, finished=end.finished, where=end.where, last_lines=end.last_lines
+    def _run_errors(self, end: RunSummary, result: Result) -> RunErrors:
+        name, logs = self._store.place.name, None
+        if self._request.scaling.num_workers and end.attempt >= self._manifest.first_attempt:
+            logs = self._store.shown(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
+        named = f"with --name {shlex.quote(name)}" if self._request.on_command_line else f"as RunConfig(name={name!r})"
+        return RunErrors(
+            summary=end,
+            run=result.path,
+            name=named,
+            checkpoint=Path(result.checkpoint.path).name if result.checkpoint else None,
+            logs=logs,
         )
-        return WorkerGroupError(
-            without_controls("\n".join([screen, *_beside(end), *self._postscript(end, result)])),
-            worker_failures={f.rank: end.errors.get(f.rank) or job.original(f) for f in found},
-            culprit=found[0].rank,
-            exit_code=found[0].exit_code,
-            failures=found,
-            stopped=end.stopped_ranks,
-            where=end.where,
-            last_lines={failure.rank: end.last_lines.get(failure.rank, ()) for failure in found},
-        )
-
-    def _hang_error(self, end: RunSummary, hung: HangDetected, result: Result) -> HangError:
-        where = "they were:" if hung.where else "no rank had been started"
-        lines = [f"no rank has reported or printed anything for {hung.after_s:g} s; {where}"]
-        lines += [f"    {line}" for line in hung.where]
-        hosts = {rank: end.hosts[rank] for rank in end.stopped_ranks}
-        found = failures.hang_failures(hosts, hung.suspects, after_s=hung.after_s)
-        return HangError(
-            "\n".join([*lines, *self._postscript(end, result)]),
-            worker_failures={failure.rank: StandInError(failure.summary) for failure in found},
-            culprit=found[0].rank,
-            failures=found,
-            stopped=end.stopped_ranks,
-            where=hung.where,
-            last_lines=end.last_lines,
-        )
-
-    def _again(self, result: Result) -> str:
-        latest = f"at {Path(result.checkpoint.path).name}" if result.checkpoint else "from the beginning"
-        name = self._store.place.name
-        named = f"with --name {shlex.quote(name)}" if self._asked.on_command_line else f"as RunConfig(name={name!r})"
-        return f"started again {named}, it goes on {latest}"
-
-    def _stopped(self, end: RunSummary, reason: str, result: Result) -> list[str]:
-        lines = [f"the run was stopped by {reason}; {self._again(result)}"]
-        asked = {exit_code("SIGTERM"), exit_code(reason)}
-        own = [f for f in end.failures if not f.consequence and f.exit_code not in asked]
-        if own:
-            screen = failures.failure_screen(own, stopped=(), last_lines=end.last_lines)
-            lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
-        if end.where:
-            lines += ["ranks that did not stop in time were killed:", *(f"    {line}" for line in end.where)]
-        return [*lines, *_beside(end), f"run:  {result.path}"]
-
-    def _postscript(self, end: RunSummary, result: Result) -> list[str]:
-        """What every account of a failure ends with."""
-        lines = [*end.earlier, *([end.no_retry] if end.no_retry else [])]
-        if self._asked.scaling.num_workers and end.attempt >= self._manifest.first_attempt:
-            lines.append(f"logs: {self._store.shown(self._store.paths.log(end.attempt, 0, self._log_dir).parent)}")
-        if result.checkpoint:
-            lines.append(self._again(result))
-        return [*lines, f"run:  {result.path}"]
-
-
-def _beside(end: RunSummary) -> list[str]:
-    """What went wrong, too, for the account of a failure of ranks. Lost hosts are in it already."""
-    if end.storage_failed:
-        return [f"besides, the storage has failed: {end.problem}"]
-    return [f"besides, {end.problem}"] if end.problem and not any(failure.lost for failure in end.failures) else []
 
 
 def _return_value(blob: bytes) -> Any:
-    """A training is not lost because its return value cannot be read here."""
+    """Return the value, or None with a warning: the result of a training must not depend on it."""
     try:
         return job.unpickle_value(blob)
     except Exception as error:

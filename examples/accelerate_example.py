@@ -3,8 +3,8 @@
     pip install accelerate
     python examples/accelerate_example.py
 
-There is nothing to integrate: an Accelerator inside the training function finds the process group and this worker's
-place in it. `Accelerator` prepares model and data; distrain starts the workers, and keeps metrics and checkpoints.
+An Accelerator inside the training function finds the process group and the rank of this worker. It prepares model and
+data. distrain starts the workers and stores metrics and checkpoints.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from distrain.torch import TorchTrainer
 
 
 def make_data() -> TensorDataset:
-    """Points in the plane, labelled by whether they lie in a ring."""
+    """Return points in the plane. The label of a point is 1 inside a ring, else 0."""
     points = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     radius = points.norm(dim=1)
     return TensorDataset(points, ((radius > 0.4) & (radius < 0.8)).long())
@@ -54,7 +54,7 @@ def train_func(config: dict[str, Any]) -> None:
             right.append(accelerator.gather_for_metrics(outputs.argmax(dim=1) == labels))
         metrics = {"epoch": epoch, "accuracy": torch.cat(right).float().mean().item()}
 
-        with tempfile.TemporaryDirectory() as folder:  # each rank has its own, with its own random state in it
+        with tempfile.TemporaryDirectory() as folder:  # each rank saves its own random state
             accelerator.save_state(folder)
             checkpoint = distrain.Checkpoint.from_directory(folder)
             checkpoint.set_metadata({"epoch": epoch})

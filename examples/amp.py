@@ -3,8 +3,9 @@
     python examples/amp.py
     python examples/amp.py --use-gpu
 
-Three calls do it: `accelerate(amp=True)` at the top of the training function, `prepare_optimizer` around the optimizer,
-and `backward(loss)` in place of `loss.backward()`, which scales the loss so that small gradients do not vanish.
+Three calls are needed: `accelerate(amp=True)` at the top of the training function, `prepare_optimizer` around the
+optimizer, and `backward(loss)` instead of `loss.backward()`. `backward` scales the loss so that small gradients do not
+become zero.
 """
 
 import argparse
@@ -20,13 +21,13 @@ from distrain.torch import TorchTrainer
 
 
 def make_data() -> TensorDataset:
-    """Points in a box, labelled by whether they lie in a ball."""
+    """Return points in a box. The label of a point is 1 inside a ball, else 0."""
     points = torch.rand(4096, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     return TensorDataset(points, (points.norm(dim=1) < 1.6).long())
 
 
 def watch_precisions(model: nn.Module) -> dict[str, str]:
-    """A dict that will have the types of the weights and of what they are multiplied to."""
+    """Return a dict. The first forward pass fills in the types of the weights and of their products."""
     found = {}
 
     def note(layer: nn.Linear, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:

@@ -2,9 +2,9 @@
 
     python examples/checkpoints.py
 
-A checkpoint is a directory with whatever files you like. For small states there is a shortcut: a dict, which becomes
-one file. `distrain.get_checkpoint()` returns what to continue from: the newest checkpoint of this run after a failure,
-or the one that the trainer was given as `resume_from_checkpoint`.
+A checkpoint is a directory with any files. For a small state there is a shortcut: a dict, which distrain stores as one
+file. `distrain.get_checkpoint()` returns the checkpoint to continue from. After a failure, this is the newest one of
+the run; else it is the one in the trainer's `resume_from_checkpoint`.
 """
 
 import tempfile
@@ -23,14 +23,14 @@ MODEL_FILE = "model.pt"
 
 
 def make_data() -> tuple[torch.Tensor, torch.Tensor]:
-    """Points of a line in four dimensions, other ones on each worker."""
+    """Return random points and a linear function of them. Each worker has other points."""
     random = torch.Generator().manual_seed(distrain.get_context().get_world_rank())
     features = torch.randn(100, 4, generator=random)
     return features, features @ torch.tensor([[1.0], [-2.0], [3.0], [-4.0]])
 
 
 def train_epochs(module: nn.Linear, first: int, last: int) -> Iterator[tuple[int, float]]:
-    """Train the epochs `first` to `last` - 1; after each of them, yield the epoch and its loss."""
+    """Train the epochs `first` to `last` - 1. Yield each epoch with its loss."""
     model = prepare_model(module)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     features, targets = make_data()
@@ -43,7 +43,7 @@ def train_epochs(module: nn.Linear, first: int, last: int) -> Iterator[tuple[int
 
 
 def with_dicts(config: dict[str, Any]) -> None:
-    """A checkpoint is a dict: epoch and weights. One rank brings it, as all ranks have the same weights."""
+    """Use a dict as checkpoint. Only rank 0 reports it, because all ranks have the same weights."""
     torch.manual_seed(0)
     module, first = nn.Linear(4, 1), 0
     checkpoint = distrain.get_checkpoint()
@@ -59,7 +59,7 @@ def with_dicts(config: dict[str, Any]) -> None:
 
 
 def with_directories(config: dict[str, Any]) -> None:
-    """A checkpoint is a directory: the same in a file, which may be deleted once it is reported."""
+    """Use a directory as checkpoint. The file may be deleted when `report` returns."""
     torch.manual_seed(0)
     module, first = nn.Linear(4, 1), 0
     checkpoint = distrain.get_checkpoint()

@@ -1,10 +1,11 @@
 """Use torch.compile in the training function.
 
     python examples/compile.py
-    python examples/compile.py --backend aot_eager    # where there is no C++ compiler
+    python examples/compile.py --backend aot_eager    # without a C++ compiler
 
-Compile what `prepare_model` returns: torch then knows where DistributedDataParallel exchanges gradients, and still
-overlaps that with the backward pass. Each worker compiles for itself; those of a machine share the cache on its disk.
+Compile the model that `prepare_model` returns. Then torch knows where DistributedDataParallel exchanges gradients, and
+the exchange still overlaps with the backward pass. Each worker compiles the model itself. The workers of a machine
+share the cache on its disk.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from distrain.torch import TorchTrainer, get_device, prepare_model
 
 
 class Network(nn.Module):
-    """A class of our own: the forward of a bare nn.Sequential inside DistributedDataParallel is not compiled."""
+    """A small network. Torch does not compile a bare nn.Sequential inside DistributedDataParallel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-workers", type=int, default=2, help="number of training processes (default: 2)")
     parser.add_argument("--use-gpu", action="store_true", help="give every worker a GPU")
-    parser.add_argument("--backend", default="inductor", help="of torch.compile (default: inductor)")
+    parser.add_argument("--backend", default="inductor", help="backend of torch.compile (default: inductor)")
     args = parser.parse_args()
     result = TorchTrainer(
         train_func,

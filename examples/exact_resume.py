@@ -1,9 +1,9 @@
-"""Resume so that nothing shows: weights, optimizer, learning rate, order of the data and random numbers go on exactly.
+"""Resume a run exactly: weights, optimizer, learning rate, order of the data and random numbers.
 
     python examples/exact_resume.py
 
-One run trains without a stop. Another has a worker killed in the middle, and is restarted from its last checkpoint.
-Both end with the same loss, to the last bit.
+The first run trains without interruption. In the second run a worker is killed, and distrain restarts the workers from
+the last checkpoint. Both runs end with exactly the same loss.
 """
 
 import os
@@ -30,7 +30,7 @@ def make_loader() -> DataLoader[tuple[torch.Tensor, ...]]:
 
 
 def random_state() -> dict[str, torch.Tensor]:
-    """Of this rank; add Python's and numpy's if your model or data draw from them."""
+    """Return the random state of this rank. Add Python's and numpy's if your model or data use them."""
     state = {"cpu": torch.get_rng_state()}
     return {**state, "cuda": torch.cuda.get_rng_state()} if get_device().type == "cuda" else state
 
@@ -43,7 +43,7 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 def train_func(config: dict[str, Any]) -> None:
     rank = distrain.get_context().get_world_rank()
-    torch.manual_seed(rank)  # each rank draws dropout masks of its own
+    torch.manual_seed(rank)  # each rank draws its own dropout masks
     module = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
     model = prepare_model(module)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -61,7 +61,7 @@ def train_func(config: dict[str, Any]) -> None:
         first = state["epoch"] + 1
 
     for epoch in range(first, EPOCHS):
-        loader.sampler.set_epoch(epoch)  # the order of the data follows from it
+        loader.sampler.set_epoch(epoch)  # determines the order of the data
         for features, targets in loader:
             loss = nn.functional.mse_loss(model(features), targets)
             optimizer.zero_grad()
@@ -71,7 +71,7 @@ def train_func(config: dict[str, Any]) -> None:
         if config["is_killed"] and epoch == KILLED_IN_EPOCH and first == 0 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with tempfile.TemporaryDirectory() as folder:
-            torch.save(random_state(), Path(folder, f"random_{rank}.pt"))  # of every rank
+            torch.save(random_state(), Path(folder, f"random_{rank}.pt"))  # every rank saves its own
             if rank == 0:
                 state = {
                     "model": module.state_dict(),

@@ -3,9 +3,9 @@
     python examples/first_steps.py
     python examples/first_steps.py --num-workers 8
 
-`train_alone` is plain PyTorch. `train_on_worker` is the same with the data shared out, gradients that are averaged over
-the workers, and a report of each epoch. Each worker takes batches of 64 / num_workers images, so a step sees as many
-images as before, and both functions learn equally well.
+`train_alone` is plain PyTorch. In `train_on_worker`, each worker has its share of the data, the gradients are averaged
+over the workers, and each epoch is reported. Each worker takes batches of 64 / num_workers images. So a step uses as
+many images as in one process, and both functions learn equally well.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH_SIZE = 64
 
 
 def load_digits(train: bool) -> TensorDataset:
-    """8x8 images of handwritten digits, which come with the examples."""
+    """Return the 8x8 images of handwritten digits in examples/data."""
     digits = MNIST(str(DIGITS_ROOT), train=train)
     return TensorDataset(digits.data.float() / 255, digits.targets)
 
@@ -51,7 +51,7 @@ def count_correct(model: nn.Module, loader: DataLoader) -> torch.Tensor:
 
 
 def train_alone(config: dict[str, Any]) -> float:
-    """One process: returns the accuracy on the test images."""
+    """Train in one process, and return the accuracy on the test images."""
     torch.manual_seed(0)
     train_loader = DataLoader(load_digits(train=True), batch_size=BATCH_SIZE, shuffle=True)
     test_loader = DataLoader(load_digits(train=False), batch_size=BATCH_SIZE)
@@ -63,19 +63,19 @@ def train_alone(config: dict[str, Any]) -> float:
 
 
 def train_on_worker(config: dict[str, Any]) -> None:
-    """The same on every worker; what is new is marked with [1] to [3]."""
+    """Train on every worker. [1] to [3] mark what is new."""
     torch.manual_seed(0)
     share = max(1, BATCH_SIZE // distrain.get_context().get_world_size())
     train_loader = DataLoader(load_digits(train=True), batch_size=share, shuffle=True)
-    train_loader = prepare_data_loader(train_loader)  # [1] other images on each worker
+    train_loader = prepare_data_loader(train_loader)  # [1] different images on each worker
     test_loader = prepare_data_loader(DataLoader(load_digits(train=False), batch_size=BATCH_SIZE))
     model = prepare_model(build_model())  # [2] the device, and gradients averaged over workers
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     for epoch in range(config["epochs"]):
-        train_loader.sampler.set_epoch(epoch)  # another order in each epoch
+        train_loader.sampler.set_epoch(epoch)  # a different order in each epoch
         train_epoch(model, train_loader, optimizer)
         correct = count_correct(model, test_loader)
-        dist.all_reduce(correct)  # the sum over the workers' shares
+        dist.all_reduce(correct)  # the sum over all workers
         distrain.report({"epoch": epoch, "accuracy": correct.item() / len(test_loader.dataset)})  # [3]
 
 

@@ -1,10 +1,10 @@
-"""Keras 3 on two workers, with a training loop by hand.
+"""Train with Keras 3 on two workers, in a custom training loop.
 
     pip install 'distrain[tensorflow]'
     python examples/keras_3_example.py
 
-Keras 3's own model.fit() does not work under MultiWorkerMirroredStrategy, which is why tf.keras is Keras 2 in workers.
-`import keras` is Keras 3 in any case, and a loop like this one works with it.
+The model.fit() of Keras 3 does not work under MultiWorkerMirroredStrategy. Therefore tf.keras is Keras 2 in workers.
+`import keras` is always Keras 3, and works with a loop like this one.
 """
 
 from pathlib import Path
@@ -20,14 +20,14 @@ GLOBAL_BATCH_SIZE = 64
 
 
 def load_digits(part: str) -> tuple[np.ndarray, np.ndarray]:
-    """8x8 images of handwritten digits, which come with the examples; `part` is train or t10k, as MNIST calls them."""
+    """Return the 8x8 images of handwritten digits in examples/data. `part`: train or t10k, MNIST's names."""
     images = np.frombuffer((DIGITS / f"{part}-images-idx3-ubyte").read_bytes(), np.uint8, offset=16)
     labels = np.frombuffer((DIGITS / f"{part}-labels-idx1-ubyte").read_bytes(), np.uint8, offset=8)
     return images.reshape(-1, 64).astype("float32") / 255, labels.astype("int64")
 
 
 def share_out(strategy: Any, data: tuple[np.ndarray, np.ndarray]) -> Any:
-    """Each worker takes its part of every global batch."""
+    """Return the batches of this worker: its part of every global batch."""
     import tensorflow as tf
 
     batches = tf.data.Dataset.from_tensor_slices(data).shuffle(len(data[0]), seed=0).batch(GLOBAL_BATCH_SIZE)
@@ -49,7 +49,7 @@ def train_func(config: dict[str, Any]) -> None:
         optimizer.build(model.trainable_variables)
 
     def step(images: Any, labels: Any) -> Any:
-        """This worker's part of the loss; gradients are summed over the workers."""
+        """Return this worker's part of the loss. TensorFlow sums the gradients over the workers."""
         with tf.GradientTape() as tape:
             losses = keras.losses.sparse_categorical_crossentropy(labels, model(images), from_logits=True)
             loss = tf.reduce_sum(losses) / GLOBAL_BATCH_SIZE

@@ -3,8 +3,8 @@
     pip install lightning
     python examples/lightning_example.py
 
-The module is as anywhere else. The Trainer gets a strategy for workers that run already, and a callback that reports
-each epoch with its checkpoint. Should a worker fail, the run goes on from the last epoch, up to two times.
+The module needs no change. The Trainer gets a strategy that uses the workers of distrain, and a callback that reports
+each epoch with a checkpoint. If a worker fails, distrain restarts the run from the last epoch, at most two times.
 """
 
 from pathlib import Path
@@ -24,13 +24,13 @@ DIGITS_ROOT = Path(__file__).resolve().parent / "data" / "digits"
 
 
 def load_digits(train: bool) -> TensorDataset:
-    """8x8 images of handwritten digits, which come with the examples."""
+    """Return the 8x8 images of handwritten digits in examples/data."""
     digits = MNIST(str(DIGITS_ROOT), train=train)
     return TensorDataset(digits.data.float() / 255, digits.targets)
 
 
 class Digits(pl.LightningModule):
-    """A small network that tells digits apart."""
+    """A small network that classifies digits."""
 
     def __init__(self, lr: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def train_func(config: dict[str, Any]) -> None:
         devices="auto",
         strategy=TrainDDPStrategy(),
         callbacks=[TrainReportCallback()],
-        enable_checkpointing=False,  # the callback saves
+        enable_checkpointing=False,  # the callback saves checkpoints
         enable_progress_bar=False,
         enable_model_summary=False,
         logger=False,

@@ -3,7 +3,7 @@
     python examples/quickstart.py
     python examples/quickstart.py --dataset fashion-mnist --use-gpu --num-workers 4
 
-The default data set ships with the examples, so the first run needs no download.
+The default data set is in examples/data, so the first run needs no download.
 """
 
 import argparse
@@ -30,40 +30,40 @@ TEST_BATCH_SIZE = 256
 
 
 def build_model() -> nn.Module:
-    """ResNet-18 for small grey images: one channel, and a first layer that keeps their size."""
+    """Return a ResNet-18 for small grey images: with one channel, and a first layer that keeps the image size."""
     model = resnet18(num_classes=10)
     model.conv1 = nn.Conv2d(1, 64, kernel_size=3, padding=1, bias=False)
     return model
 
 
 def load_data(dataset: str, root: str, train: bool) -> MNIST:
-    """Read the data from disk; the mean and deviation suit both data sets."""
+    """Read the data from disk. The mean and the deviation fit both data sets."""
     transform = Compose([ToTensor(), Normalize((0.3,), (0.35,))])
     return DATASETS[dataset](root, train=train, transform=transform)
 
 
 def download_once_per_host(dataset: str, root: str) -> None:
-    """Let one worker of each host download, so that workers never write the same file."""
+    """Download on one worker of each host, so that two workers never write the same file."""
     if distrain.get_context().get_local_rank() == 0:
         DATASETS[dataset](root, download=True)
     dist.barrier()
 
 
 def mean_over_ranks(total: Tensor, count: int) -> float:
-    """Sum totals and counts over all ranks before dividing, so that shards may differ in size."""
+    """Return the mean over all ranks, whose shares of the data may differ in size."""
     sums = torch.tensor([total.item(), count], dtype=torch.float64, device=total.device)
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Set the learning rate; it falls from epoch to epoch to let the accuracy settle."""
+    """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 def train_epoch(model: nn.Module, loader: DataLoader, optimizer: Optimizer) -> float:
-    """Train on this rank's share of the data and return the mean loss of all ranks."""
+    """Train on this rank's share of the data, and return the mean loss of all ranks."""
     criterion = nn.CrossEntropyLoss()
     losses = []
     model.train()
@@ -73,13 +73,13 @@ def train_epoch(model: nn.Module, loader: DataLoader, optimizer: Optimizer) -> f
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    # Every batch is full, so batches weigh the same.
+    # All batches have the same size, so the mean over batches is the mean over images.
     return mean_over_ranks(torch.stack(losses).sum(), len(losses))
 
 
 @torch.no_grad()
 def count_correct(model: nn.Module, loader: DataLoader) -> Tensor:
-    """Count right answers on the model's device; used by the workers and after the run."""
+    """Count the right answers on the model's device. The workers call this, and main() after the run."""
     device = next(model.parameters()).device
     correct = torch.zeros((), device=device)
     model.eval()
@@ -90,11 +90,11 @@ def count_correct(model: nn.Module, loader: DataLoader) -> Tensor:
 
 
 def test_accuracy(model: nn.Module, test_data: MNIST) -> float:
-    """Share the test images among the ranks, each image exactly once, and return the accuracy.
+    """Return the accuracy on the test images. Each rank tests its share, without duplicates.
 
-    `model` is the bare module: ranks may hold different numbers of batches, and the
-    wrapped model would wait for all ranks at each batch. Batch norm statistics differ
-    from rank to rank, so all take those of rank 0, which are the ones that are saved.
+    `model` is the module without DistributedDataParallel: the ranks may have different numbers of batches, and the
+    wrapped model would wait for all ranks at each batch. The batch norm statistics differ between ranks. All ranks use
+    those of rank 0, because rank 0 saves the checkpoint.
     """
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
@@ -105,13 +105,13 @@ def test_accuracy(model: nn.Module, test_data: MNIST) -> float:
 
 
 def load_state(checkpoint: distrain.Checkpoint) -> dict[str, Any]:
-    """Read what `report` saved; on the CPU, so that it loads with and without a GPU."""
+    """Read the state that `report` saved, to the CPU, so that it loads with and without a GPU."""
     with checkpoint.as_directory() as directory:
         return torch.load(Path(directory) / CHECKPOINT_FILE, map_location="cpu")
 
 
 def restore(model: nn.Module, optimizer: Optimizer) -> int:
-    """Continue from the last checkpoint, if there is one; return the epoch to start with."""
+    """Load the last checkpoint, if there is one, and return the epoch to start with."""
     checkpoint = distrain.get_checkpoint()
     if checkpoint is None:
         return 0
@@ -122,7 +122,7 @@ def restore(model: nn.Module, optimizer: Optimizer) -> int:
 
 
 def report(metrics: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    """Report from every rank; only rank 0 saves, as all ranks hold the same model."""
+    """Report from every rank. Only rank 0 saves a checkpoint, because all ranks have the same model."""
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = None
         if distrain.get_context().get_world_rank() == 0:
@@ -137,13 +137,13 @@ def report(metrics: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> N
 
 
 def train_func(config: dict[str, Any]) -> None:
-    """Run on every worker."""
+    """Train on one worker. distrain calls this function on every worker."""
     torch.manual_seed(0)
     dataset, root = config["dataset"], config["data_root"]
     if dataset != "digits":
         download_once_per_host(dataset, root)
 
-    # Batch norm cannot train on a last batch of one image, hence drop_last.
+    # drop_last, because batch norm cannot train on a last batch of one image.
     train_loader = prepare_data_loader(
         DataLoader(
             load_data(dataset, root, train=True),
@@ -157,13 +157,13 @@ def train_func(config: dict[str, Any]) -> None:
     test_data = load_data(dataset, root, train=False)
 
     model = prepare_model(build_model())
-    module = getattr(model, "module", model)  # a single worker needs no wrapper
+    module = getattr(model, "module", model)  # a single worker has no wrapper
     optimizer = Adam(model.parameters(), lr=config["lr"])
 
     for epoch in range(restore(module, optimizer), config["epochs"]):
         if distrain.get_context().get_world_size() > 1:
-            train_loader.sampler.set_epoch(epoch)  # a new shuffle, the same on all ranks
-        set_lr(optimizer, config["lr"] * (1 - epoch / config["epochs"]))
+            train_loader.sampler.set_epoch(epoch)  # a new order, the same on all ranks
+        set_lr(optimizer, config["lr"] * (1 - epoch / config["epochs"]))  # smaller in each epoch
         metrics = {
             "epoch": epoch,
             "loss": train_epoch(model, train_loader, optimizer),
@@ -173,7 +173,7 @@ def train_func(config: dict[str, Any]) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """Read the command line; the defaults suit a laptop."""
+    """Parse the command line. The defaults fit a laptop."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -212,7 +212,7 @@ def run(args: argparse.Namespace) -> distrain.Result:
 
 
 def accuracy_of(checkpoint: distrain.Checkpoint, args: argparse.Namespace) -> float:
-    """Load the checkpoint into a fresh model, as its user would, and test it."""
+    """Load the checkpoint into a new model, and return its accuracy."""
     model = build_model()
     model.load_state_dict(load_state(checkpoint)["model"])
     if args.use_gpu and torch.cuda.is_available():

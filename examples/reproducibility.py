@@ -2,8 +2,8 @@
 
     python examples/reproducibility.py
 
-`enable_reproducibility()` seeds the random numbers of Python, numpy and torch and asks torch for deterministic
-algorithms. That costs speed, and holds for the same number of workers on the same hardware and versions only.
+`enable_reproducibility()` seeds the random numbers of Python, numpy and torch, and makes torch use deterministic
+algorithms. This costs speed. The losses are the same only with the same number of workers, hardware and versions.
 """
 
 import json
@@ -38,7 +38,7 @@ def train_func() -> None:
 
 
 def losses() -> list[float]:
-    """The losses that rank 0 reports in one run, from the file that has every report."""
+    """Run once, and return the losses that rank 0 has reported. metrics.jsonl has every report."""
     result = TorchTrainer(train_func, scaling_config=distrain.ScalingConfig(num_workers=2)).fit()
     reports = map(json.loads, (Path(result.path) / "metrics.jsonl").read_text().splitlines())
     return [report["metrics"]["loss"] for report in reports if report["rank"] == 0]

@@ -1,10 +1,9 @@
-"""Save a sharded model from all ranks, and load it again on another number of them.
+"""Save a sharded model from all ranks, and load it on another number of ranks.
 
     python examples/sharded_checkpoints.py
 
-`torch.distributed.checkpoint` writes on every rank what that rank has. Each rank reports the directory it wrote;
-distrain joins them into one checkpoint, which is committed once all parts are there. It can be loaded by any number of
-workers.
+With `torch.distributed.checkpoint`, every rank writes its shards. Each rank reports the directory that it wrote.
+distrain joins these directories, and commits the checkpoint when it has all parts. Any number of workers can load it.
 """
 
 import tempfile
@@ -21,7 +20,7 @@ from distrain.torch import TorchTrainer, get_device, prepare_model
 
 
 def make_batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """The same for all ranks, so that the loss does not depend on how many there are."""
+    """Return the same batch on all ranks, so that the loss does not depend on the number of ranks."""
     features = torch.randn(256, 16, generator=torch.Generator().manual_seed(0))
     return features.to(get_device()), features.square().sum(dim=1, keepdim=True).to(get_device())
 
@@ -52,13 +51,13 @@ def train_func(config: dict[str, Any]) -> None:
 
 
 def save(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """On every rank: its part of the weights and of the optimizer's state goes into `folder`."""
+    """Save this rank's shards of the weights and of the optimizer's state in `folder`. All ranks call this."""
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": moments, "step": step}, checkpoint_id=folder)
 
 
 def load(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """On every rank: fill in what this rank needs, whoever wrote it. Returns the step."""
+    """Load the shards of this rank, whichever rank saved them, and return the step. All ranks call this."""
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "step": 0}
     with checkpoint.as_directory() as folder:

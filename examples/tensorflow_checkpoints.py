@@ -1,9 +1,10 @@
-"""Save and load checkpoints of a Keras model by hand, go on after a failure, and start another run from a checkpoint.
+"""Save checkpoints of a Keras model, continue after a failure, and start another run from a checkpoint.
 
     pip install 'distrain[tensorflow]'
     python examples/tensorflow_checkpoints.py
 
-Every rank saves the model, as that takes all of them, and reports it; what is stored is the lowest rank's.
+Saving the model is a collective operation, so every rank saves and reports it. distrain stores the files of the lowest
+rank.
 """
 
 import json
@@ -21,7 +22,7 @@ from distrain.tensorflow import TensorflowTrainer
 
 
 def make_data() -> tuple[np.ndarray, np.ndarray]:
-    """Points of a line in four dimensions."""
+    """Return random points and a linear function of them."""
     features = np.random.default_rng(0).normal(size=(100, 4)).astype("float32")
     return features, features @ np.array([[1.0], [-2.0], [3.0], [-4.0]], "float32")
 
@@ -35,7 +36,7 @@ def train_func(config: dict[str, Any]) -> None:
         checkpoint = distrain.get_checkpoint()
         if checkpoint is not None:
             with checkpoint.as_directory() as folder:
-                model = tf.keras.models.load_model(Path(folder) / "model.keras")  # with the state of its optimizer
+                model = tf.keras.models.load_model(Path(folder) / "model.keras")  # includes the state of the optimizer
                 first = json.loads((Path(folder) / "state.json").read_text())["epoch"] + 1
         else:
             model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])

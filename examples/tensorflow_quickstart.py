@@ -4,8 +4,8 @@
     python examples/tensorflow_quickstart.py
     python examples/tensorflow_quickstart.py --use-gpu --num-workers 4
 
-The strategy shares out the batches and averages the gradients, so batches are as large as those of all workers
-together. The callback reports the metrics of every epoch and a checkpoint with the model.
+The strategy divides each batch among the workers and averages the gradients. So the batch size is that of all workers
+together. The callback reports the metrics of every epoch, and a checkpoint with the model.
 """
 
 import argparse
@@ -22,7 +22,7 @@ BATCH_SIZE_OF_A_WORKER = 32
 
 
 def load_digits(part: str) -> tuple[np.ndarray, np.ndarray]:
-    """8x8 images of handwritten digits, which come with the examples; `part` is train or t10k, as MNIST calls them."""
+    """Return the 8x8 images of handwritten digits in examples/data. `part`: train or t10k, MNIST's names."""
     images = np.frombuffer((DIGITS / f"{part}-images-idx3-ubyte").read_bytes(), np.uint8, offset=16)
     labels = np.frombuffer((DIGITS / f"{part}-labels-idx1-ubyte").read_bytes(), np.uint8, offset=8)
     return images.reshape(-1, 8, 8, 1).astype("float32") / 255, labels.astype("int64")

@@ -1,10 +1,11 @@
-"""Metrics over all workers, with TorchMetrics.
+"""Compute metrics over all workers with TorchMetrics.
 
     pip install torchmetrics
     python examples/torchmetrics_example.py
 
-A worker sees its share of the data, so its own metrics say little. A TorchMetrics object sums up what it needs in each
-worker, and `compute()` combines the sums of all of them, also for metrics that are no averages, such as R2.
+A worker has only its share of the data, so its own metrics do not describe the model. A TorchMetrics object keeps sums
+in each worker. `compute()` combines the sums of all workers. This also works for metrics that are no averages, such as
+R2.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ from distrain.torch import TorchTrainer, get_device, prepare_data_loader, prepar
 
 
 def make_data() -> TensorDataset:
-    """A line with noise, the same on all workers."""
+    """Return points on a line with noise, the same on all workers."""
     random = torch.Generator().manual_seed(0)
     x = torch.randn(1000, 1, generator=random)
     return TensorDataset(x, 2 * x + 5 + 0.3 * torch.randn(1000, 1, generator=random))
@@ -46,7 +47,7 @@ def train_func(config: dict[str, Any]) -> None:
         with torch.no_grad():
             for x, y in valid_loader:
                 valid.update(model(x), y)
-        metrics = {"train_loss": train_loss.compute(), **valid.compute()}  # the workers combine their sums here
+        metrics = {"train_loss": train_loss.compute(), **valid.compute()}  # compute() combines the sums of all workers
         distrain.report({"epoch": epoch, **{name: value.item() for name, value in metrics.items()}})
         train_loss.reset()
         valid.reset()

@@ -3,7 +3,7 @@
     python examples/transformer.py
     python examples/transformer.py --text book.txt --epochs 20 --use-gpu --num-workers 4
 
-Without --text it reads from Python's own manual, which `help()` shows, so nothing is downloaded.
+The default text is from the manual in Python's `help()`, so nothing is downloaded.
 """
 
 import argparse
@@ -21,11 +21,11 @@ import distrain
 from distrain.torch import TorchTrainer, get_device, prepare_data_loader, prepare_model
 
 CONTEXT = 64
-"""Characters that the model sees at once."""
+"""Number of characters that the model sees at once."""
 
 
 class Windows(Dataset):
-    """Overlapping pieces of a text, as numbers; the target of each character is the next one."""
+    """Overlapping pieces of a text, as numbers. The target of each character is the next character."""
 
     def __init__(self, text: str, stride: int = CONTEXT // 2) -> None:
         self.alphabet = sorted(set(text))

@@ -3,8 +3,9 @@
     pip install 'transformers[torch]'
     python examples/transformers_example.py
 
-A Trainer inside the training function finds the process group; a callback reports whatever it saves. The model is a
-tiny Llama made from a configuration, and the text is Python's own manual, byte by byte: nothing is downloaded.
+A Trainer inside the training function finds the process group. A callback reports each checkpoint that the Trainer
+saves. The model is a tiny Llama without pretrained weights. The text is from the manual in Python's `help()`, one token
+per byte. So nothing is downloaded.
 """
 
 import argparse
@@ -24,11 +25,11 @@ from distrain.huggingface.transformers import TrainReportCallback, prepare_train
 from distrain.torch import TorchTrainer
 
 CONTEXT = 64
-"""Bytes in one example."""
+"""Number of bytes in one example."""
 
 
 class Pieces(Dataset):
-    """A text cut into pieces of equal length; the model shifts the labels itself."""
+    """A text, cut into pieces of equal length. The model shifts the labels itself."""
 
     def __init__(self, text: str) -> None:
         data = torch.tensor(list(text.encode()))
@@ -90,7 +91,7 @@ def train_func(config: dict[str, Any]) -> None:
 
 
 def run(args: argparse.Namespace, steps: int, resume_from: distrain.Checkpoint | None = None) -> distrain.Result:
-    with tempfile.TemporaryDirectory() as output_dir:  # distrain keeps what is worth keeping
+    with tempfile.TemporaryDirectory() as output_dir:  # distrain stores the checkpoints
         result = TorchTrainer(
             train_func,
             train_loop_config={"steps": steps, "use_gpu": args.use_gpu, "output_dir": output_dir},

@@ -1,4 +1,4 @@
-"""What all tests share: a place for runs, a census of processes after each test, and user scripts as users run them."""
+"""Fixtures of all tests: storage for runs, a census of processes after each test, and scripts run as users run them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 NOTHING_LEFT_WITHIN_S = 5.0
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; all below us would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; all child processes would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine is no bug.
+# No deadlines: a busy machine is not a bug.
 settings.register_profile("distrain", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("distrain")
 
@@ -55,7 +55,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def run_members(run_id: str) -> list[psutil.Process]:
-    """Living processes whose environment names the run, this one excepted."""
+    """Return the living processes whose environment names the run, except this process."""
     found = []
     for member in psutil.process_iter():
         try:
@@ -70,12 +70,12 @@ def run_members(run_id: str) -> list[psutil.Process]:
 def is_alive(member: psutil.Process) -> bool:
     try:
         return bool(member.is_running() and member.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:  # ended in between
+    except psutil.NoSuchProcess:  # it ended between the two calls
         return False
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "condition") -> None:
-    """Poll from outside for what cannot be awaited (another process's state)."""
+    """Poll until the condition holds: for the state of another process, which sends no event."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s:g} s"
@@ -94,7 +94,7 @@ def describe_processes(processes: list[psutil.Process]) -> str:
 
 @pytest.fixture(autouse=True)
 def test_run_id(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An id that every process started by this test carries; at the end none of them may be left."""
+    """Mark every process that the test starts with an id, and fail if one of them is left at the end."""
     run_id = f"test-{uuid.uuid4().hex}"
     monkeypatch.setenv(process.RUN_IDS, run_id)
     yield run_id
@@ -109,14 +109,14 @@ def test_run_id(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _forget_stop() -> Iterator[None]:
-    """A test that sends SIGTERM to this process must not stop the fits of later tests."""
+    """Keep a test that sends SIGTERM to this process from stopping the fits of later tests."""
     yield
     preemption.forget_stop()
 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
-    """Where the test's runs go."""
+    """The directory for the test's runs."""
     return tmp_path / "runs"
 
 

@@ -1,11 +1,11 @@
-"""Somebody on the network who is none of ours: what is open to him, and what he sends there.
+"""A stranger on the network: list the open sockets of a host, connect to them, and send what no part of distrain would.
 
-On another host it runs as a program (it imports nothing of distrain, which a host may lack):
+On another host this runs as a program. It imports nothing of distrain, which the host may lack:
 
     python -m tests.strangers listeners
     python -m tests.strangers visit BOMB '[["10.77.0.11", 4711], ...]'
 
-The latter says what it was answered, and stays connected to all of them, without a word, until its stdin ends.
+``visit`` prints the answers. It also keeps a silent connection to each address open until its stdin ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWER_TIMEOUT_S = 0.2
 
 
 class Bomb:
-    """Leaves a directory behind wherever it is unpickled."""
+    """An object that makes a directory when somebody unpickles it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
@@ -41,7 +41,7 @@ class Bomb:
 
 @dataclass(frozen=True)
 class Listener:
-    """A TCP socket that can be connected to, and whose it is."""
+    """A listening TCP socket, and the process that owns it."""
 
     address: str
     port: int
@@ -51,7 +51,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Visit:
-    """What somebody who listens has answered, message by message; empty: he could not be reached."""
+    """The answers of a listener, one for each message; empty if it could not be reached."""
 
     address: str
     port: int
@@ -59,13 +59,13 @@ class Visit:
 
 
 def messages(bomb: Path) -> list[bytes]:
-    """A pickle, the same as multiprocessing frames it, HTTP, and the first bytes of our own protocol."""
+    """Return a pickle, the same framed as by multiprocessing, an HTTP request, and the start of distrain's protocol."""
     data = pickle.dumps(Bomb(bomb))
     return [data, struct.pack("!i", len(data)) + data, b"GET / HTTP/1.1\r\n\r\n", b"\0distrain\0" + bytes(64)]
 
 
 def listeners() -> list[Listener]:
-    """All in this network, over IPv4 and IPv6. Those of other users have the pid 0 unless this is root."""
+    """Return all listeners of this network namespace, IPv4 and IPv6. Without root, those of other users have pid 0."""
     found = []
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN:

@@ -1,6 +1,6 @@
-"""The big tables: a run of the tests takes a sample of their cells, chosen by a seed; ``--all`` takes every cell.
+"""Big tables of tests: a normal run takes a sample of their cells, chosen by a seed; ``--all`` takes every cell.
 
-The seed comes from the commit, so every commit tests other cells; DISTRAIN_TABLE_SEED=N repeats those of seed N.
+The seed comes from the commit, so every commit tests other cells. DISTRAIN_TABLE_SEED=N repeats those of seed N.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WITHOUT_GIT = 1
 
 
 def find_seed(repository: Path) -> int:
-    """Return the seed that the environment names, or else one made of the commit."""
+    """Return the seed that the environment names, or one derived from the commit."""
     if (named := os.environ.get("DISTRAIN_TABLE_SEED")) is not None:
         return int(named)
     try:
@@ -34,16 +34,16 @@ def find_seed(repository: Path) -> int:
 
 SEED = find_seed(Path(__file__).parent)
 BUSY_FACTOR = 4.0
-"""The machine that runs this may have other things to do."""
+"""Multiplies limits of time, as the machine may be busy with other work."""
 
 
 def choose(every: Sequence[Choice], test: pytest.Item) -> Choice:
-    """Return one that depends on the seed and on the test."""
+    """Choose by the seed and the name of the test."""
     return random.Random(f"{SEED} {test.nodeid}").choice(every)
 
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests that run only with ``--all``: slow ones, and those that are not in their family's sample."""
+    """Return the tests that run only with ``--all``: slow ones, and those outside the sample of their family."""
     left_out = {item for item in items if item.get_closest_marker("slow")}
     families: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
@@ -57,8 +57,8 @@ def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 
 def deal_cells(metafunc: pytest.Metafunc, every: Sequence[object], *, sample: int) -> None:
-    """Give each test that wants a ``cell`` all of them, or ``sample`` of them, with the seed in their names. To be
-    called by a module's ``pytest_generate_tests``."""
+    """Parametrize tests that have an argument ``cell`` with all cells, or with ``sample`` of them and the seed in their
+    names. A module's ``pytest_generate_tests`` calls this."""
     if "cell" not in metafunc.fixturenames:
         return
     if metafunc.config.getoption("--all"):

@@ -45,6 +45,7 @@ def lines(run: subprocess.CompletedProcess[str]) -> list[str]:
 
 TORCHRUN_SCRIPT = """
 import argparse, os, time
+from pathlib import Path
 import torch
 from torch import distributed as dist
 
@@ -52,12 +53,16 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, required=True)
 args = parser.parse_args()
 
-for _ in range(args.epochs):
+for epoch in range(args.epochs):
     dist.init_process_group("gloo")
     total = torch.ones(1)
     dist.all_reduce(total)
     dist.destroy_process_group()
-    time.sleep(0.2)  # until rank 0 is done, too: its old store still answers before
+    done = Path(f"done-{epoch}")  # rank 0, too: its old store still answers before
+    if os.environ["RANK"] == "0":
+        done.touch()
+    while not done.exists():
+        time.sleep(0.001)
 print(int(total), args.epochs, os.environ["LOCAL_RANK"], dist.is_initialized())
 """
 

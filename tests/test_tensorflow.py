@@ -309,7 +309,7 @@ def check_that_the_model_is_stored_once(result: distrain.Result) -> None:
 
 
 def test_who_waits_for_a_rank_that_has_finished_is_no_culprit(fit: Fit) -> None:
-    with pytest.raises(distrain.WorkerGroupError, match="rank 0 had finished train_func when others still waited"):
+    with pytest.raises(distrain.WorkerGroupError, match="rank 0 had finished train_func while other ranks"):
         fit(train_with_fit, MULTI_WORKER | {"longer": 1})
 
 

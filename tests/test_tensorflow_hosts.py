@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.conftest import wait_until
-from tests.hosts.conftest import Lab, end_lab, start_lab
+from tests.hosts.lab import Lab, end_lab, start_lab
 from tests.hosts.running import Running, cut_power
 from tests.process.conftest import log_of, records
 

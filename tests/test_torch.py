@@ -134,7 +134,7 @@ def test_a_bad_torch_config_names_the_field(settings: dict[str, Any], error: typ
 
 
 def test_something_else_than_a_torch_config_is_refused() -> None:
-    with pytest.raises(TypeError, match="torch_config must be a TorchConfig"):
+    with pytest.raises(TypeError, match=r"torch_config must be a distrain\.torch\.TorchConfig"):
         TorchTrainer(print, torch_config={"backend": "gloo"})  # type: ignore[arg-type]
 
 

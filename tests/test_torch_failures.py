@@ -224,7 +224,8 @@ def test_the_store_outlives_a_rank_0_that_finishes_first(storage: Path) -> None:
 
         if dist.get_rank() == 0:
             return
-        time.sleep(0.5)
+        with pytest.raises(distrain.CollectiveError, match="finished"):
+            distrain.collective.barrier()
         store = dist.distributed_c10d._get_default_store()
         store.set("late", "words")
         alone = dist.new_group([1], use_local_synchronization=True)

@@ -1,7 +1,7 @@
-"""The parent of a host's workers: imports what they share once, forks them, reaps them, leaves none.
+"""The parent of a host's workers: imports modules once for all of them, forks them and reaps them.
 
-Runs in: forkserver. Single-threaded, on an inherited socket, nothing listens. With start method ``spawn``, or when a
-module turned out not to survive a fork, it starts fresh interpreters instead; everything else stays the same.
+Runs in: forkserver. It has one thread and talks to the agent over an inherited socket. With start method ``spawn``, or
+after an import that makes forks unsafe, it starts fresh interpreters instead of forks.
 """
 
 from __future__ import annotations
@@ -37,17 +37,21 @@ _COUNT_WITH_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def main(arguments: list[str]) -> None:
-    """``arguments``: the socket's descriptor, the job's descriptor, and the settings as JSON."""
+    """Run a forkserver.
+
+    arguments: the descriptor of the socket, the descriptor of the job, and the settings as JSON.
+    """
     settings: dict[str, Any] = json.loads(arguments[2])
     server = ForkServer(socket.socket(fileno=int(arguments[0])), int(arguments[1]), settings)
     server.run()
-    os._exit(0)  # what was imported is not taken down
+    os._exit(0)  # skips the clean-up of imported modules
 
 
 class ForkServer:
-    """Commands of the agent: ``spawn`` (with the worker's descriptors), ``signal``, ``sweep``, ``ping``.
+    """The server behind the socket. Each packet is one JSON object.
 
-    Answers: ``ready``, ``spawned``, ``exited``, ``swept``, ``alive``. One JSON object per packet.
+    Commands of the agent: ``spawn`` (with the descriptors of the worker), ``signal``, ``sweep``, ``ping``.
+    Answers: ``ready``, ``spawned``, ``failed``, ``exited``, ``swept``, ``alive``.
     """
 
     def __init__(self, sock: socket.socket, job_fd: int, settings: dict[str, Any]) -> None:
@@ -62,9 +66,9 @@ class ForkServer:
         self._oom = OomWatch()
 
     def run(self) -> None:
-        """Serve until the agent is gone, then leave nothing behind."""
+        """Serve until the agent ends, then kill all descendants."""
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(self._settings["open_files"]))
-        process.die_with_parent(self._agent)  # while importing there is nothing to clean up, and nobody listens
+        process.die_with_parent(self._agent)  # until it serves: it has no workers yet, and hears no one
         process.adopt_orphans()
         with _counting_gpus_with_nvml():
             reason = self._preload() if self._forks else None
@@ -72,14 +76,14 @@ class ForkServer:
         agent_fd = process.open_pidfd(self._agent)
         if os.getppid() != self._agent:
             return
-        self._watch(agent_fd)
-        self._say(kind="ready", reason=reason)
+        self._serve(agent_fd)
+        self._send(kind="ready", reason=reason)
         try:
             self._loop.run()
         finally:
             self._leave()
 
-    def _watch(self, agent_fd: int) -> None:
+    def _serve(self, agent_fd: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
         self._agent_fd = agent_fd
@@ -90,12 +94,12 @@ class ForkServer:
     # -- before the first fork ------------------------------------------------------------------------------------
 
     def _preload(self) -> str | None:
-        """Import what the workers share. Returns why forking would be unsafe, after which nothing is forked."""
+        """Import what the workers share. Return why forks would be unsafe now, or None."""
         culprits = []
         with _without_arrow_thread():
             for name in self._settings["preload"]:
                 before = process.count_native_threads()
-                with contextlib.suppress(BaseException):  # a worker meets the same error, and reports its traceback
+                with contextlib.suppress(BaseException):  # a worker runs into the same error and reports it
                     importlib.import_module(name)
                 if process.count_native_threads() > before:
                     culprits.append(name)
@@ -103,7 +107,7 @@ class ForkServer:
         if reason is not None:
             self._forks = False
         gc.collect()
-        gc.freeze()  # keeps the collector from touching, and so copying, pages that all workers share
+        gc.freeze()  # a collection would write to, and so copy, pages that all workers share
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
         return reason
 
@@ -124,13 +128,13 @@ class ForkServer:
             case "signal":
                 self._signal(command["ranks"], command["number"], groups=command["groups"])
             case "ping":
-                self._say(kind="alive")
+                self._send(kind="alive")
             case "sweep":
-                self._oom = OomWatch()  # whom the kernel kills from now on, it kills in the next attempt
-                self._say(kind="swept", stuck=process.kill_descendants())
+                self._oom = OomWatch()  # later kills belong to the next attempt
+                self._send(kind="swept", stuck=process.kill_descendants())
 
-    def _say(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # the agent's end is noticed where we read
+    def _send(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # the end of the agent is noticed when reading
             self._socket.send(json.dumps(message).encode())
 
     def _spawn(self, rank: int, fds: WorkerFds) -> None:
@@ -138,14 +142,14 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError as error:  # too many processes, or no memory
-            self._say(
+            self._send(
                 kind="failed", rank=rank, text=f"its process could not be started: {error} (ulimit -u, pids cgroup)"
             )
         else:
             if pid == 0:
                 self._become_worker(fds, parent)
             self._workers[pid] = rank
-            self._say(kind="spawned", rank=rank, pid=pid)
+            self._send(kind="spawned", rank=rank, pid=pid)
         for fd in fds.all():
             if fd != self._job_fd:
                 os.close(fd)
@@ -171,9 +175,7 @@ class ForkServer:
             os._exit(1)
 
     def _signal(self, ranks: list[int], number: int, *, groups: bool) -> None:
-        """Our workers are unreaped children, so their pids cannot have been reused. Who is dead already, was not ended
-        by us.
-        """
+        """Signal workers that live. They are unreaped children, so that their pids cannot have been reused."""
         for pid, rank in self._workers.items():
             if rank in ranks and not process.has_ended(pid):
                 self._signalled.setdefault(pid, set()).add(number)
@@ -185,12 +187,12 @@ class ForkServer:
         while (pid := process.ended_child()) is not None:
             rank = self._workers.pop(pid, None)
             if rank is not None:
-                process.kill_group(pid, signal.SIGKILL)  # before reaping: the pid is still taken
+                process.kill_group(pid, signal.SIGKILL)  # before reaping, while the pid cannot be reused
             _, status, usage = os.wait4(pid, 0)
             if rank is not None:
                 sent = self._signalled.pop(pid, set())
                 by_us = os.WIFSIGNALED(status) and os.WTERMSIG(status) in sent
-                self._say(
+                self._send(
                     kind="exited",
                     rank=rank,
                     status=status,
@@ -200,7 +202,7 @@ class ForkServer:
                 )
 
     def _leave(self) -> None:
-        """The agent is gone or does not need us any more."""
+        """Kill the workers, with their process groups, and all other descendants."""
         for pid in self._workers:
             if not process.has_ended(pid):
                 process.kill_group(pid, signal.SIGKILL)
@@ -212,7 +214,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 @contextlib.contextmanager
 def _counting_gpus_with_nvml() -> Iterator[None]:
-    """Make torch.cuda.is_available() ask NVML: if it initialised CUDA, nothing could be forked afterwards."""
+    """Make torch.cuda.is_available() use NVML. By default it initialises CUDA, which makes forks unsafe."""
     is_ours = _COUNT_WITH_NVML not in os.environ
     os.environ.setdefault(_COUNT_WITH_NVML, "1")
     yield
@@ -225,8 +227,9 @@ _ARROW_VARIABLE = "JE_ARROW_MALLOC_CONF"
 
 @contextlib.contextmanager
 def _without_arrow_thread() -> Iterator[None]:
-    """Keep the allocator of pyarrow, if it is loaded here, from starting the thread that gives memory back: it does so
-    itself then. A user's own setting wins.
+    """Keep the allocator of pyarrow, if a module loads it, from starting a thread that returns memory to the kernel.
+
+    The allocator then returns memory when it is used. A value that the user has set stays.
     """
     if _ARROW_VARIABLE in os.environ:
         yield
@@ -239,8 +242,10 @@ def _without_arrow_thread() -> Iterator[None]:
 
 
 def _why_not_fork(culprits: Sequence[str]) -> str | None:
-    """Return why forking would be unsafe: a fork loses all other threads, locks that they held stay locked, and a CUDA
-    context must not be shared. ``culprits``: modules that started threads.
+    """Return why forks would be unsafe, or None.
+
+    A fork loses all threads but one; locks that the others held stay locked. CUDA contexts must not be shared.
+    culprits: modules that started threads when they were imported.
     """
     names = [thread.name for thread in threading.enumerate()[1:]]
     count = len(names) or process.count_native_threads()
@@ -254,9 +259,9 @@ def _why_not_fork(culprits: Sequence[str]) -> str | None:
 
 
 def _cuda_is_initialised() -> bool:
-    """Ask the CUDA driver if it is loaded; an open unified memory device also shows it.
+    """Tell if CUDA was initialised: ask its driver, if it is loaded, and look for its open device for unified memory.
 
-    NVML opens other devices, but forks survive that: it only counts GPUs.
+    NVML opens other devices. Forks survive that.
     """
     with contextlib.suppress(OSError):  # the driver is not loaded
         driver = ctypes.CDLL(_CUDA_DRIVER, mode=os.RTLD_NOLOAD)
@@ -266,7 +271,7 @@ def _cuda_is_initialised() -> bool:
 
 
 def _open_files() -> list[str]:
-    """The targets of all descriptors. One of them was only open to list the others, and is gone."""
+    """Return what the open descriptors of this process refer to."""
     targets = []
     with contextlib.suppress(OSError):  # no /proc
         for fd in os.listdir("/proc/self/fd"):

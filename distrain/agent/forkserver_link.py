@@ -1,4 +1,4 @@
-"""The agent's end of a forkserver: its process, its socket, its death. Runs in: agent."""
+"""The agent's end of a forkserver. Runs in: agent."""
 
 from __future__ import annotations
 
@@ -23,14 +23,27 @@ _LEAVING_S = 1.0
 
 
 class ForkServerLink:
-    """The agent's end of a forkserver: its process and its socket."""
+    """A forkserver process and the socket to it.
 
-    def __init__(self, loop: Loop, prepared: wire.Prepare, job_fd: int, open_files: tuple[int, int]) -> None:
+    open_files: the limits on open files for the workers.
+    on_death: gets the return code as ``subprocess`` has it, negative for a signal.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        prepared: wire.Prepare,
+        job_fd: int,
+        open_files: tuple[int, int],
+        *,
+        on_packet: Callable[[dict[str, Any]], None],
+        on_death: Callable[[int], None],
+    ) -> None:
         self._loop = loop
         self.ready = False
         self.heard_at = loop.now
-        self.on_packet: Callable[[dict[str, Any]], None]
-        self.on_death: Callable[[int], None]
+        self._on_packet = on_packet
+        self._on_death = on_death
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         settings = {
@@ -54,7 +67,8 @@ class ForkServerLink:
             loop.on_readable(self._pidfd, self._died)
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed where we watch it
+        """Send a command with descriptors. Raises OSError if there are too many descriptors in flight."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed by its pidfd
             socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
 
     def _read(self) -> None:
@@ -68,14 +82,14 @@ class ForkServerLink:
         self.heard_at = self._loop.now
         packet = json.loads(data)
         self.ready = self.ready or packet["kind"] == "ready"
-        self.on_packet(packet)
+        self._on_packet(packet)
 
     def _died(self) -> None:
         self._forget()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)  # its socket may close a moment before it ends
+            self._process.wait(timeout=1.0)  # its socket closes a moment before it ends
         self.kill()
-        self.on_death(self._process.returncode or 0)
+        self._on_death(self._process.returncode or 0)
 
     def _forget(self) -> None:
         for fd in (self._socket.fileno(), self._pidfd):
@@ -86,13 +100,14 @@ class ForkServerLink:
             self._pidfd = -1
 
     def dismiss(self) -> None:
-        """Kill it without a word to anybody."""
+        """Kill the forkserver without a call of ``on_death``."""
         self._forget()
         self.kill()
 
     def leave(self) -> None:
-        """Have it end its workers and all below them, and go; SIGKILL if it does not. Were it killed at once, nobody
-        would end them if we are killed, too.
+        """Let the forkserver kill its workers and their descendants and end; kill it if it does not.
+
+        If it were killed at once, and the agent a moment later, nothing would kill those descendants.
         """
         if self.ready:
             with contextlib.suppress(OSError):
@@ -102,14 +117,14 @@ class ForkServerLink:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL; its workers die with it. The loop then reports its death."""
+        """Kill the forkserver. Its workers die with it, and ``on_death`` is called in a later turn of the loop."""
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible sleep: not for us to wait out
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be in an uninterruptible sleep
             self._process.wait(timeout=1.0)
 
 
 def _environment(prepared: wire.Prepare) -> dict[str, str]:
-    """What libraries read when they are imported, so the same for all ranks of the host."""
+    """Return the environment of the forkserver, with variables that libraries read when they are imported."""
     environment = {**os.environ, **prepared.environment}
     threads = max(1, usable_cpus() // max(1, prepared.workers))
     environment.setdefault("OMP_NUM_THREADS", str(threads))

@@ -1,8 +1,8 @@
-"""Outlives an agent that is killed, and empties the host then. Runs in: guard.
+"""The guard: empties the host if the agent is killed or stopped (SIGSTOP). Runs in: guard.
 
-An agent begins as a guard that forks the agent proper. So every process of the host, whoever its parent was, has three
-ancestors of ours: forkserver, agent and guard. Any two of them may be killed at once: the third adopts and kills what
-is left. The guard also ends an agent that does not live any more without being dead: one that was stopped (SIGSTOP).
+The process that the coordinator starts becomes the guard and forks the agent. So all processes of a host have three
+ancestors that belong to distrain: forkserver, agent and guard. If any two of them are killed at once, the third adopts
+and kills the processes that are left.
 """
 
 from __future__ import annotations
@@ -18,60 +18,62 @@ from distrain.system import process, scratch
 from distrain.system.loop import Loop
 
 _MARGIN_S = 2.0
-"""A coordinator that lives notices before the guard that an agent is silent, and reports it."""
+"""Seconds that the guard waits longer than the lease, so that the coordinator can notice the silence first."""
 _LEAVING_S = 2.5
-"""How long an agent may take to empty its host after the coordinator's end."""
+"""Seconds that the agent has to empty its host after the end of the coordinator, or of the ssh connection."""
 
 
-def stand_guard(coordinator_fd: int, scratch_path: str | None) -> int:
-    """Fork: the child returns and goes on as the agent, this process becomes its guard and never returns.
+def stand_guard(parent_fd: int, scratch_path: str | None) -> int:
+    """Fork: the child returns and is the agent. This process becomes the guard and never returns.
 
-    ``coordinator_fd``: a pidfd, or -1 if it cannot be seen. ``scratch_path``: is removed in the end. Returns the
-    descriptor for :func:`beat`. Where there are no pidfds (macOS, before Linux 5.3) there is no guard either, and it
-    returns -1.
+    Return the descriptor for :func:`beat`, or -1 where there are no pidfds (macOS, Linux before 5.3): there is no guard
+    then.
+
+    parent_fd: pidfd of the process that has started this one: the coordinator, or the server of ssh.
+    scratch_path: a directory that the guard removes at its end.
     """
     if not process.has_pidfds():
         return -1
-    gc.freeze()  # what both have in memory stays shared
+    gc.freeze()  # a collection would copy pages that both share
     read_fd, write_fd = os.pipe()
     agent = os.fork()
     if agent != 0:
         os.close(write_fd)
-        _Guard(agent, read_fd, coordinator_fd, scratch_path).run()
+        _Guard(agent, read_fd, parent_fd, scratch_path).run()
     os.close(read_fd)
     os.set_blocking(write_fd, False)
     return write_fd
 
 
 def beat(fd: int, lease_s: float) -> None:
-    """Tell the guard that the agent lives, and for how long it may be silent from now on."""
+    """Send the guard a sign of life, and how long the agent may be silent from now on."""
     if fd >= 0:
-        with contextlib.suppress(OSError):  # the guard's end is noticed by its pidfd
+        with contextlib.suppress(OSError):  # the end of the guard is noticed by its pidfd
             os.write(fd, f"{lease_s}\n".encode())
 
 
 class _Guard:
-    def __init__(self, agent: int, beats_fd: int, coordinator_fd: int, scratch_path: str | None) -> None:
+    def __init__(self, agent: int, beats_fd: int, parent_fd: int, scratch_path: str | None) -> None:
         self._agent = agent
         self._beats_fd = beats_fd
-        self._coordinator_fd = coordinator_fd
+        self._parent_fd = parent_fd
         self._scratch_path = scratch_path
         self._loop = Loop()
         self._heard_at = 0.0
         self._lease_s = 0.0
 
     def run(self) -> NoReturn:
-        process.show_as("distrain-guard")  # so that `killall -9 python` spares it
+        process.show_as("distrain-guard")  # `killall -9 python` does not find it
         process.adopt_orphans()
         devnull = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1):  # the wire is the agent's, and ends with it
+        for fd in (0, 1):  # the coordinator must see the end of the agent
             os.dup2(devnull, fd)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._loop.on_signals((signal.SIGTERM,), lambda number: process.kill(self._agent, number))
         self._loop.on_readable(process.open_pidfd(self._agent), self._loop.stop)
         self._loop.on_readable(self._beats_fd, self._on_beat)
-        if self._coordinator_fd >= 0:
-            self._loop.on_readable(self._coordinator_fd, self._on_coordinators_end)
+        if self._parent_fd >= 0:
+            self._loop.on_readable(self._parent_fd, self._on_parents_end)
         scratch.remove_abandoned()
         self._loop.run()
         self._leave()
@@ -89,12 +91,12 @@ class _Guard:
             self._loop.stop()
         self._loop.call_in("check", self._lease_s / 3, self._check)
 
-    def _on_coordinators_end(self) -> None:
-        self._loop.forget(self._coordinator_fd)
+    def _on_parents_end(self) -> None:
+        self._loop.forget(self._parent_fd)
         self._loop.call_in("leave", _LEAVING_S, self._loop.stop)
 
     def _leave(self) -> NoReturn:
-        """End as the agent has ended, for whoever has started it to see."""
+        """Empty the host, and end with the exit code or signal of the agent, which ssh or the coordinator sees."""
         process.kill(self._agent, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self._agent, 0)[1])
         process.kill_descendants()

@@ -12,7 +12,7 @@ from distrain.cli.preflight_table import show
 from distrain.cli.target import work_of, workers_path
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from distrain.coordinator.hang_monitor import request_stacks
-from distrain.coordinator.transport import hosts_of, order_for, ssh_args_of, transports_for
+from distrain.coordinator.transport import hosts_of, settings_for, ssh_args_of, transports_for
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
@@ -155,8 +155,8 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
 
     scaling = _scaling_config(options, hosts)
     transports = transports_for(hosts, ssh_args_of(scaling, os.environ))
-    orders = {
-        transport.host.name: order_for(
+    settings = {
+        transport.host.name: settings_for(
             transport,
             directory=os.getcwd(),
             sys_path=user_path,
@@ -165,7 +165,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
         )
         for transport in transports
     }
-    preflight = Preflight(transports, orders, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
+    preflight = Preflight(transports, settings, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:
         preflight.run()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What ``python -m distrain.launch --check`` shows. Runs in: coordinator."""
+"""The output of ``python -m distrain.launch --check``. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = (
 
 
 def show(preflight: Preflight, console: Console) -> None:
-    """The table, as many of them below each other as the width asks for, and what is wrong, in words."""
+    """Print a table, broken into several if the console is narrow, then the findings and a verdict."""
     from rich.text import Text
 
     rows = preflight.rows()
@@ -51,7 +51,7 @@ def show(preflight: Preflight, console: Console) -> None:
 
 
 def _tables(console: Console, cells: Mapping[str, Sequence[Text]]) -> list[Table]:
-    """Each begins with the host's name, and takes columns until it is as wide as the console."""
+    """Break the columns into tables that fit the console. Each begins with the names of the hosts."""
     unbounded = console.options.update(max_width=10_000)
     first, *rest = cells
     tables, columns = [], [first]
@@ -77,7 +77,7 @@ def _table(cells: Mapping[str, Sequence[Text]], columns: Sequence[str]) -> Table
 
 
 def _verdict(preflight: Preflight, names: Sequence[str]) -> str:
-    """``names``: this machine's and those of the hosts."""
+    """Return the last line. ``names``: this machine, then the hosts."""
     bad = {finding.host for finding in preflight.findings if finding.is_fatal}
     if bad:
         return f"cannot train like this: {', '.join(name for name in names if name in bad)}"

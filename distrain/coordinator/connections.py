@@ -1,4 +1,4 @@
-"""The connections to all hosts of a run: who has an agent, who is silent, who has to be swept. Runs in: coordinator."""
+"""The connections of a run to its hosts: agents, leases, and the clean-up after lost agents. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ _LEASE_MARGIN_S = 0.01
 
 
 class Connections:
-    """One link to each host that was connected to. ``heard``: what a host says. ``lost``: its name, and why nothing
-    more will come from it, unless it is connected to again.
+    """One link to each host that was connected to.
+
+    on_message: gets the name of a host and its message.
+    on_lost: gets the name of a host and why it is lost. Nothing more comes from it until :meth:`connect`.
     """
 
     def __init__(
@@ -41,39 +43,40 @@ class Connections:
         transports: Sequence[Transport],
         request: RunRequest,
         *,
-        heard: Callable[[str, wire.Message], None],
-        lost: Callable[[str, str], None],
+        on_message: Callable[[str, wire.Message], None],
+        on_lost: Callable[[str, str], None],
     ) -> None:
         self._loop = loop
         self._transports = {transport.host.name: transport for transport in transports}
         self._request = request
-        self._heard = heard
-        self._lost = lost
+        self._on_message = on_message
+        self._on_lost = on_lost
         self._links: dict[str, AgentLink] = {}
         self._contacted: set[str] = set()
 
     def connect(self, name: str) -> None:
-        """Start an agent; in place of another, it ends what that one may have left there before it says HELLO."""
+        """Start an agent. One that replaces another kills what that one left behind before it sends its HELLO."""
         former, transport = self._links.get(name), self._transports[name]
         if former is not None:
             former.drop()
             former.dispose()
         try:
-            link = AgentLink(self._loop, transport, self._agent_argv(transport, again=name in self._contacted))
+            self._links[name] = AgentLink(
+                self._loop,
+                transport,
+                self._agent_argv(transport, again=name in self._contacted),
+                on_message=self._receive,
+                on_refused=lambda link, about, why: self._on_lost(name, why),
+                on_end=lambda link: self._on_lost(name, link.why_it_ended()),
+            )
         except OSError as error:
             why = f"cannot start its agent: {error}"
-            self._loop.call_in(f"connect {name}", 0.0, lambda: self._lost(name, why))
+            self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(name, why))
             return
         self._contacted.add(name)
-        self._links[name] = link
-        link.listen(
-            self._on_message,
-            on_refused=lambda link, about, why: self._lost(name, why),
-            on_end=lambda link: self._lost(name, link.why_it_ended()),
-        )
 
     def _agent_argv(self, transport: Transport, *, again: bool) -> list[str]:
-        """With the run's id, and the host's within it: two of our hosts may be one machine."""
+        """Return the command line of an agent. It carries an id for the host, as two hosts may be one machine."""
         run_id, flags = self._request.run_id, self._request.python_flags
         on_host = self._id_on(transport.host.name)
         ids = f"{process.extended_run_ids(run_id)}:{on_host}"
@@ -83,7 +86,7 @@ class Connections:
     def _id_on(self, name: str) -> str:
         return f"{self._request.run_id}.{list(self._transports).index(name)}"
 
-    def _on_message(self, link: AgentLink, message: wire.Message) -> None:
+    def _receive(self, link: AgentLink, message: wire.Message) -> None:
         if isinstance(message, wire.HostFailed) and message.leaves:
             self._drop(link, message.text)
             return
@@ -93,45 +96,45 @@ class Connections:
             if problem and (found or self._request.scaling.use_gpu):
                 self._drop(link, problem)
                 return
-            if problem:  # or they are others than NVIDIA's, which nobody can count
+            if problem:  # perhaps GPUs of another vendor, which NVML does not list
                 warn(f"{link.name}: {problem}")
-            self.ping()  # by its lease, from now on
-        self._heard(link.name, message)
+            self.ping()  # its lease begins
+        self._on_message(link.name, message)
 
     def _drop(self, link: AgentLink, why: str) -> None:
         link.drop()
-        self._lost(link.name, why)
+        self._on_lost(link.name, why)
 
     def send(self, name: str, message: wire.Message) -> None:
-        """To a host that is lost: nothing."""
+        """Send a message to a host, unless it is lost."""
         self._links[name].send(message)
 
     def ping(self) -> None:
-        """Tell all agents that we live, and find those that do not; again when it is time, or when a lease ends."""
+        """Send every agent a sign of life, drop those whose lease has expired, and set the timer for the next time."""
         next_in_s = PING_INTERVAL_S
         for link in list(self._links.values()):
             silence_s = self._loop.silence_s(link.last_heard)
             if link.dropped or not link.greeted:
                 continue
             if silence_s > link.lease_s:
-                self._drop(link, link.why_it_was_dropped(silence_s))
+                self._drop(link, link.describe_silence(silence_s))
                 continue
             link.send(wire.Ping())
             next_in_s = min(next_in_s, link.lease_s / 3, link.lease_s - silence_s + _LEASE_MARGIN_S)
         self._loop.call_in("ping", next_in_s, self.ping)
 
     def close(self) -> None:
-        """Have every agent empty its host and go; whoever does not is killed, and its host swept."""
+        """End every agent, and sweep the hosts of those that had to be killed or were lost."""
         self._loop.cancel("ping")
         clean = close_all(list(self._links.values()))
         self._sweep({name: self._id_on(name) for name in self._contacted - clean})
 
     def sweep(self, run_id: str) -> None:
-        """Remove what a run that ended without a word may have left on all hosts."""
+        """Kill what a run whose coordinator died may have left on the hosts."""
         self._sweep(dict.fromkeys(self._transports, run_id))
 
     def _sweep(self, ids: Mapping[str, str]) -> None:
-        """End what has these ids on these hosts, on all at the same time."""
+        """Kill the processes with these ids, by host; all hosts at the same time."""
         sweepers = []
         for name, run_id in ids.items():
             with contextlib.suppress(OSError):

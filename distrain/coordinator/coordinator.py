@@ -1,7 +1,8 @@
-"""The loop in the user's process: hears the hosts, feeds the machine, does what it asks for. Runs in: coordinator.
+"""The loop in the user's process, between the hosts and the decisions about the run. Runs in: coordinator.
 
-What hosts say goes to the machine, which decides, to the ledger, which keeps what ranks report, or to the watch over
-their progress; the connections, the outputs and the checks of a launch have modules of their own, too.
+Messages of hosts are handled by the run machine, which decides what to do, by the :class:`ReportHandler`, or by the
+:class:`HangMonitor`. The coordinator carries out the machine's actions.
+
 The loop runs in the thread that called fit(), without asyncio, so it works in notebooks. It is event-driven: it sleeps
 until a descriptor is ready or a deadline comes. It never waits for a disk, a callback of the user's or a console: those
 have threads of their own (:mod:`distrain.system.background`, :mod:`distrain.system.consoles`).
@@ -13,12 +14,13 @@ import contextlib
 import math
 import signal
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.coordinator.connections import Connections
 from distrain.coordinator.hang_monitor import HangMonitor
-from distrain.coordinator.launch_checks import CheckedLaunch
+from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.preemption import STOP_SIGNALS, note_stop
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.validations import WAITING, Validations
@@ -44,16 +46,15 @@ if TYPE_CHECKING:
     from distrain.storage.local_store import RunStore
 
 _SILENT_WAIT_S = 5.0
-"""Seconds of waiting for the storage or for callbacks before the user is told."""
+"""Seconds to wait for the storage or for callbacks before the user is told."""
 _LEAST_WAIT_S = 1.0
-"""Seconds that the end of a run waits for the storage and for callbacks, also if the user is impatient."""
-_SETTLE_S = 0.05
-"""How long the end of an attempt waits, again and again, for checkpoints that uploaders are bringing."""
+"""Seconds to wait for the storage and for callbacks at the end of a run, even if Ctrl-C ends the waiting."""
 _UPLOAD_PATIENCE_S = 300.0
+"""Seconds that the end of an attempt with unfinished work waits for uploads that complete a checkpoint."""
 
 
 class Coordinator:
-    """One run. After :meth:`run`, ``end`` tells how it ended."""
+    """One run. After :meth:`run`, ``end`` is its summary."""
 
     def __init__(
         self,
@@ -75,30 +76,31 @@ class Coordinator:
         self._stale_run_id = stale_run_id
         self._manifest = manifest
         self._attempt = -1
-        self._waiting_since: float | None = None
         self._is_over = False
-        """Whether hosts are told to end, however the run stands."""
+        """Whether all hosts were told to end, whatever the state of the run."""
         self._impatient = False
-        """Whether a stop was asked for once more when the training was over."""
+        """Whether a stop was requested once more after the training."""
+        self._held: deque[events.MessageReceived | events.HostLost] = deque()
+        """Events that wait for the checkpoints of the attempt; see :meth:`_must_hold`."""
+        self._uploads_awaited_since: float | None = None
+        """When the end of the attempt began to wait for uploads (time.monotonic)."""
         self._loop = Loop()
         self._files = Background(self._loop, "files")
         self._user_code = Background(self._loop, "callbacks")
-        self._held: list[Callable[[], None]] = []
-        """Events that are heard when the checkpoints of the attempt are committed."""
         self._hosts = Connections(
             self._loop,
             transports,
             request,
-            heard=self._on_message,
-            lost=self._on_lost,
+            on_message=lambda host, message: self._handle_or_hold(events.MessageReceived(host, message)),
+            on_lost=lambda host, why: self._handle_or_hold(events.HostLost(host, why)),
         )
         self._validations = Validations(request, store, log_dir=log_dir)
-        self._ledger = ReportHandler(
+        self._report_handler = ReportHandler(
             store,
             checkpoint_config,
-            tell=self._tell_rank,
+            send=self._send_to_rank,
             upload=self._upload,
-            saved=lambda path: self._happened(events.CheckpointAvailable(path)),
+            on_commit=lambda path: self._happened(events.CheckpointAvailable(path)),
             callbacks=callbacks,
             validations=self._validations,
         )
@@ -106,7 +108,7 @@ class Coordinator:
         if callbacks is not None:
             callbacks.begin(self._user_code)
         self._outputs = RankOutputs(self._log, self._files, console_ranks)
-        self._checks = CheckedLaunch(
+        self._launch_checks = LaunchChecks(
             self._loop,
             request,
             store,
@@ -114,45 +116,29 @@ class Coordinator:
             send=self._hosts.send,
             refuse=lambda host, why: self._happened(events.MessageReceived(host, wire.HostFailed(text=why))),
         )
-        self._watch = HangMonitor(
+        self._hang_monitor = HangMonitor(
             self._loop,
             store,
             request.failure_config,
-            ask=self._ask_for_stacks,
+            ask_for_stacks=self._ask_for_stacks,
             addresses=self._addresses,
             send=self._hosts.send,
-            hung=self._happened,
+            on_hang=self._happened,
         )
 
     @property
     def end(self) -> events.RunSummary:
-        """How the run stands or has ended."""
-        machine, outcomes = self.machine, self.machine.outcomes
-        return events.RunSummary(
-            state=machine.state,
-            attempt=machine.attempt,
-            metrics=self._ledger.metrics,
-            value=outcomes[0].body if machine.is_done else None,
-            failures=machine.failures,
-            stopped_ranks=machine.stopped_ranks,
+        """The state of the run, and how it ended if it has."""
+        return self.machine.summary(
+            metrics=self._report_handler.metrics,
             last_lines={rank: last_words(lines) for rank, lines in self._outputs.last_lines().items()},
-            stop_reason=machine.stop_reason,
-            problem=machine.problem,
-            hung=machine.hung,
-            no_retry=machine.retries.refusal,
-            entered=machine.retries.ever_entered,
-            earlier=list(machine.earlier),
-            hosts=[rank.host for rank in machine.plan.ranks] if machine.plan else (),
-            finished=sorted(outcomes),
-            where=self._watch.where(machine.stopped_ranks),
-            storage_failed=machine.storage_failed,
-            resources_missing=machine.resources_missing,
+            where=self._hang_monitor.locations(self.machine.stopped_ranks),
         )
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
+        """Train. Return when the run has ended; by then, and whatever is raised, no process is left on any host."""
         self._store.failed = self._storage_failed
         try:
             with self._loop.signals(STOP_SIGNALS, self._on_signal):
@@ -167,9 +153,9 @@ class Coordinator:
 
     def _run(self) -> None:
         try:
-            if self._stale_run_id is not None:  # it ended without a word: not even its agents may have cleaned up
+            if self._stale_run_id is not None:  # it was killed, perhaps with its agents
                 self._hosts.sweep(self._stale_run_id)
-            self._watch.open()
+            self._hang_monitor.open()
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
             self._validations.start(self._loop)
             self._do(self.machine.start(time.monotonic()))
@@ -177,18 +163,19 @@ class Coordinator:
             while not self.machine.state.is_terminal:
                 self._arm_timers()
                 self._loop.step()
-                self._hear_held()
+                self._handle_held()
                 self._flush()
         finally:
             self._close()
 
     def _arm_timers(self) -> None:
-        """One timer for each who has a deadline."""
+        """Set one timer for each part that has a deadline."""
         for name, moment, callback in (
+            ("held", self._upload_limit() if self._held else None, self._handle_held),
             ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
-            ("ledger", self._ledger.deadline(), self._ledger.tick),
+            ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
             ("validations", self._validations.deadline(), self._validations.tick),
-            ("watch", self._watch.deadline() if self._is_training else None, self._watch.tick),
+            ("hang_monitor", self._hang_monitor.deadline() if self._is_training else None, self._hang_monitor.tick),
         ):
             if moment is None:
                 self._loop.cancel(name)
@@ -196,132 +183,147 @@ class Coordinator:
                 self._loop.call_at(name, moment, callback)
 
     def _machine_deadline(self) -> float | None:
-        """Return None while we make the machine wait, and when an exception has ended the run before it could."""
-        waits = self._is_over or self._held or self._waiting_since is not None
-        return None if waits else self.machine.deadline()
+        """Return None while the machine has to wait for held events, and when an exception has ended the run."""
+        return None if self._is_over or self._held else self.machine.deadline()
+
+    def _flush(self) -> None:
+        self._report_handler.flush()
+        self._outputs.flush()
+
+    # -- events that wait for checkpoints -------------------------------------------------------------------------
+
+    def _handle_or_hold(self, event: events.MessageReceived | events.HostLost) -> None:
+        if not self._must_hold(event):
+            self._handle(event)
+            return
+        if not self._held:
+            self._loop.call_in("committing", _SILENT_WAIT_S, self._tell_commit)
+        self._held.append(event)
+
+    def _tell_commit(self) -> None:
+        if self._is_committing:
+            self._store.tell_wait()
+
+    def _handle_held(self) -> None:
+        """Handle the events that need not wait any more. Called after every turn of the loop."""
+        while self._held and not self._must_hold(self._held[0]):
+            self._handle(self._held.popleft())
+        if not self._held:
+            self._loop.cancel("committing")
+
+    def _must_hold(self, event: events.MessageReceived | events.HostLost) -> bool:
+        """Return whether the event has to wait until a checkpoint is committed.
+
+        Whether and where the next attempt starts depends on the checkpoints of this one. Therefore the end of an
+        attempt, also by the loss of its last host, waits for commits, and for uploads that complete a checkpoint.
+        """
+        match event:
+            case events.HostLost(host):
+                return self._is_committing and self.machine.busy_hosts == [host]
+            case events.MessageReceived(_, wire.PortsReserved()):
+                return self._is_committing
+            case events.MessageReceived(_, wire.HostIdle(attempt=attempt)) if attempt == self._attempt:
+                return self._is_committing or (self.machine.attempt_is_active and self._must_await_uploads())
+        return False
 
     @property
     def _is_committing(self) -> bool:
-        """True while a checkpoint is being committed, unless the user has ended the wait for it."""
+        """Whether a checkpoint is being committed, unless the user has ended the wait for it."""
         return not (self._store.settled or self._impatient)
 
-    def _hold(self, hear: Callable[[], None]) -> None:
-        """Hear of something when the checkpoints are committed: whether and where to start again depends on them."""
-        if not self._held:
-            self._loop.call_in("held", _SILENT_WAIT_S, self._store.tell_wait)
-        self._held.append(hear)
+    def _must_await_uploads(self) -> bool:
+        """Return whether the end of the attempt waits for uploads: less is lost by that than the time it takes."""
+        awaits = self._report_handler.awaits_uploads(self.machine.lost_ranks)
+        if awaits and self._uploads_awaited_since is None:
+            self._uploads_awaited_since = time.monotonic()
+            silent_s = 0.0 if self.machine.failures else _SILENT_WAIT_S
+            self._loop.call_in("uploads", silent_s, lambda: say("waiting for the checkpoint that is being stored"))
+        if awaits and time.monotonic() < self._upload_limit():
+            return True
+        self._loop.cancel("uploads")
+        return False
 
-    def _hear_held(self) -> None:
-        if self._held and not self._is_committing:
-            self._loop.cancel("held")
-            held, self._held = self._held, []
-            for hear in held:
-                hear()
+    def _upload_limit(self) -> float:
+        """Return until when the end of the attempt waits for uploads (time.monotonic).
 
-    def _flush(self) -> None:
-        self._ledger.flush()
-        self._outputs.flush()
+        It waits without limit only if all work is done, and only for the grace if the user wants the run to stop.
+        """
+        if self._uploads_awaited_since is None:
+            return math.inf
+        if self.machine.was_asked_to_stop:
+            return self._uploads_awaited_since + self._request.stop_grace_s
+        is_done = self.machine.is_done and not self.machine.problem
+        return math.inf if is_done else self._uploads_awaited_since + _UPLOAD_PATIENCE_S
 
-    # -- what hosts say -------------------------------------------------------------------------------------------
+    def _handle(self, event: events.MessageReceived | events.HostLost) -> None:
+        if isinstance(event, events.HostLost):
+            self._on_lost(event.host, event.why)
+        else:
+            self._on_message(event.host, event.message)
+
+    # -- messages of hosts ----------------------------------------------------------------------------------------
 
     def _on_message(self, host: str, message: wire.Message) -> None:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
-            case wire.PortsReserved() | wire.HostIdle() if self._is_committing:
-                self._hold(lambda: self._on_message(host, message))
-            case wire.HostIdle() if self.machine.attempt_is_on and self._waits_for_uploads():
-                self._loop.call_in(f"gone {host}", _SETTLE_S, lambda: self._on_message(host, message))
             case wire.StorageOpened(failed=failed):
                 if failed is not None:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Output():
-                self._watch.progress()
+                self._hang_monitor.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
             case wire.StackDump():
-                self._watch.came(message.rank, message.body)
+                self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
-                self._watch.taken(host, message.silent, sorted(self.machine.outcomes))
-            case (
-                wire.Reported()
-                | wire.FilesCopied()
-                | wire.Discarded()
-                | wire.CollectiveEntered()
-                | wire.AskCheckpointList()
-            ):
-                self._watch.progress()
-                self._ledger.handle(message)
+                self._hang_monitor.host_done(host, message.silent, sorted(self.machine.outcomes))
+            case wire.Reported() | wire.FilesCopied() | wire.CollectiveEntered() | wire.AskCheckpointList():
+                self._hang_monitor.progress()
+                self._report_handler.handle(message)
                 if self.machine.waits_for_checkpoint:
-                    self._tell_storing()
+                    self._update_storing()
             case wire.Running():
-                self._watch.progress()
-                self._ledger.handle(message)
+                self._hang_monitor.progress()
+                self._report_handler.handle(message)
                 self._happened(events.MessageReceived(host, message))
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
                 if self._is_training or self.machine.waits_for_checkpoint:
-                    self._tell_storing(message.rank)
+                    self._update_storing(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
-                reports = self._ledger.reports.get(message.rank, 0)
+                reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
             case wire.PortsReserved():
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.plan is not None and self._is_training:
-                    self._checks.begin(self.machine.plan)
-            case wire.ProbePortOpened() | wire.ProbeResult() if self._watch.tries_pairs:
-                self._watch.met(host, message)
+                    self._launch_checks.begin(self.machine.plan)
             case wire.InspectionResult() | wire.ProbePortOpened() | wire.ProbeResult():
-                if self._checks.is_under_way:
-                    self._checks.heard(host, message)
+                self._launch_checks.handle(host, message)
+                self._hang_monitor.handle(host, message)
             case _:
                 self._happened(events.MessageReceived(host, message))
 
     def _on_lost(self, host: str, why: str) -> None:
-        if self._is_committing and self.machine.occupied == [host]:  # with it, the attempt ends
-            self._hold(lambda: self._on_lost(host, why))
-            return
-        self._checks.lost(host)
+        self._launch_checks.lost(host)
         ranks = [rank.rank for rank in self.machine.plan.on(host)] if self.machine.plan else []
-        ends = self.machine.state is RunState.RELEASING
-        self._tell_storing(*ranks)
-        self._happened(events.HostLost(host, why, owes=self._ledger.awaits(ranks, ends=ends)))
+        self._update_storing(*ranks)
+        self._happened(events.HostLost(host, why, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:
             self._outputs.of(outcome.rank).note(outcome.traceback)
-        self._ledger.handle(outcome)
+        self._report_handler.handle(outcome)
         if not outcome.ok or self.machine.waits_for_checkpoint:
-            self._tell_storing(*([] if outcome.ok else [outcome.rank]))
-        self._happened(events.MessageReceived(host, outcome, self._ledger.reports.get(outcome.rank, 0)))
+            self._update_storing(*([] if outcome.ok else [outcome.rank]))
+        self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
 
-    def _tell_storing(self, *failing: int) -> None:
+    def _update_storing(self, *failing: int) -> None:
         """Tell the machine what is being stored, before it hears that the ``failing`` ranks have failed."""
         failed = {*self.machine.failed_ranks, *failing}
-        self._happened(self._ledger.storing(failed))
+        self._happened(self._report_handler.storing(failed))
 
-    def _waits_for_uploads(self) -> bool:
-        """Whether the end of the attempt, whose processes are gone, is put off until what uploaders are bringing makes
-        a checkpoint: less is lost by that than the time it takes. For ever only if all work is done, and only as long
-        as the grace lasts if the user wants the run to stop.
-        """
-        if self._ledger.awaits_uploads(self.machine.lost_ranks):
-            now, stopped = time.monotonic(), self.machine.was_asked_to_stop
-            if self._waiting_since is None:
-                self._waiting_since = now
-                silent_s = 0.0 if self.machine.failures else _SILENT_WAIT_S
-                self._loop.call_in("uploads", silent_s, lambda: say("waiting for the checkpoint that is being stored"))
-            patience_s = math.inf if self.machine.is_done and not self.machine.problem else _UPLOAD_PATIENCE_S
-            if now < self._waiting_since + (self._request.stop_grace_s if stopped else patience_s):
-                return True
-        self._wait_no_more()
-        return False
-
-    def _wait_no_more(self) -> None:
-        self._waiting_since = None
-        self._loop.cancel("uploads")
-
-    # -- what the machine wants -----------------------------------------------------------------------------------
+    # -- actions of the machine -----------------------------------------------------------------------------------
 
     def _happened(self, event: events.Event) -> None:
         self._do(self.machine.handle(event, time.monotonic()))
@@ -329,13 +331,13 @@ class Coordinator:
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case events.Tell(host, message):
+                case events.SendMessage(host, message):
                     self._hosts.send(host, message)
                     if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
                         self._hosts.send(host, opening)
-                case events.Connect(host) if not self._is_over:
+                case events.ConnectHost(host) if not self._is_over:
                     self._hosts.connect(host)
-                case events.Say(text, once):
+                case events.ShowLine(text, once):
                     (warn_once if once else warn)(text)
                 case events.AttemptStarts():
                     self._begin_attempt(action)
@@ -344,16 +346,16 @@ class Coordinator:
 
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
         attempt, plan = starts.attempt, starts.plan
-        self._attempt = attempt
+        self._attempt, self._uploads_awaited_since = attempt, None
         self._manifest.attempt_begins(attempt, plan)
         self._store.make_room(self._log(attempt, 0))
-        self._ledger.begin(attempt, plan.world_size)
-        self._watch.begin(attempt)
+        self._report_handler.begin(attempt, plan.world_size)
+        self._hang_monitor.begin(attempt)
         self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
-        self._wait_no_more()
-        self._ledger.end()
+        self._loop.cancel("uploads")
+        self._report_handler.end()
         self._outputs.close()
         self._manifest.attempt_ended(ended.failures, ended.why)
         if self._callbacks and ended.failures and self.machine.stop_reason is None:
@@ -363,7 +365,7 @@ class Coordinator:
     def _log(self, attempt: int, rank: int) -> Path:
         return self._store.paths.log(attempt, rank, self._log_dir)
 
-    # -- what others want -----------------------------------------------------------------------------------------
+    # -- requests of other parts ----------------------------------------------------------------------------------
 
     def _ask_for_stacks(self) -> list[str]:
         plan = self.machine.plan
@@ -375,7 +377,7 @@ class Coordinator:
 
     def _addresses(self) -> Mapping[str, str]:
         plan = self.machine.plan
-        if plan is None or plan.shares_network or self._checks.is_under_way:
+        if plan is None or plan.shares_network or self._launch_checks.is_under_way:
             return {}
         return dict(zip(plan.hosts, plan.addresses, strict=True))
 
@@ -384,23 +386,24 @@ class Coordinator:
         return not self._is_over and self.machine.state in (RunState.STARTING, RunState.RUNNING)
 
     def _storage_failed(self, why: str) -> None:
-        """What cannot be kept ends the run: training on would lose it. The machine hears of it once."""
-        if self.machine.state in (RunState.FAILED, RunState.ABORTED):  # and ends with what it has heard of first
+        """End the run: further training would be lost."""
+        if self.machine.state in (RunState.FAILED, RunState.ABORTED):  # then the machine ignores it
             warn(why)
         self._happened(events.StorageFailed(why))
 
-    def _upload(self, order: wire.Upload | wire.Clear) -> None:
-        if not self._store.is_of_this_process:
-            self._tell_rank(order)
-            return
-        self._store.upload(order, self._on_uploaded)
+    def _upload(self, order: wire.Upload) -> None:
+        if self._store.is_of_this_process:
+            self._store.upload(order, self._on_uploaded)
+        else:
+            self._send_to_rank(order)
 
-    def _on_uploaded(self, done: wire.Message) -> None:
-        assert isinstance(done, wire.FromWorker)
-        if done.attempt == self._attempt:
-            self._ledger.handle(done)
+    def _on_uploaded(self, answer: wire.Message) -> None:
+        assert isinstance(answer, wire.FromWorker)
+        if answer.attempt == self._attempt:
+            self._report_handler.handle(answer)
 
-    def _tell_rank(self, message: wire.ToWorker | wire.Upload | wire.Clear) -> None:
+    def _send_to_rank(self, message: wire.ToWorker | wire.Upload) -> None:
+        """Send a message to a worker, or to the uploader of its host."""
         assert self.machine.plan is not None
         self._hosts.send(self.machine.plan.ranks[message.rank].host, message)
 
@@ -411,23 +414,28 @@ class Coordinator:
         why = signal.Signals(number).name
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             self._validations.give_up(f"{why} has ended the wait for it")
-        elif self._is_over or self.machine.state.is_terminal or (self._held and self.machine.was_asked_to_stop):
+        elif self._is_over or self.machine.state.is_terminal or self._only_waits_for_commit:
             self._impatient = True
         self._happened(events.StopRequested(why))
 
+    @property
+    def _only_waits_for_commit(self) -> bool:
+        """Whether a run that was asked to stop only waits for a commit."""
+        return bool(self._held) and self._is_committing and self.machine.was_asked_to_stop
+
     def _close(self) -> None:
         self._is_over = True
-        self._loop.cancel("held")
+        self._loop.cancel("committing")
         steps = (
             self._hosts.close,
             self._outputs.close,
-            self._ledger.close,
-            self._watch.close,
+            self._report_handler.close,
+            self._hang_monitor.close,
             self._await_storage,
             self._await_validations,
             self._await_callbacks,
         )
-        with contextlib.ExitStack() as stack:  # each is taken, whatever another one raises
+        with contextlib.ExitStack() as stack:  # every step is taken, even if another one raises
             for step in reversed(steps):
                 stack.callback(step)
 
@@ -446,7 +454,7 @@ class Coordinator:
         self._loop.cancel("callbacks")
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
-        """Wait. Once Ctrl-C has ended the waiting, what is quick still gets done."""
+        """Wait; if Ctrl-C ends the waiting, still wait for quick work, ``_LEAST_WAIT_S`` at most."""
         least = time.monotonic() + _LEAST_WAIT_S
         self._loop.call_at("least", least, lambda: None)
         while not (done() or (self._impatient and time.monotonic() >= least)):
@@ -455,7 +463,10 @@ class Coordinator:
             self._flush()
 
     def _await_validations(self) -> None:
-        """Of a run that has finished; otherwise they are done when it goes on. Ctrl-C ends the waiting."""
+        """Wait for the validations of a finished run; Ctrl-C ends the waiting.
+
+        The validations of any other run are made when it is resumed.
+        """
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             say(WAITING)
             while self._validations.busy:

@@ -1,4 +1,4 @@
-"""The checks of a launch, carried out while its workers start, and what comes of them. Runs in: coordinator."""
+"""Checks of the other machines while the workers of a launch start. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distrain.decisions.host_checks import INSPECT_TIMEOUT_S, LaunchChecks
+from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, Question, inspection, must_connect
 from distrain.hosts.inspection import package_versions
 from distrain.system.log import warn
 
@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.decisions.events import RunRequest
-    from distrain.decisions.host_checks import Finding
     from distrain.hosts.world import WorldPlan
     from distrain.storage.local_store import RunStore
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
 
-class CheckedLaunch:
-    """What is asked of other machines is found out while their first workers import, and again when others join them.
-    ``send``: tells a host something. ``refuse``: hears of a host that cannot train, and why.
+class LaunchChecks:
+    """Check versions, storage and connections of hosts while their first workers import, so that it costs no time.
+
+    Hosts that join later, or again, are checked when they join.
+
+    send: sends a question to a host.
+    refuse: is called with a host that cannot train, and why.
     """
 
     def __init__(
@@ -45,72 +48,74 @@ class CheckedLaunch:
         self._background = background
         self._send = send
         self._refuse = refuse
-        self._checks: LaunchChecks | None = None
+        self._checks = HostChecks({}, {}, nonce="")
         self._checked: set[str] = set()
-        self._is_late = False
-        self._asking: WorldPlan | None = None
-        """The plan that is to be checked, while it is found out what this machine has installed."""
+        self._timed_out = False
+        self._preparing: WorldPlan | None = None
+        """The plan to check, while a thread looks up the versions of this machine."""
 
     def begin(self, plan: WorldPlan) -> None:
-        """To be called when workers are on their way. This machine needs no checks."""
-        is_here = all(self._request.hosts[host].is_local for host in plan.hosts)
-        if is_here or self._checked.issuperset(plan.hosts):
+        """Check the hosts of a plan whose workers are starting. This machine alone needs no checks."""
+        is_local = all(self._request.hosts[host].is_local for host in plan.hosts)
+        if is_local or self._checked.issuperset(plan.hosts):
             return
         self._checked.update(plan.hosts)
-        self._asking = plan
-        self._is_late = False
+        self._preparing = plan
         packages = [name for name in (self._request.backend.framework, "cloudpickle") if name]
         find = partial(package_versions, packages, [os.fspath(entry) for entry in sys.path])
         self._background.do(find, partial(self._ask, plan))
 
-    def _ask(self, plan: WorldPlan, own: Mapping[str, str | None]) -> None:
-        if plan is not self._asking:  # a host was lost meanwhile
+    def _ask(self, plan: WorldPlan, own_versions: Mapping[str, str | None]) -> None:
+        if plan is not self._preparing:  # a host was lost meanwhile
             return
-        self._asking = None
-        checks = self._checks = LaunchChecks(
-            self._request,
-            plan,
-            own=own,
+        self._preparing = None
+        self._timed_out = False
+        question = partial(
+            inspection,
+            own_versions=own_versions,
             storage="" if self._store.is_elsewhere else str(self._store.paths.root),
             probe_file=str(self._store.paths.manifest),
-            nonce=uuid.uuid4().hex,
+            content=self._request.run_id,
         )
-        self._tell(checks.begin())
-        self._loop.call_in("checks", INSPECT_TIMEOUT_S, self._end)
+        self._checks = HostChecks(
+            {host: question(self._request.hosts[host]) for host in plan.hosts},
+            {} if plan.shares_network else dict(zip(plan.hosts, plan.addresses, strict=True)),
+            own_versions=own_versions,
+            nonce=uuid.uuid4().hex,
+            must_connect=must_connect(self._request),
+        )
+        self._carry_out(self._checks.begin())
+        self._loop.call_in("checks", ANSWER_TIMEOUT_S, self._time_out)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether something is still to come from hosts."""
-        return self._checks is not None and not self._checks.is_done and not self._is_late
+        """True while answers are missing, until the time for them is over."""
+        return not self._checks.is_done and not self._timed_out
 
-    def heard(self, host: str, answer: wire.InspectionResult | wire.ProbePortOpened | wire.ProbeResult) -> None:
-        """What a host has found."""
-        assert self._checks is not None
-        said, found = self._checks.heard(host, answer)
-        self._tell(said)
-        self._heed(found)
+    def handle(self, host: str, answer: wire.Message) -> None:
+        """Take the answer of a host."""
+        if self.is_under_way:
+            self._carry_out(self._checks.handle(host, answer))
 
     def lost(self, host: str) -> None:
-        """Do not wait for this host, and look at it again when it is back: at all, if not all is known yet."""
-        if self.is_under_way or self._asking is not None:
+        """Stop waiting for a lost host. It is checked again when it is back; all are, if any check was still open."""
+        if self.is_under_way or self._preparing is not None:
             self._checked.clear()
-            self._asking = None
+            self._preparing = None
         self._checked.discard(host)
-        if self._checks is not None:
-            self._tell(self._checks.lost(host))
+        if self.is_under_way:
+            self._carry_out(self._checks.remove(host))
 
-    def _end(self) -> None:
-        assert self._checks is not None
-        self._is_late = True
-        self._heed(self._checks.late(INSPECT_TIMEOUT_S))
+    def _time_out(self) -> None:
+        self._timed_out = True
+        for finding in self._checks.overdue(ANSWER_TIMEOUT_S):
+            warn(f"{finding.host}: {finding.text}")
 
-    def _tell(self, said: Iterable[tuple[str, wire.Message]]) -> None:
-        for host, message in said:
-            self._send(host, message)
-
-    def _heed(self, findings: Iterable[Finding]) -> None:
-        for finding in findings:
-            if finding.is_fatal:
-                self._refuse(finding.host, finding.text)
+    def _carry_out(self, steps: Iterable[Question | Finding]) -> None:
+        for step in steps:
+            if isinstance(step, Question):
+                self._send(step.host, step.message)
+            elif step.is_fatal:
+                self._refuse(step.host, step.text)
             else:
-                warn(f"{finding.host}: {finding.text}")
+                warn(f"{step.host}: {step.text}")

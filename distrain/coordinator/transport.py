@@ -1,4 +1,4 @@
-"""How to start a program on a host, and what goes along. The only module that knows whether a host is local.
+"""Command lines that start programs on a host, directly or over ssh, and the settings of its workers.
 
 Runs in: coordinator.
 """
@@ -26,42 +26,44 @@ if TYPE_CHECKING:
 REMOTE_LEASE_S = 15.0
 LOCAL_LEASE_S = 30.0
 CONNECT_TIMEOUT_S = 10
+"""Seconds that ssh waits for a connection."""
 ALIVE_COUNT = 3
-"""So many unanswered questions of ssh's own make a lease."""
+"""Number of keep-alive messages of ssh that may stay unanswered; together they take as long as the lease."""
 
-FORWARDED = (
+FORWARDED_VARIABLES = (
     *("ACCELERATE_*", "CUBLAS_*", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "GLOO_*", "HF_*", "KMP_*", "MKL_*"),
     *("NCCL_*", "OMP_*", "OPENBLAS_*", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTORCH_*", "TOKENIZERS_PARALLELISM"),
     *("TORCH_*", "TORCHINDUCTOR_*", "TRANSFORMERS_*", "TRITON_*", "AWS_*", "FSSPEC_*", "WANDB_*", "LANG", "LC_*", "TZ"),
     *("KERAS_*", "TF_[!C]*", "TF_C[!O]*", "XLA_*"),  # not TF_CONFIG, which would be about the user's process
 )
-"""Variables of the user's process that workers of other hosts get, too; ``*`` stands for anything. ``DISTRAIN_ENV``
-names more of them."""
-SAME_INTERPRETER = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-"""Likewise, but only where the interpreter is the one of the user's process: they belong to it."""
-MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+"""Patterns of variables of this process that workers of other hosts get, too. ``DISTRAIN_ENV`` adds others."""
+INTERPRETER_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+"""Further ones, for hosts that use the same interpreter as this process."""
+RENDEZVOUS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 
 
 class Transport(Protocol):
-    """A way to a host: it turns a command line for that host into one for this machine, whose stdin and stdout are the
-    wire. ``lease_s``: seconds without a sign of life after which either side takes the other for dead.
-    """
+    """A way to start programs on one host, connected by stdin and stdout."""
 
     @property
     def host(self) -> HostSpec: ...
 
     @property
-    def lease_s(self) -> float: ...
+    def lease_s(self) -> float:
+        """Seconds without a sign of life after which the coordinator and the agent each take the other for dead."""
+        ...
 
-    def argv(self, command: Sequence[str]) -> list[str]: ...
+    def argv(self, command: Sequence[str]) -> list[str]:
+        """Return the command line for this machine that runs ``command`` on the host."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTransport:
-    """The user's machine.
+    """The machine of this process, where no ssh is needed.
 
-    Its agent may not be silent for longer than the lease, but the coordinator may: the agent sees the coordinator's
-    death directly, and a user who suspends the coordinator with Ctrl-Z expects training to continue afterwards.
+    The lease is for the agent only. The coordinator may be silent for longer: the agent notices its death by its
+    process, and users expect training to continue after they have suspended the coordinator with Ctrl-Z.
     """
 
     host: HostSpec = field(default_factory=HostSpec)
@@ -85,9 +87,10 @@ class PrefixTransport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTransport:
-    """A host behind the system's OpenSSH client, with the user's own configuration. ``arguments`` are the user's for
-    ssh on every host. Of an option that is given twice ssh takes the first: the host's own, then the user's, then
-    ours.
+    """A host that is reached with the OpenSSH client and the user's configuration of it.
+
+    arguments: the user's arguments for ssh, for all hosts. They come after those of the hostfile and before the options
+    below, as ssh takes the first of two values for an option.
     """
 
     host: HostSpec
@@ -97,11 +100,11 @@ class SshTransport:
     def argv(self, command: Sequence[str]) -> list[str]:
         host = self.host
         options = {
-            "BatchMode": "yes",  # nobody is there to answer a question
+            "BatchMode": "yes",  # no user can answer questions
             "ConnectTimeout": CONNECT_TIMEOUT_S,
             "ServerAliveInterval": math.ceil(self.lease_s / ALIVE_COUNT),
             "ServerAliveCountMax": ALIVE_COUNT,
-            "ClearAllForwardings": "yes",  # of the user's configuration: their ports are taken by the user's own ssh
+            "ClearAllForwardings": "yes",  # their ports may be in use by the user's own ssh
         }
         return [
             *("ssh", "-T"),
@@ -113,12 +116,14 @@ class SshTransport:
         ]
 
 
-# -- which hosts -----------------------------------------------------------------------------------------------------
+# -- hosts ---------------------------------------------------------------------------------------------------------
 
 
 def hosts_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[HostSpec, ...]:
-    """The hosts to train on: those of ``scaling``, else of DISTRAIN_HOSTS, else of the file that DISTRAIN_HOSTFILE
-    names, else this machine. Raises HostfileError.
+    """Return the hosts to train on. Raises HostfileError.
+
+    They are those of ``scaling``, else of DISTRAIN_HOSTS, else of the file that DISTRAIN_HOSTFILE names, else this
+    machine.
     """
     if scaling.hosts is not None:
         return parse_hosts(scaling.hosts, "ScalingConfig.hosts")
@@ -140,23 +145,24 @@ def _read(path: str, named_by: str) -> tuple[HostSpec, ...]:
 
 
 def ssh_args_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Further arguments for ssh: those of ``scaling``, else of DISTRAIN_SSH_ARGS. Raises HostfileError."""
+    """Return the user's arguments for ssh: of ``scaling``, else of DISTRAIN_SSH_ARGS. Raises HostfileError."""
     return tuple(scaling.ssh_args) or split_ssh_args(environment.get("DISTRAIN_SSH_ARGS", ""), "DISTRAIN_SSH_ARGS")
 
 
 def transports_for(
     hosts: Sequence[HostSpec], ssh_args: tuple[str, ...] = (), lease_s: float = REMOTE_LEASE_S
 ) -> list[Transport]:
+    """Return a transport for each host."""
     return [
         LocalTransport(host=host) if host.is_local else SshTransport(host=host, arguments=ssh_args, lease_s=lease_s)
         for host in hosts
     ]
 
 
-# -- what goes along -------------------------------------------------------------------------------------------------
+# -- settings of workers ---------------------------------------------------------------------------------------------
 
 
-def order_for(
+def settings_for(
     transport: Transport,
     *,
     directory: str,
@@ -164,12 +170,14 @@ def order_for(
     environment: Mapping[str, str],
     own_environment: Mapping[str, str],
 ) -> HostSettings:
-    """What a host is to do: as this process has it, ``own_environment`` being its, unless the hostfile says otherwise.
-    ``environment``: what the user wants all workers to have.
+    """Return the settings of a host's workers: those of this process, unless the hostfile has others.
+
+    environment: variables that the user has set for all workers.
+    own_environment: the environment of this process.
     """
     host = transport.host
     variables = {**_forwarded(own_environment, host), **environment, **host.environment}
-    if host.gpus:  # its agent has them in CUDA_VISIBLE_DEVICES; what is for all hosts is not as exact
+    if host.gpus:  # the agent is started with them; a value for all hosts would replace them
         variables.pop("CUDA_VISIBLE_DEVICES", None)
     return HostSettings(
         lease_s=transport.lease_s,
@@ -184,14 +192,13 @@ def order_for(
 def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:
     """Return the variables of this process that a remote host's workers get.
 
-    The variables for the rendezvous count only if the user names them: those that merely stand in the environment often
-    belong to another launcher.
+    Rendezvous variables are forwarded only if DISTRAIN_ENV names them: often they belong to another launcher.
     """
-    if "TORCHELASTIC_RUN_ID" in own:  # a fit() in a worker, whose own ranks do not meet where the worker has met others
-        own = {name: value for name, value in own.items() if name not in MEETING_PLACE}
+    if "TORCHELASTIC_RUN_ID" in own:  # fit() in a worker: these variables are about the ranks of the outer run
+        own = {name: value for name, value in own.items() if name not in RENDEZVOUS_VARIABLES}
     named = [pattern.strip() for pattern in own.get("DISTRAIN_ENV", "").split(",")]
-    patterns = [*named, *FORWARDED, *(SAME_INTERPRETER if host.python is None else ())]
-    candidates = MEETING_PLACE if host.is_local else own
+    patterns = [*named, *FORWARDED_VARIABLES, *(INTERPRETER_VARIABLES if host.python is None else ())]
+    candidates = RENDEZVOUS_VARIABLES if host.is_local else own
     return {
         name: own[name]
         for name in candidates
@@ -200,15 +207,14 @@ def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:
 
 
 def _for_another_interpreter(sys_path: Sequence[str]) -> list[str | None]:
-    """None stands for what that interpreter has itself, in place of what this one has."""
+    """Replace the entries that belong to this interpreter by None, which stands for those of the other one."""
     stdlib = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    is_ours = [_is_of_an_interpreter(entry, stdlib) for entry in sys_path]
-    first = is_ours.index(True) if True in is_ours else len(is_ours)
-    after = [entry for entry, ours in zip(sys_path[first:], is_ours[first:], strict=True) if not ours]
-    return [*sys_path[:first], None, *after]
+    replaced: list[str | None] = [None if _belongs_to_interpreter(entry, stdlib) else entry for entry in sys_path]
+    first = replaced.index(None) if None in replaced else len(replaced)
+    return [*replaced[:first], None, *(entry for entry in replaced[first:] if entry is not None)]
 
 
-def _is_of_an_interpreter(entry: str, stdlib: set[str]) -> bool:
+def _belongs_to_interpreter(entry: str, stdlib: set[str]) -> bool:
     path = Path(entry)
     return (
         path.name.endswith("-packages")

@@ -1,13 +1,12 @@
-"""Checkpoints that wait for the user's validation function, and the process that calls it. Runs in: coordinator.
+"""Validation of checkpoints by the user's function, one after the other, in a process. Runs in: coordinator.
 
-One at a time, in order. Whatever comes of it, the training goes on.
+The training continues whatever comes of a validation.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from distrain.context import ReportedCheckpointStatus as Status
 from distrain.errors import CheckpointError
 from distrain.system import process
 from distrain.system.log import say, warn
-from distrain.wire.channel import Channel
+from distrain.wire.child_link import ChildLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,18 +33,17 @@ WAITING = "waiting for the validation of the last checkpoints"
 
 @dataclass(slots=True)
 class _Task:
-    """One validation in its process."""
+    """The validation under way, and its process."""
 
     saved: CommittedCheckpoint
-    process: process.Process
-    channel: Channel
+    child: ChildLink
     log: Path
     deadline: float | None
     answer: wire.ValidationResult | None = None
 
 
 class Validations:
-    """``changed`` is called when one has ended, and with it what is known of the checkpoint."""
+    """The queue of checkpoints to validate. ``changed`` is called whenever the outcome of one is recorded."""
 
     def __init__(self, request: RunRequest, store: RunStore, *, log_dir: Path | None = None) -> None:
         self.changed: Callable[[], None] = lambda: None
@@ -56,27 +54,30 @@ class Validations:
         self._queue: deque[CommittedCheckpoint] = deque()
         self._task: _Task | None = None
         self._opening: CommittedCheckpoint | None = None
-        """The one whose log is being opened."""
+        """The checkpoint whose log is being opened."""
 
     def start(self, loop: Loop | None) -> None:
-        """The run begins, with what an earlier part of it left unvalidated. Without a loop, :meth:`pump` does it."""
+        """Queue what an earlier part of the run left unvalidated. Without a loop, :meth:`pump` does the work."""
         self._loop = loop
         for saved in self._store.committed:
             if saved.is_pending and self._request.validator is not None:
                 self.add(saved)
 
     def add(self, saved: CommittedCheckpoint) -> None:
+        """Queue a checkpoint."""
         self._queue.append(saved)
         self._next()
 
     def awaits(self, saved: CommittedCheckpoint) -> bool:
-        """Whether something is still to come of its validation: not if an earlier part of the run asked for it, and
-        this one has no function.
+        """Tell if the checkpoint is still to be validated.
+
+        It is not if an earlier part of the run asked for its validation, and this one has no function.
         """
         return saved in self._unfinished
 
     @property
     def busy(self) -> bool:
+        """True while a checkpoint is being validated or waits for that."""
         return bool(self._unfinished)
 
     @property
@@ -85,42 +86,45 @@ class Validations:
         return [*([] if under_way is None else [under_way]), *self._queue]
 
     def deadline(self) -> float | None:
-        """When :meth:`tick` is due."""
+        """Return when :meth:`tick` is due (time.monotonic), or None."""
         return self._task.deadline if self._task else None
 
     def tick(self) -> None:
+        """End a validation that has taken too long."""
         task = self._task
         if task is not None and task.deadline is not None and time.monotonic() >= task.deadline:
             self._end(task, Status.VALIDATION_TIMEOUT, {}, "it took longer than its timeout_s")
 
     def pump(self, timeout_s: float) -> None:
-        """Without a loop: wait that long at most for the one that runs."""
+        """Wait for the validation under way, at most this long; for use without a loop."""
         task = self._task
         if task is None:
             return
         left_s = timeout_s if task.deadline is None else min(timeout_s, max(0.0, task.deadline - time.monotonic()))
-        task.channel.flush()
-        frames = task.channel.wait(left_s)
-        if frames or task.channel.at_end:
+        channel = task.child.channel
+        channel.flush()
+        frames = channel.wait(left_s)
+        if frames or channel.at_end:
             self._on_frames(task, frames)
         self.tick()
 
     def abort(self) -> None:
-        """End what runs, and begin nothing more; it is done when the run goes on."""
+        """Kill the validation under way and empty the queue. A run that continues this one validates the rest."""
         self._queue.clear()
         self._opening = None
         if self._task is not None:
-            self._close(self._task)
+            self._task.child.kill()
+            self._task = None
 
     def give_up(self, why: str) -> None:
-        """The same in a run that will not go on: they have failed, for that reason."""
+        """Do the same at the end of a run that nothing continues, and record the rest as failed for this reason."""
         unfinished = self._unfinished
         self.abort()
         for saved in unfinished:
-            self._tell(saved, Status.VALIDATION_FAILED, {}, why)
+            self._record(saved, Status.VALIDATION_FAILED, {}, why)
         self.changed()
 
-    # -- one of them ----------------------------------------------------------------------------------------------
+    # -- one validation -------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
         if self._queue and self._task is None and self._opening is None:
@@ -147,8 +151,7 @@ class Validations:
             self._cannot_begin(saved, error)
 
     def _cannot_begin(self, saved: CommittedCheckpoint, error: BaseException) -> None:
-        self._note(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
-        self._next()
+        self._finish(saved, Status.VALIDATION_FAILED, {}, f"its process cannot be started: {error}")
 
     def _begin(self, saved: CommittedCheckpoint, log: Path, file: IO[bytes]) -> None:
         request, validator = self._request, self._request.validator
@@ -157,19 +160,14 @@ class Validations:
         checkpoint = self._store.for_workers(saved)
         environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
         argv = process.bootstrap_argv("validator", str(os.getpid()), flags=request.python_flags)
-        started = process.spawn(argv, stderr=file.fileno(), environment=environment)
-        assert started.stdin is not None
-        assert started.stdout is not None
-        channel = Channel(os.dup(started.stdout.fileno()), os.dup(started.stdin.fileno()))
-        started.stdin.close()
-        started.stdout.close()
+        child = ChildLink(argv, stderr=file.fileno(), environment=environment)
         limit_s = saved.validation["timeout_s"]
         limit_s = validator.timeout_s if limit_s is None else limit_s
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        task = self._task = _Task(saved, started, channel, log, deadline)
+        task = self._task = _Task(saved, child, log, deadline)
         if self._loop is not None:
-            channel.attach(self._loop, lambda frames: self._on_frames(task, frames))
-        channel.queue(
+            child.channel.attach(self._loop, lambda frames: self._on_frames(task, frames))
+        child.channel.queue(
             wire.RunValidation(
                 checkpoint=checkpoint,
                 filesystem=request.filesystem,
@@ -181,17 +179,16 @@ class Validations:
         )
 
     def _on_frames(self, task: _Task, frames: list[wire.Frame]) -> None:
-        if task is not self._task:  # it has answered, and now its end comes too
+        if task is not self._task:  # the end of a process that has answered
             return
         for frame in frames:
             message = frame.message()
             assert isinstance(message, wire.ValidationResult)
             task.answer = message
-        if task.answer is None and not task.channel.at_end:
+        if task.answer is None and not task.child.channel.at_end:
             return
         if task.answer is None:
-            process.kill_group(task.process.pid, signal.SIGKILL)  # it may still be on its way out
-            code = task.process.wait()
+            code = task.child.kill()
             self._end(task, Status.VALIDATION_FAILED, {}, f"its process has died (exit code {code})")
         elif task.answer.failed is not None:
             self._end(task, Status.VALIDATION_FAILED, {}, task.answer.failed)
@@ -199,28 +196,19 @@ class Validations:
             self._end(task, Status.VALIDATED, json.loads(task.answer.body), None)
 
     def _end(self, task: _Task, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
-        self._close(task)
-        shown = f"{why} (its output: {self._store.shown(task.log)})" if why else None
-        self._note(task.saved, status, metrics, shown)
+        self._task = None
+        task.child.kill()
+        self._finish(task.saved, status, metrics, f"{why} (its output: {self._store.shown(task.log)})" if why else None)
+
+    def _finish(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
+        self._record(saved, status, metrics, why)
+        self.changed()
         self._next()
 
-    def _close(self, task: _Task) -> None:
-        self._task = None
-        task.channel.close()
-        process.kill_group(task.process.pid, signal.SIGKILL)
-        task.process.wait()
-
-    def _note(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
-        self._tell(saved, status, metrics, why)
-        self.changed()
-
-    def _tell(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
+    def _record(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._store.amend(saved, status.value, metrics)
         if why is None:
-            said = ", ".join(
-                f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-                for name, value in metrics.items()
-            )
-            say(f"validated {saved.path.name}: {said}")
+            values = (f"{name}={v:g}" if isinstance(v, float) else f"{name}={v}" for name, v in metrics.items())
+            say(f"validated {saved.path.name}: {', '.join(values)}")
         else:
             warn(f"the validation of {saved.path.name} has failed: {why}")

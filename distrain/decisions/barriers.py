@@ -1,4 +1,4 @@
-"""Ranks that meet in barrier() and broadcast_from_rank_zero(): who waits for whom. Runs in: coordinator.
+"""Ranks that meet in barrier() and broadcast_from_rank_zero(): which rank waits for which. Runs in: coordinator.
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument. The n-th collective of a rank in an attempt pairs with
 the n-th of every other rank, and all must be the same operation.
@@ -10,18 +10,19 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from distrain.decisions.events import ShowLine
 from distrain.decisions.failures import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 WARN_AFTER_S = 60.0
-"""How long ranks wait before the user hears whom they are waiting for."""
+"""Seconds that ranks wait in a collective before the user is told which ranks they wait for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Let ``rank`` go on with rank 0's ``data``; or, with ``refused``, make its call fail."""
+class EndCall:
+    """Let the rank's call return with rank 0's ``data``, or, with ``refused``, make it fail."""
 
     rank: int
     index: int
@@ -29,11 +30,7 @@ class Answer:
     refused: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
-    """One line for the user."""
-
-    text: str
+Action = EndCall | ShowLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,84 +49,81 @@ class BarrierTracker:
         self._world_size = world_size
         self._waiting: dict[int, _Call] = {}
         self._finished: set[int] = set()
-        self._refused: dict[int, str] = {}  # by index; who comes later hears the same
-        self._warned_of = 0
+        self._refused: dict[int, str] = {}
+        """By index of the call: why it failed on some rank, and fails on the ranks that make it later."""
+        self._warned_index = 0
 
-    def joined(
+    def entered(
         self, rank: int, index: int, operation: str, data: bytes, now: float, timeout_s: float | None = None
-    ) -> list[Answer]:
-        """The rank waits in its ``index``-th collective, for ``timeout_s`` at most."""
+    ) -> Sequence[Action]:
+        """Note that the rank waits in its ``index``-th collective, for ``timeout_s`` at most."""
         if index in self._refused:
-            return [Answer(rank, index, refused=self._refused[index])]
+            return [EndCall(rank, index, refused=self._refused[index])]
         until = math.inf if timeout_s is None else now + timeout_s
         self._waiting[rank] = _Call(index, operation, data, now, until)
         return self._settle()
 
-    def finished(self, rank: int) -> list[Answer]:
-        """The rank has done its work and will not come any more."""
+    def finished(self, rank: int) -> Sequence[Action]:
+        """Note that the rank has done its work and will make no further call."""
         self._finished.add(rank)
         return self._settle()
 
-    def tick(self, now: float) -> list[Answer | Late]:
-        """Who has been waiting for long, and for whom; said once for each collective. Who has waited for its
-        ``timeout_s`` does not wait any more.
-        """
+    def tick(self, now: float) -> Sequence[Action]:
+        """End the calls whose timeout is over; warn once of each call that takes long."""
         over = [(call.index, rank) for rank, call in self._waiting.items() if call.until <= now]
         if over:
             index, rank = min(over)
             call = self._waiting[rank]
-            why = (
+            return self._refuse(
+                index,
                 f"rank(s) {rank_list(self._missing())} have not come to {call.operation} within "
-                f"{call.until - call.since:g} s"
+                f"{call.until - call.since:g} s",
             )
-            self._refused[index] = why
-            return [*self._answer(index, refused=why)]
-        waiting = self._unmentioned()
-        if not waiting or now < min(call.since for call in waiting) + WARN_AFTER_S:
+        calls = self._calls_without_warning()
+        if not calls or now < min(call.since for call in calls) + WARN_AFTER_S:
             return []
         call = next(iter(self._waiting.values()))
-        self._warned_of = call.index
+        self._warned_index = call.index
         return [
-            Late(
+            ShowLine(
                 f"rank(s) {rank_list(self._waiting)} have been waiting in {call.operation} for {WARN_AFTER_S:g} s; "
                 f"rank(s) {rank_list(self._missing())} have not called it yet"
             )
         ]
 
     def deadline(self) -> float | None:
-        """When :meth:`tick` has something to do if nothing else happens."""
-        moments = [call.since + WARN_AFTER_S for call in self._unmentioned()]
+        """Return when :meth:`tick` has something to do if nothing else happens."""
+        moments = [call.since + WARN_AFTER_S for call in self._calls_without_warning()]
         moments += [call.until for call in self._waiting.values() if call.until < math.inf]
         return min(moments, default=None)
 
-    def _unmentioned(self) -> list[_Call]:
-        return [call for call in self._waiting.values() if call.index > self._warned_of]
+    def _calls_without_warning(self) -> list[_Call]:
+        return [call for call in self._waiting.values() if call.index > self._warned_index]
 
-    def _missing(self) -> Iterable[int]:
+    def _missing(self) -> list[int]:
         return [rank for rank in range(self._world_size) if rank not in self._waiting]
 
-    def _settle(self) -> list[Answer]:
+    def _settle(self) -> list[EndCall]:
         if not self._waiting:
             return []
-        ahead = max(call.index for call in self._waiting.values())
+        latest = max(call.index for call in self._waiting.values())
         index = min(call.index for call in self._waiting.values())
-        why = self._given_up(index, ahead) if index < ahead else self._impossible(index)
+        why = self._abandoned(index, latest) if index < latest else self._impossible(index)
         if why is not None:
-            self._refused[index] = why
-            return self._answer(index, refused=why)
+            return self._refuse(index, why)
         if len(self._waiting) < self._world_size:
             return []
-        return self._answer(index, data=self._waiting[0].data)
+        return self._end_calls(index, data=self._waiting[0].data)
 
-    def _given_up(self, index: int, ahead: int) -> str:
-        """Why ranks that wait in ``index`` wait in vain: an exception took others out of that call."""
-        gone = [rank for rank, call in self._waiting.items() if call.index == ahead]
-        here = [rank for rank, call in self._waiting.items() if call.index == index]
-        operation = self._waiting[here[0]].operation
-        return f"rank(s) {rank_list(gone)} gave up waiting in {operation}, call number {index}, and went on without it"
+    def _abandoned(self, index: int, latest: int) -> str:
+        """Return why the ranks in call ``index`` wait in vain: an exception took others out of that call."""
+        ahead = [rank for rank, call in self._waiting.items() if call.index == latest]
+        behind = [rank for rank, call in self._waiting.items() if call.index == index]
+        operation = self._waiting[behind[0]].operation
+        return f"rank(s) {rank_list(ahead)} gave up waiting in {operation}, call number {index}, and continued"
 
     def _impossible(self, index: int) -> str | None:
-        """Why the ranks that wait cannot meet any more."""
+        """Return why the waiting ranks cannot meet any more, or None if they can."""
         ranks_of: dict[str, list[int]] = {}
         for rank, call in sorted(self._waiting.items()):
             ranks_of.setdefault(call.operation, []).append(rank)
@@ -143,9 +137,13 @@ class BarrierTracker:
             )
         return None
 
-    def _answer(self, index: int, data: bytes = b"", refused: str | None = None) -> list[Answer]:
-        """Let everybody in ``index`` go; who is ahead goes on waiting."""
+    def _refuse(self, index: int, why: str) -> list[EndCall]:
+        self._refused[index] = why
+        return self._end_calls(index, refused=why)
+
+    def _end_calls(self, index: int, data: bytes = b"", refused: str | None = None) -> list[EndCall]:
+        """End the call ``index`` on every rank that waits in it; ranks in a later call keep waiting."""
         ranks = sorted(rank for rank, call in self._waiting.items() if call.index == index)
         for rank in ranks:
             del self._waiting[rank]
-        return [Answer(rank, index, data, refused) for rank in ranks]
+        return [EndCall(rank, index, data, refused) for rank in ranks]

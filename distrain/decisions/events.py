@@ -1,9 +1,14 @@
-"""What goes into the run machine and what comes out of it. Runs in: coordinator."""
+"""The events that the run machine handles, the actions that it returns, and the summary of a run. Runs in: coordinator.
+
+Events and actions are plain data. The coordinator turns messages and failures into events, and carries the actions out.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from distrain.hosts.world import WorkerFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,16 +19,19 @@ if TYPE_CHECKING:
     from distrain.decisions.states import RunState
     from distrain.errors import RankFailure
     from distrain.hosts.host import HostSettings
-    from distrain.hosts.world import WorldPlan
+    from distrain.hosts.world import RankPlan, WorldPlan
     from distrain.work.job import Job
 
-# -- what goes in ----------------------------------------------------------------------------------------------------
+# -- the request -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validator:
-    """How checkpoints are validated: the pickled work that holds the function and its usual keyword arguments, its
-    usual limit in seconds, and where and how it runs, which is as the user's process does.
+    """The user's validation function and the settings of the process that calls it.
+
+    blob: the pickled work that holds the function and its default keyword arguments.
+    timeout_s: default time limit of one validation.
+    directory, sys_path, environment: those of the user's process.
     """
 
     blob: bytes
@@ -35,8 +43,16 @@ class Validator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """All that a run is made of. ``hosts``: by name, in the order of placement; ``checkpoint``: path or URL to start
-    from; ``filesystem``: see :class:`~distrain.wire.WorkerSpec`.
+    """Everything that the user has asked for, as the run machine needs it.
+
+    storage_path: the directory or URL that holds the run directory.
+    hosts: settings by host name, in the order in which ranks are placed.
+    stop_grace_s: seconds that ranks get to stop by themselves when the user asks the run to stop.
+    argv: ``sys.argv`` of the workers.
+    python_flags: interpreter flags of the workers, such as ``-O``.
+    first_attempt: number of the first attempt; it is above 0 if the run was continued.
+    checkpoint: path or URL of the checkpoint that the first attempt starts from.
+    filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
     """
 
     run_id: str
@@ -56,11 +72,36 @@ class RunRequest:
     validator: Validator | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
+        """Return the facts that the worker of this rank gets."""
+        return WorkerFacts(
+            world_rank=rank.rank,
+            world_size=plan.world_size,
+            local_rank=rank.local_rank,
+            local_world_size=rank.local_world_size,
+            node_rank=rank.node_rank,
+            run_name=self.run_name,
+            storage_path=self.storage_path,
+            attempt=attempt,
+            devices=rank.devices,
+            shares_gpu=plan.shares_gpu,
+            run_id=self.run_id,
+            metadata=self.metadata,
+            resources=self.scaling.worker_resources,
+            filesystem=self.filesystem,
+            validates=self.validator is not None,
+        )
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """A message from an agent, or from a worker through it. ``reports``: how many the worker had made. ``reason``: why
-    its native code aborted, if its output tells.
+    """A message arrived from an agent, or from a worker through its agent.
+
+    reports: number of reports that the worker had made.
+    reason: why the worker's native code aborted, if its output contains a reason.
     """
 
     host: str
@@ -71,8 +112,9 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """The connection to an agent has ended, its lease has run out, or it could not be started. ``owes``: whether
-    a checkpoint cannot be committed without it.
+    """A host was lost: its agent could not be started, its connection ended, or its lease expired.
+
+    owes: a checkpoint cannot be committed without this host.
     """
 
     host: str
@@ -82,23 +124,31 @@ class HostLost:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The user wants the run to end; ``why`` in a few words. Asked twice: at once."""
+    """The user asked the run to stop. A second request asks to stop at once.
+
+    why: the reason in a few words, such as ``SIGTERM``.
+    """
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StorageFailed:
-    """The run directory cannot be written any more; ``why`` names the file and the cause."""
+    """The run directory cannot be written any more.
+
+    why: names the file and the cause.
+    """
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Storing:
-    """Ranks, each with the ordinal of its checkpoint, that are inside report() and store checkpoints which need nothing
-    more from the ranks that have failed, the one included whose failure is announced next. ``expected``: ranks that may
-    bring one with a report that the failed ranks have made already.
+class CheckpointsInProgress:
+    """The checkpoints that other ranks can still complete although some ranks have failed.
+
+    The failed ranks include the one whose failure is the next event.
+    parts: pairs of a rank that is storing its part inside report(), and the ordinal of that checkpoint.
+    expected: ranks that have not brought their part yet, but may with a report that the failed ranks have made already.
     """
 
     parts: frozenset[tuple[int, int]] = frozenset()
@@ -114,8 +164,11 @@ class CheckpointAvailable:
 
 @dataclass(frozen=True, slots=True)
 class HangDetected:
-    """No rank has made progress for longer than the user allows; ``where`` they are, in lines; ``suspects``: for whom
-    the others may be waiting.
+    """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``.
+
+    after_s: seconds without progress.
+    where: lines that describe what the ranks are doing.
+    suspects: ranks that the other ranks may be waiting for.
     """
 
     after_s: float
@@ -125,17 +178,26 @@ class HangDetected:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """The deadline of the run machine has passed."""
 
 
-Event = MessageReceived | HostLost | StopRequested | StorageFailed | Storing | CheckpointAvailable | HangDetected | Tick
+Event = (
+    MessageReceived
+    | HostLost
+    | StopRequested
+    | StorageFailed
+    | CheckpointsInProgress
+    | CheckpointAvailable
+    | HangDetected
+    | Tick
+)
 
 
-# -- what comes out --------------------------------------------------------------------------------------------------
+# -- actions ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendMessage:
     """Send a message to a host."""
 
     host: str
@@ -143,15 +205,18 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
-    """Start an agent on a host: its first, or one in place of another that was lost, of which nothing may be left."""
+class ConnectHost:
+    """Start an agent on a host. If an earlier agent was lost, first end everything that it has left there."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """One line for the user. ``once``: not again in this process, also in later runs."""
+class ShowLine:
+    """Show a line to the user.
+
+    once: show the same line only once in this process, even if there are several runs.
+    """
 
     text: str
     once: bool = False
@@ -159,7 +224,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarts:
-    """A new attempt with this plan; earlier reports are complete."""
+    """Begin a new attempt with this plan. All reports of earlier attempts have arrived."""
 
     attempt: int
     plan: WorldPlan
@@ -167,27 +232,43 @@ class AttemptStarts:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """No process of the attempt is left. ``why``: what ended it early, if that was not the failure of a rank."""
+    """Close an attempt: none of its processes is left.
+
+    why: what ended the attempt early, if that was not the failure of a rank.
+    """
 
     attempt: int
     failures: tuple[RankFailure, ...] = ()
     why: str | None = None
 
 
-Action = Tell | Connect | Say | AttemptStarts | AttemptEnded
+Action = SendMessage | ConnectHost | ShowLine | AttemptStarts | AttemptEnded
 
 
-# -- what has come of it ---------------------------------------------------------------------------------------------
+# -- the summary -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """How a run stands or has ended.
+    """The state of a run, and how it ended if it has. Facts about ranks are of the latest attempt.
 
-    value: rank 0's pickled return value, if the run has finished. failures: of the latest attempt; errors: the
-    exceptions themselves, where they are at hand. problem: why it could not be done, if no rank is to blame.
-    hung, no_retry: see the machine. hosts: of each rank. finished: ranks that have done their work; where: the stopped
-    ones were. entered: whether any rank ever got into train_func. earlier: how the attempts before failed, a line each.
+    metrics: rank 0's last report.
+    value: rank 0's pickled return value, if every rank has finished its work.
+    failures: the ranks that failed by themselves or were lost.
+    errors: exceptions by rank, if they were raised in this process.
+    stopped_ranks: ranks that distrain stopped.
+    last_lines: the last output of each rank.
+    stop_reason: why the user asked the run to stop.
+    problem: why the run cannot continue, if no rank is to blame.
+    hung: the hang that ended the attempt.
+    no_retry: why the run was not restarted although its budget allowed a restart.
+    hosts: the host of each rank.
+    finished: ranks that have finished their work.
+    where: lines that describe what the stopped ranks were doing.
+    storage_failed: the run directory cannot be written.
+    resources_missing: the hosts do not have what the scaling config asks for.
+    entered: some rank of some attempt has entered train_func.
+    earlier_attempts: one line for each earlier attempt, with its failure.
     """
 
     state: RunState
@@ -208,4 +289,4 @@ class RunSummary:
     storage_failed: bool = False
     resources_missing: bool = False
     entered: bool = False
-    earlier: Sequence[str] = ()
+    earlier_attempts: Sequence[str] = ()

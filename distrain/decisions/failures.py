@@ -1,4 +1,4 @@
-"""Exit facts and outcomes of ranks -> who is to blame, and the screen that says so. Runs in: coordinator.
+"""The failures of ranks: who is to blame, and the text that shows them to the user. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from distrain.errors import RankFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distrain import wire
 
-# What survivors of a dead peer raise, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15), and from TensorFlow (2.21).
+# The errors of ranks whose peer is gone, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15) and TensorFlow (2.21).
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|wait timeout after|"
     r"collective operation timeout|operation timed out!|socket timeout|store.{0,40}timed out|"
@@ -34,6 +34,10 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
 }
+_STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
+_KNOWN_SIGNALS = {int(number) for number in signal.Signals}
+
+# -- who has failed --------------------------------------------------------------------------------------------------
 
 
 def failure_of(
@@ -46,22 +50,20 @@ def failure_of(
     entered: bool = True,
     reason: str = "",
 ) -> RankFailure | None:
-    """The failure of a rank; None if it did its work, or if we ended it. ``entered``: it had got into train_func.
-    ``reason``: why its native code aborted, if its output tells.
+    """Return the failure of a rank, or None if it finished its work or distrain ended it.
+
+    order: its position among the failures of the attempt.
+    entered: the rank had entered train_func.
+    reason: why its native code aborted, if its output contains a reason.
     """
+    if outcome is not None and outcome.ok:
+        return None  # whatever happens afterwards: gloo may abort when the interpreter exits
     if outcome is not None:
-        if outcome.ok:
-            return None  # whatever the process did afterwards: gloo aborts at interpreter exit, for one
-        summary = outcome.error or "unknown error"
-        if exited is not None and exited.oom_limit_bytes:  # a DataLoader worker, as a rule
-            summary = f"{summary} (meanwhile, the kernel killed a process for lack of memory: {_limit(exited)})"
-        if outcome.stage != "run":
-            summary = f"{summary} (before train_func, while {_STAGES.get(outcome.stage, outcome.stage)})"
         return RankFailure(
             rank=rank,
             host=host,
             order=order,
-            summary=summary,
+            summary=_summary(outcome, exited),
             traceback=outcome.traceback,
             exit_code=outcome.exit_code,
             consequence=bool(_CONSEQUENCE.search(_message(outcome))),
@@ -85,7 +87,11 @@ def failure_of(
 
 
 def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s: float) -> list[RankFailure]:
-    """One for each rank that had not finished (``hosts``: its host), the suspects first."""
+    """Return a failure for each rank that had not finished, the suspects first.
+
+    hosts: the host of each of these ranks.
+    suspects: ranks that the others may have waited for; all ranks if it is empty.
+    """
     suspects = suspects or list(hosts)
     order = sorted(hosts, key=lambda rank: (rank not in suspects, rank))
     return [
@@ -103,13 +109,24 @@ def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s:
     ]
 
 
+def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
+    """Sort failures: those with a cause of their own before consequences, each in order of arrival."""
+    return sorted(failures, key=lambda failure: (failure.consequence, failure.order))
+
+
 def _message(outcome: wire.Outcome) -> str:
-    """The whole text of the exception, without the lines of code that lead to it."""
+    """Return the whole text of the exception, without the stack in front of it."""
     first = (outcome.error or "").removesuffix(" ...")
     return outcome.traceback[max(outcome.traceback.rfind(first), 0) :] if first in outcome.traceback else first
 
 
-_STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
+def _summary(outcome: wire.Outcome, exited: wire.Exited | None) -> str:
+    summary = outcome.error or "unknown error"
+    if exited is not None and exited.oom_limit_bytes:  # the victim is often a DataLoader worker
+        summary = f"{summary} (meanwhile, the kernel killed a process for lack of memory: {_limit(exited)})"
+    if outcome.stage != "run":
+        summary = f"{summary} (before train_func, while {_STAGES.get(outcome.stage, outcome.stage)})"
+    return summary
 
 
 def _kind(exited: wire.Exited) -> str:
@@ -121,8 +138,9 @@ def _kind(exited: wire.Exited) -> str:
 
 
 def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
+    """Describe how a process ended without an outcome."""
     memory = f" (peak memory {exited.max_rss_bytes / 2**20:.0f} MiB)" if exited.max_rss_bytes else ""
-    when = "in the middle of the training" if entered else "before it got into train_func"
+    when = "during training" if entered else "before it entered train_func"
     if exited.lost is not None:
         return f"lost: {exited.lost}"
     if _kind(exited) == "memory":
@@ -140,17 +158,7 @@ def _limit(exited: wire.Exited) -> str:
     return f"the cgroup allows {(exited.oom_limit_bytes or 0) / 2**20:.0f} MiB for all processes in it"
 
 
-_KNOWN_SIGNALS = {int(number) for number in signal.Signals}
-
-
-def signal_in_words(number: int) -> str:
-    """``SIGKILL (9)``; real-time signals have no name."""
-    return f"{signal.Signals(number).name} ({number})" if number in _KNOWN_SIGNALS else f"signal {number}"
-
-
-def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
-    """Sorted: what happened by itself before what a dead peer explains, each in order of arrival."""
-    return sorted(failures, key=lambda failure: (failure.consequence, failure.order))
+# -- the failure screen ----------------------------------------------------------------------------------------------
 
 
 def failure_screen(
@@ -161,45 +169,57 @@ def failure_screen(
     finished: Sequence[int] = (),
     where: Sequence[str] = (),
 ) -> str:
-    """One screen of plain text: the culprit with its traceback (or its last output, if it has none), equal failures
-    grouped, then the others.
+    """Return one screen of plain text, the culprit first.
 
-    finished: ranks that had done their work. where: the places at which the stopped ranks were.
+    The culprit is shown with its traceback, or with its last output if it has none. Equal failures are grouped.
+
+    stopped: ranks that distrain stopped.
+    finished: ranks that had finished their work.
+    where: lines that describe what the stopped ranks were doing.
     """
-    groups = _grouped(culprit_first(failures))
     lines: list[str] = []
-    if finished and all(failure.consequence for failure in failures):
-        lines.append(
-            f"{_title(finished)} had finished train_func when others still waited for "
-            f"{'it' if len(finished) == 1 else 'them'}. Every rank must take part in every collective: do all have the "
-            "same number of batches?"
-        )
-    elif stopped and all(failure.consequence for failure in failures):
-        lines.append(
-            f"no rank is known to have failed by itself; the cause may lie with {_title(stopped)}, stopped before "
-            f"{'it' if len(stopped) == 1 else 'they'} could say so"
-        )
-    for number, group in enumerate(groups):
-        first = group[0]
-        title = (
-            f"{_title([f.rank for f in group])} on {', '.join(dict.fromkeys(f.host for f in group))}: {first.summary}"
-        )
-        if first.consequence and number:
-            lines.append(f"{_narrow(title, 160)} (a consequence: a peer had gone)")
-            continue
-        lines.append(title)
-        if first.traceback:
-            lines += [f"  {_narrow(line)}" for line in _cut(first.traceback.rstrip()).splitlines()]
-        elif last_lines.get(first.rank):
-            lines += ["  its last output:", *(f"    {_narrow(line)}" for line in last_lines[first.rank])]
+    if all(failure.consequence for failure in failures):
+        lines += _unknown_culprit(stopped=stopped, finished=finished)
+    for number, group in enumerate(_grouped(culprit_first(failures))):
+        lines += _group_lines(group, last_lines, is_first=number == 0)
     if stopped:
-        lines.append(f"{_title(stopped)}: stopped by distrain")
+        lines.append(f"{name_ranks(stopped)}: stopped by distrain")
         lines += [f"    {line}" for line in where]
     return "\n".join(lines)
 
 
+def _unknown_culprit(*, stopped: Sequence[int], finished: Sequence[int]) -> list[str]:
+    """Describe who may be the culprit if all failures are consequences."""
+    text = ""
+    if finished:
+        text = (
+            f"{name_ranks(finished)} had finished train_func while other ranks still waited for "
+            f"{'it' if len(finished) == 1 else 'them'}. Every rank must take part in every collective: do all have the "
+            "same number of batches?"
+        )
+    elif stopped:
+        text = (
+            f"no rank is known to have failed by itself; the cause may lie with {name_ranks(stopped)}, stopped before "
+            f"{'it' if len(stopped) == 1 else 'they'} could report an error"
+        )
+    return [text] if text else []
+
+
+def _group_lines(group: Sequence[RankFailure], last_lines: Mapping[int, Sequence[str]], *, is_first: bool) -> list[str]:
+    first = group[0]
+    ranks, hosts = name_ranks([f.rank for f in group]), ", ".join(dict.fromkeys(f.host for f in group))
+    title = f"{ranks} on {hosts}: {first.summary}"
+    if first.consequence and not is_first:
+        return [f"{_cut_line(title, 160)} (a consequence: a peer was gone)"]
+    if first.traceback:
+        return [title, *(f"  {_cut_line(line)}" for line in _cut_middle(first.traceback.rstrip()).splitlines())]
+    if last_lines.get(first.rank):
+        return [title, "  its last output:", *(f"    {_cut_line(line)}" for line in last_lines[first.rank])]
+    return [title]
+
+
 def _grouped(failures: Sequence[RankFailure]) -> list[list[RankFailure]]:
-    """Same text up to numbers and addresses: same group; the first failure of a group decides its place."""
+    """Group failures with the same text up to numbers and addresses. A group stands where its first failure does."""
     groups: dict[tuple[str, str], list[RankFailure]] = {}
     for failure in failures:
         key = (_masked(failure.summary), _masked(failure.traceback))
@@ -211,8 +231,8 @@ def _masked(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
 
 
-def _cut(text: str, most: int = 60) -> str:
-    """The whole text, or its first and last lines: the log has it all."""
+def _cut_middle(text: str, most: int = 60) -> str:
+    """Return the text, or its first and last lines if it is long. The log has all of it."""
     lines = text.splitlines()
     if len(lines) <= most:
         return text
@@ -220,16 +240,25 @@ def _cut(text: str, most: int = 60) -> str:
     return "\n".join([*lines[:head], f"... {len(lines) - most} lines left out ...", *lines[-tail:]])
 
 
-def _narrow(line: str, most: int = 500) -> str:
+def _cut_line(line: str, most: int = 500) -> str:
     return line if len(line) <= most else f"{line[:most]} ... {len(line) - most} characters left out ..."
 
 
-def _title(ranks: Sequence[int]) -> str:
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def signal_in_words(number: int) -> str:
+    """Return ``SIGKILL (9)``; real-time signals have no name."""
+    return f"{signal.Signals(number).name} ({number})" if number in _KNOWN_SIGNALS else f"signal {number}"
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """Return ``rank 3`` or ``ranks 0, 2-5``."""
     return ("rank " if len(ranks) == 1 else "ranks ") + rank_list(ranks)
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """``0, 2-5``."""
+    """Return ``0, 2-5``."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][-1] + 1:

@@ -1,33 +1,46 @@
-"""What hosts are asked before they train together, and what is wrong with their answers. Runs in: coordinator.
+"""Questions to hosts before they train together, and findings from their answers. Runs in: coordinator.
 
-Pure: no I/O, no clock. Two ask: a launch, beside the start of its workers, and ``--check``, which looks at everything.
+No I/O and no clock: the caller sends the questions and passes the answers on. Three callers do so: a launch while its
+workers start, ``--check``, and the hang monitor, which only asks hosts to connect to each other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.hosts.host import Gpu, gpu_problem, hidden_gpus_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from distrain.decisions.events import RunRequest
-    from distrain.hosts.world import WorldPlan
+    from distrain.hosts.host import HostSettings
 
-PACKAGES = ("torch", "cloudpickle")
-"""Whose versions ``--check`` compares, beside Python's and ours."""
-INSPECT_TIMEOUT_S = 15.0
-MOST_SKEW_S = 1.0
-LEAST_DISK_BYTES = 1 << 30
+ANSWER_TIMEOUT_S = 15.0
+"""Seconds to wait for the answers of a host before it counts as silent."""
+MAX_CLOCK_SKEW_S = 1.0
+MIN_FREE_DISK_BYTES = 1 << 30
+_MAX_NAMES_SHOWN = 8
 _NETWORK_VARIABLES = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """A message to send to a host."""
+
+    host: str
+    message: wire.Message
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong with a host: what was seen, and what to do. ``about`` is the column of the table that it concerns.
-    Without ``is_fatal``, training is possible.
+    """A problem of a host, with its cure.
+
+    about: the column of the ``--check`` table that the problem concerns.
+    is_fatal: False if training is possible in spite of it.
     """
 
     host: str
@@ -36,12 +49,182 @@ class Finding:
     is_fatal: bool = True
 
 
+# -- all hosts -------------------------------------------------------------------------------------------------------
+
+
+class _Stage(enum.Enum):
+    """Progress of the connections between hosts."""
+
+    OPENING = "opening"
+    CONNECTING = "connecting"
+    DONE = "done"
+
+
+class HostChecks:
+    """One round of questions to hosts.
+
+    Each host of ``inspections`` answers its question. The hosts of ``addresses``, if there are at least two, open a
+    port each; once all have, each connects to all others.
+
+    addresses: by host, the address under which the others reach it; empty if unknown.
+    own_versions: versions of packages on this machine.
+    nonce: identifies this round. Answers about connections that carry another one are ignored.
+    must_connect: False makes a failed connection a warning.
+    """
+
+    def __init__(
+        self,
+        inspections: Mapping[str, wire.InspectHost],
+        addresses: Mapping[str, str],
+        *,
+        nonce: str,
+        own_versions: Mapping[str, str | None] | None = None,
+        must_connect: bool = True,
+    ) -> None:
+        self._inspections = inspections
+        self._not_inspected = dict.fromkeys(inspections)
+        self._addresses = dict(addresses) if len(addresses) > 1 else {}
+        self._ports: dict[str, wire.ProbePortOpened | None] = dict.fromkeys(self._addresses)
+        self._failed_peers: dict[str, dict[str, str]] = {}
+        self._stage = _Stage.OPENING if self._ports else _Stage.DONE
+        self._nonce = nonce
+        self._own_versions = own_versions or {}
+        self._must_connect = must_connect
+
+    @property
+    def is_done(self) -> bool:
+        """True when no answer is missing."""
+        return not self._not_inspected and self._stage is _Stage.DONE
+
+    def begin(self) -> list[Question]:
+        """Return the first questions."""
+        ports = [
+            Question(host, wire.OpenProbePort(address=address, nonce=self._nonce, peer="" if address else self._peer()))
+            for host, address in self._addresses.items()
+        ]
+        return [*ports, *(Question(host, inspection) for host, inspection in self._inspections.items())]
+
+    def _peer(self) -> str:
+        """Return any known address: a host that does not know its own finds it on the route there."""
+        return next(filter(None, self._addresses.values()), "")
+
+    def handle(self, host: str, answer: wire.Message) -> list[Question | Finding]:
+        """Take the answer of a host. Return the next questions, and what the answer shows."""
+        match answer:
+            case wire.InspectionResult() if host in self._not_inspected:
+                del self._not_inspected[host]
+                storage = self._inspections[host].storage
+                versions = version_findings(host, answer.versions, self._own_versions)
+                return [*versions, *storage_findings(host, answer, storage)]
+            case wire.ProbePortOpened(nonce=self._nonce) if host in self._ports:
+                self._ports[host] = answer
+            case wire.ProbeResult(nonce=self._nonce) if host in self._ports:
+                self._failed_peers[host] = answer.failed
+        return self._proceed()
+
+    def remove(self, host: str) -> list[Question | Finding]:
+        """Forget a lost host: the others neither wait for it nor blame it."""
+        self._not_inspected.pop(host, None)
+        self._ports.pop(host, None)
+        self._failed_peers.pop(host, None)
+        return self._proceed()
+
+    def _proceed(self) -> list[Question | Finding]:
+        steps: list[Question | Finding] = []
+        if self._stage is _Stage.OPENING and all(self._ports.values()):
+            self._stage = _Stage.CONNECTING
+            steps += self._connections()
+        if self._stage is _Stage.CONNECTING and self._ports.keys() <= self._failed_peers.keys():
+            self._stage = _Stage.DONE
+            steps += self.connection_findings()
+        return steps
+
+    def _connections(self) -> list[Question]:
+        ports = {host: (opened.address, opened.port) for host, opened in self._ports.items() if opened and opened.port}
+        peers = {host: {name: port for name, port in ports.items() if name != host} for host in self._ports}
+        return [Question(host, wire.ProbePeers(peers=peers[host], nonce=self._nonce)) for host in self._ports]
+
+    def overdue(self, after_s: float) -> list[Finding]:
+        """Return one finding for each host that still owes an answer, ``after_s`` seconds after the questions."""
+        found = []
+        for host in self._not_inspected:
+            where = self._inspections[host].storage or self._inspections[host].directory
+            text = f"it could not look at {where} within {after_s:g} s: does the file system hang there?"
+            found.append(Finding(host, "storage", text))
+        silent = f"it has not answered within {after_s:g} s: is it frozen?"
+        return [*found, *(Finding(host, "peers", silent) for host in self._silent() if host not in self._not_inspected)]
+
+    def _silent(self) -> list[str]:
+        if self._stage is _Stage.OPENING:
+            return [host for host, opened in self._ports.items() if opened is None]
+        return [host for host in self._ports if host not in self._failed_peers]
+
+    def connection_findings(self) -> list[Finding]:
+        """Return one finding for each host that others cannot connect to, as far as the hosts have answered."""
+        found = [
+            Finding(host, "peers", f"it has no address for the other hosts: {opened.failed}; name it by such a one")
+            for host, opened in self._ports.items()
+            if opened is not None and opened.failed is not None
+        ]
+        callers: dict[tuple[str, str], list[str]] = {}
+        for caller, failed in self._failed_peers.items():
+            for host, why in failed.items():
+                if host in self._ports:
+                    callers.setdefault((host, why), []).append(caller)
+        found += [self._blocked(host, why, sorted(names)) for (host, why), names in sorted(callers.items())]
+        return [replace(finding, is_fatal=self._must_connect) for finding in found]
+
+    def _blocked(self, host: str, why: str, callers: Sequence[str]) -> Finding:
+        opened = self._ports[host]
+        where = f"{opened.address} ({opened.interface})" if opened else ""
+        text = (
+            f"{_listed(callers)} cannot connect to it at {where}: {why}; let TCP through between the hosts, on all "
+            "ports, or name them by addresses of a network where it is"
+        )
+        return Finding(host, "peers", text)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES_SHOWN])
+    return f"{shown} and {len(names) - _MAX_NAMES_SHOWN} others" if len(names) > _MAX_NAMES_SHOWN else shown
+
+
+def inspection(
+    settings: HostSettings, own_versions: Mapping[str, str | None], *, storage: str, probe_file: str, content: str
+) -> wire.InspectHost:
+    """Return the question about what workers with these settings find on their host.
+
+    own_versions: names the packages whose versions matter.
+    storage: the directory that the host must be able to write; empty if there is none to try.
+    probe_file, content: a file below ``storage`` that this machine has written, and a text in it.
+    """
+    return wire.InspectHost(
+        directory=settings.directory,
+        sys_path=list(settings.sys_path),
+        packages=list(own_versions),
+        storage=storage,
+        probe_file=probe_file,
+        nonce=content,
+    )
+
+
+def must_connect(request: RunRequest) -> bool:
+    """Tell if the ranks are known to connect to each other over the addresses that the checks try.
+
+    They do not without a framework, nor if the user has named another network.
+    """
+    other_network = any(_NETWORK_VARIABLES & settings.environment.keys() for settings in request.hosts.values())
+    return bool(request.backend.framework) and not other_network
+
+
 # -- versions --------------------------------------------------------------------------------------------------------
 
 
 def refusal(hello: Mapping[str, Any], python: str) -> tuple[str, str] | None:
-    """Why we cannot talk to an agent, whose HELLO may have other fields than ours, and which column that concerns.
-    ``python``: this machine's version.
+    """Return why this coordinator cannot work with an agent, as column and text, or None if it can.
+
+    hello: the fields of its HELLO, which another version of distrain may send with other names.
+    python: the version of Python on this machine.
     """
     theirs, their_python = hello.get("distrain"), str(hello.get("python"))
     if (hello.get("wire"), theirs) != (wire.WIRE_VERSION, wire.DISTRAIN_VERSION):
@@ -58,8 +241,9 @@ def refusal(hello: Mapping[str, Any], python: str) -> tuple[str, str] | None:
 
 
 def version_findings(host: str, theirs: Mapping[str, str | None], ours: Mapping[str, str | None]) -> list[Finding]:
-    """Packages that the host lacks, or has in another version than this machine. Only another cloudpickle generation
-    is known to break pickles.
+    """Return packages that the host lacks or has in another version than this machine.
+
+    Another version is a warning, except another major version of cloudpickle: only that is known to break pickles.
     """
     found = []
     for package, own in ours.items():
@@ -84,213 +268,64 @@ def _release(version: str, parts: int) -> list[str]:
     return version.split(".")[:parts]
 
 
-# -- what was inspected ----------------------------------------------------------------------------------------------
+# -- one host --------------------------------------------------------------------------------------------------------
 
 
-def directory_findings(host: str, inspected: wire.InspectionResult, directory: str) -> list[Finding]:
-    if inspected.directory_problem is None:
+def directory_findings(host: str, result: wire.InspectionResult, directory: str) -> list[Finding]:
+    """Return a finding if no worker can run in the directory."""
+    if result.directory_problem is None:
         return []
-    text = f"no worker can run in {directory}: {inspected.directory_problem}; create it, or set cwd= in the hostfile"
+    text = f"no worker can run in {directory}: {result.directory_problem}; create it, or set cwd= in the hostfile"
     return [Finding(host, "cwd", text)]
 
 
-def storage_findings(host: str, inspected: wire.InspectionResult, storage: str) -> list[Finding]:
-    if inspected.storage_problem is None:
+def storage_findings(host: str, result: wire.InspectionResult, storage: str) -> list[Finding]:
+    """Return a finding if the host cannot use the storage, or has another one under that name."""
+    if result.storage_problem is None:
         return []
     text = (
-        f"the storage {storage} {inspected.storage_problem}; mount one that all hosts share there, "
+        f"the storage {storage} {result.storage_problem}; mount one that all hosts share there, "
         "or name another place with RunConfig(storage_path=...) or --storage-path"
     )
     return [Finding(host, "storage", text)]
 
 
-def disk_findings(host: str, inspected: wire.InspectionResult, storage: str) -> list[Finding]:
-    free = inspected.disk_free_bytes
-    if not 0 < free < LEAST_DISK_BYTES:
+def disk_findings(host: str, result: wire.InspectionResult, storage: str) -> list[Finding]:
+    """Return a warning if the disk is nearly full. The host sends 0 if it does not know."""
+    free = result.disk_free_bytes
+    if not 0 < free < MIN_FREE_DISK_BYTES:
         return []
     text = f"only {free / 2**20:.0f} MiB are free in {storage}, where checkpoints go; make room"
     return [Finding(host, "disk", text, is_fatal=False)]
 
 
 def clock_findings(host: str, ahead_s: float, uncertain_s: float) -> list[Finding]:
-    """``ahead_s``: by how much its clock is ahead of this machine's, give or take ``uncertain_s``."""
-    if abs(ahead_s) - uncertain_s <= MOST_SKEW_S:
+    """Return a warning if the host's clock is wrong.
+
+    ahead_s: how far it is ahead of this machine's clock, give or take ``uncertain_s``.
+    """
+    if abs(ahead_s) - uncertain_s <= MAX_CLOCK_SKEW_S:
         return []
     where = "ahead of" if ahead_s > 0 else "behind"
     text = f"its clock is {abs(ahead_s):.1f} s {where} this machine's, so times in logs do not compare; run NTP there"
     return [Finding(host, "clock", text, is_fatal=False)]
 
 
-# -- pairs -----------------------------------------------------------------------------------------------------------
+def gpu_findings(
+    host: str, hello: wire.Hello, settings: HostSettings, *, named: Sequence[str], workers: int, use_gpu: bool
+) -> list[Finding]:
+    """Return a finding if the host lacks GPUs that the hostfile names or that its workers need.
 
-
-class Pairs:
-    """Whether every host can connect to every other. ``addresses``: where each is reached, empty if unknown. What is
-    said with another ``nonce``, or by a host that is not of them (any more), is of another round, and passed over.
+    named: entries of ``gpus=`` in the hostfile.
     """
-
-    def __init__(self, addresses: Mapping[str, str], nonce: str) -> None:
-        self._addresses = dict(addresses)
-        self._nonce = nonce
-        self._listening: dict[str, wire.ProbePortOpened | None] = dict.fromkeys(addresses)
-        self._reached: dict[str, dict[str, str]] = {}
-
-    @property
-    def is_done(self) -> bool:
-        return not self.silent
-
-    @property
-    def silent(self) -> list[str]:
-        """Who has something left to say: where it listens, or, once all do, whom it reached."""
-        said = self._reached if all(self._listening.values()) else [h for h, here in self._listening.items() if here]
-        return [host for host in self._listening if host not in said]
-
-    def begin(self) -> dict[str, wire.Message]:
-        """What to say to whom."""
-        return {
-            host: wire.OpenProbePort(address=address, nonce=self._nonce, peer="" if address else self._other(host))
-            for host, address in self._addresses.items()
-        }
-
-    def _other(self, host: str) -> str:
-        return next((address for name, address in self._addresses.items() if address and name != host), "")
-
-    def heard(self, host: str, message: wire.ProbePortOpened | wire.ProbeResult) -> dict[str, wire.Message]:
-        """What to say to whom now."""
-        if message.nonce != self._nonce or host not in self._listening:
-            return {}
-        if isinstance(message, wire.ProbeResult):
-            self._reached[host] = message.failed
-            return {}
-        self._listening[host] = message
-        return self._calls() if all(self._listening.values()) else {}
-
-    def lost(self, host: str) -> dict[str, wire.Message]:
-        """Do not wait for this one. What to say to whom now."""
-        was_waited_for = self._listening.pop(host, self) is None
-        self._addresses.pop(host, None)
-        return self._calls() if was_waited_for and all(self._listening.values()) else {}
-
-    def _calls(self) -> dict[str, wire.Message]:
-        where = {host: (said.address, said.port) for host, said in self._listening.items() if said and said.port}
-        return {
-            host: wire.ProbePeers(peers={name: to for name, to in where.items() if name != host}, nonce=self._nonce)
-            for host in self._listening
-        }
-
-    def findings(self) -> list[Finding]:
-        """One for each host that others cannot connect to."""
-        found = [
-            Finding(host, "peers", f"it has no address for the other hosts: {said.failed}; name it by such a one")
-            for host, said in self._listening.items()
-            if said is not None and said.failed is not None
-        ]
-        callers: dict[tuple[str, str], list[str]] = {}
-        for caller, failed in self._reached.items():
-            for host, why in failed.items():
-                if host in self._listening:
-                    callers.setdefault((host, why), []).append(caller)
-        found += [self._blocked(host, why, sorted(names)) for (host, why), names in sorted(callers.items())]
-        return found
-
-    def _blocked(self, host: str, why: str, callers: Sequence[str]) -> Finding:
-        said = self._listening[host]
-        where = f"{said.address} ({said.interface})" if said else ""
-        text = (
-            f"{_listed(callers)} cannot connect to it at {where}: {why}; let TCP through between the hosts, on all "
-            "ports, or name them by addresses of a network where it is"
-        )
-        return Finding(host, "peers", text)
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} others" if len(names) > most else shown
-
-
-# -- a launch --------------------------------------------------------------------------------------------------------
-
-
-class LaunchChecks:
-    """What can be found out while the workers of a launch import, so that it costs nothing: versions, storage, pairs.
-
-    own: versions on this machine. storage: the run directory; ``probe_file`` is a file in it with the run's id. nonce:
-    of the pairs, see :class:`Pairs`.
-    """
-
-    def __init__(
-        self,
-        request: RunRequest,
-        plan: WorldPlan,
-        *,
-        own: Mapping[str, str | None],
-        storage: str,
-        probe_file: str,
-        nonce: str,
-    ) -> None:
-        self._request = request
-        self._own = own
-        self._storage = storage
-        self._probe_file = probe_file
-        self._hosts = list(plan.hosts)
-        pairs = {} if plan.shares_network else dict(zip(plan.hosts, plan.addresses, strict=True))
-        self._pairs = Pairs(pairs, nonce)
-        self._pairs_matter = _meets(request)
-        self._inspected: set[str] = set()
-
-    def begin(self) -> list[tuple[str, wire.Message]]:
-        """What to say to whom."""
-        said: list[tuple[str, wire.Message]] = list(self._pairs.begin().items())
-        return [*said, *((host, self._inspect(host)) for host in self._hosts)]
-
-    def _inspect(self, host: str) -> wire.InspectHost:
-        order = self._request.hosts[host]
-        return wire.InspectHost(
-            directory=order.directory,
-            sys_path=list(order.sys_path),
-            packages=list(self._own),
-            storage=self._storage,
-            probe_file=self._probe_file,
-            nonce=self._request.run_id,
-        )
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all hosts have said all."""
-        return self._pairs.is_done and self._inspected.issuperset(self._hosts)
-
-    def heard(self, host: str, message: wire.Message) -> tuple[Iterable[tuple[str, wire.Message]], list[Finding]]:
-        """What to say to whom now, and what is wrong."""
-        match message:
-            case wire.InspectionResult():
-                self._inspected.add(host)
-                versions = version_findings(host, message.versions, self._own)
-                return (), [*versions, *storage_findings(host, message, self._storage)]
-            case wire.ProbePortOpened() | wire.ProbeResult():
-                said = self._pairs.heard(host, message)
-                return said.items(), self._blocked() if self._pairs.is_done else []
-            case _:
-                return (), []
-
-    def lost(self, host: str) -> Iterable[tuple[str, wire.Message]]:
-        """Do not wait for this one. What to say to whom now."""
-        if host in self._hosts:
-            self._hosts.remove(host)
-        return self._pairs.lost(host).items()
-
-    def late(self, after_s: float) -> list[Finding]:
-        """Hosts that have not said within this time what they find."""
-        text = f"it could not look at the storage {self._storage} within {after_s:g} s: does it hang there?"
-        return [Finding(host, "storage", text, is_fatal=False) for host in self._hosts if host not in self._inspected]
-
-    def _blocked(self) -> list[Finding]:
-        found = self._pairs.findings()
-        return [Finding(f.host, f.about, f.text, is_fatal=f.is_fatal and self._pairs_matter) for f in found]
-
-
-def _meets(request: RunRequest) -> bool:
-    """Whether the ranks are known to talk over the addresses that we try: not without a framework, nor where the user
-    has named another network.
-    """
-    is_named = any(_NETWORK_VARIABLES & order.environment.keys() for order in request.hosts.values())
-    return bool(request.backend.framework) and not is_named
+    gpus = [Gpu(**gpu) for gpu in hello.gpus or ()]
+    problem = gpu_problem(named, gpus)
+    if use_gpu and not problem:
+        problem = hidden_gpus_problem(settings)
+    if use_gpu and len(gpus) < workers and not problem:
+        cure = "ask for fewer (--num-workers, or slots= in the hostfile), or look at its driver"
+        problem = f"it has {len(gpus)} usable GPUs for {workers} workers; {cure}"
+    if not problem and not hello.driver_problem:
+        return []
+    text = ". ".join(filter(None, (problem, hello.driver_problem)))
+    return [Finding(host, "GPUs", text, is_fatal=bool(problem) and (bool(gpus) or use_gpu))]

@@ -1,4 +1,4 @@
-"""Which hosts are there, which were lost, and whom to ask next for an attempt. Runs in: coordinator.
+"""The hosts of a run: which are connected, which were lost, and which to connect for an attempt. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
@@ -16,118 +16,131 @@ if TYPE_CHECKING:
     from distrain.hosts.host import HostInfo
 
 CONNECT_TIMEOUT_S = 60.0
-"""For the HELLO of an agent that is being started."""
+"""Seconds to wait for the HELLO of a new agent before its host counts as lost."""
 RECONNECT_INTERVAL_S = 2.0
-"""Between two tries to reach a lost host."""
+"""Seconds to wait after a failed connection to a lost host before the next one."""
 
 
 class Readiness(enum.Enum):
-    """Whether an attempt can start."""
+    """Readiness of the hosts for an attempt."""
 
     READY = "ready"
     WAITING = "waiting"  # hosts may still answer
-    HOPELESS = "hopeless"  # too few slots, whoever answers
+    HOPELESS = "hopeless"  # too few slots, even if every host answers
 
 
 class HostPool:
-    """The hosts of a run. ``slots``: how many ranks each takes (None: any number), in the order of placement.
+    """The hosts of a run.
 
-    As long as the hosts that are there have too few slots for all workers, others are asked: first those that were not
-    needed before, then those that were lost. A run of ``(min, max)`` workers may start with ``min`` once everybody has
-    answered or was given up.
+    slots: how many ranks each host takes (None: any number), in the order of placement.
+
+    While the connected hosts have too few slots for all workers, the pool connects further hosts: first the spare hosts
+    that were not needed before, then those that were lost. A run of ``(min, max)`` workers may start with ``min`` once
+    every contacted host has answered or was given up.
     """
 
     def __init__(self, slots: Mapping[str, int | None], scaling: ScalingConfig) -> None:
-        self.lost: dict[str, str] = {}
-        """By host, what was seen of its end."""
+        self.losses: dict[str, str] = {}
+        """The lost hosts, and why each was lost."""
         self._slots = {name: math.inf if most is None else most for name, most in slots.items()}
-        self._most = min(scaling.max_workers, self._room(self._slots))
+        self._most = min(scaling.max_workers, self._slots_of(self._slots))
         self._least = min(scaling.min_workers, self._most)
-        self._facts: dict[str, HostInfo] = {}
-        self._asked: dict[str, float] = {}
-        self._try_at: dict[str, float] = {}
-        self._last_try: dict[str, str] = {}
-        self._until = -math.inf
-        self._patient_until = math.inf
+        self._connected: dict[str, HostInfo] = {}
+        self._contacted_at: dict[str, float] = {}
+        """The hosts whose agents are starting, and since when."""
+        self._reconnect_at: dict[str, float] = {}
+        self._reconnect_failure: dict[str, str] = {}
+        self._reconnect_until = -math.inf
+        self._wait_until = math.inf
 
-    def begin(self, now: float, *, wait_s: float, patience_s: float) -> None:
-        """An attempt is to be staffed. wait_s: how long to try lost hosts again while there are too few slots without
-        them; each is tried once in any case. patience_s: how long to wait for hosts that the run can do without.
+    def begin_search(self, now: float, *, reconnect_s: float, wait_s: float) -> None:
+        """Begin to look for hosts for an attempt.
+
+        reconnect_s: how long to reconnect lost hosts again and again while there are too few slots without them. Each
+            lost host is tried at least once.
+        wait_s: how long to wait for hosts that the run can do without.
         """
-        self._until = now + wait_s
-        self._patient_until = now + patience_s
-        self._try_at = dict.fromkeys(self.lost, now)
+        self._reconnect_until = now + reconnect_s
+        self._wait_until = now + wait_s
+        self._reconnect_at = dict.fromkeys(self.losses, now)
 
-    # -- hosts come and go ----------------------------------------------------------------------------------------
+    # -- connected and lost hosts ---------------------------------------------------------------------------------
 
     @property
-    def present(self) -> list[HostInfo]:
-        return [self._facts[name] for name in self._slots if name in self._facts]
+    def connected(self) -> list[HostInfo]:
+        """The hosts whose agents have said HELLO, in the order of placement."""
+        return [self._connected[name] for name in self._slots if name in self._connected]
 
-    def came(self, host: str, facts: HostInfo) -> None:
-        """Its agent has said HELLO."""
-        self._facts[host] = facts
-        for about in (self.lost, self._asked, self._last_try):
-            about.pop(host, None)
+    def mark_connected(self, host: str, info: HostInfo) -> None:
+        """Note the HELLO of a host."""
+        self._connected[host] = info
+        for noted in (self.losses, self._contacted_at, self._reconnect_failure):
+            noted.pop(host, None)
 
-    def went(self, host: str, why: str, now: float) -> None:
-        """It was lost, or could not be reached."""
-        self._facts.pop(host, None)
-        was_asked = self._asked.pop(host, None) is not None
-        self._try_at[host] = now + RECONNECT_INTERVAL_S * was_asked
-        if host in self.lost:
-            self._last_try[host] = why
-        self.lost.setdefault(host, why)
+    def mark_lost(self, host: str, why: str, now: float) -> None:
+        """Note that a host was lost, or could not be connected."""
+        self._connected.pop(host, None)
+        was_contacted = self._contacted_at.pop(host, None) is not None
+        self._reconnect_at[host] = now + RECONNECT_INTERVAL_S * was_contacted
+        if host in self.losses:
+            self._reconnect_failure[host] = why
+        self.losses.setdefault(host, why)
 
-    def is_gone(self, host: str) -> bool:
-        """Whether it is known to be lost, and nobody has asked it since."""
-        return host in self.lost and host not in self._asked
+    def is_lost(self, host: str) -> bool:
+        """Return True if the host was lost and is not being reconnected."""
+        return host in self.losses and host not in self._contacted_at
 
-    def told(self, hosts: Iterable[str] | None = None) -> str:
-        """What was seen of the lost hosts, or of those of ``hosts`` that were lost, a line each."""
-        told = [host for host in self.lost if hosts is None or host in hosts]
-        return "\n".join(f"{host}: {self.lost[host]}{self._told_of_last_try(host)}" for host in told)
+    def describe_losses(self, hosts: Iterable[str] | None = None) -> str:
+        """Return a line for each lost host (of ``hosts``, if given) that says why it was lost."""
+        lost = [host for host in self.losses if hosts is None or host in hosts]
+        return "\n".join(f"{host}: {self.losses[host]}{self._describe_reconnect(host)}" for host in lost)
 
-    def _told_of_last_try(self, host: str) -> str:
-        return f"\n    tried again: {self._last_try[host]}" if host in self._last_try else ""
+    def _describe_reconnect(self, host: str) -> str:
+        return f"\n    tried again: {self._reconnect_failure[host]}" if host in self._reconnect_failure else ""
 
-    # -- staffing -------------------------------------------------------------------------------------------------
+    # -- the search -----------------------------------------------------------------------------------------------
 
-    def ask(self, now: float) -> list[str]:
-        """The hosts to be asked now. Those that have not answered for too long are given up before."""
-        for host, since in list(self._asked.items()):
+    def hosts_to_connect(self, now: float) -> list[str]:
+        """Choose the hosts to connect now, and note that they are contacted.
+
+        Hosts that were contacted too long ago, and have not answered, count as lost.
+        """
+        for host, since in list(self._contacted_at.items()):
             if now >= since + CONNECT_TIMEOUT_S:
-                self.went(host, f"no answer within {CONNECT_TIMEOUT_S:g} s", now)
+                self.mark_lost(host, f"no answer within {CONNECT_TIMEOUT_S:g} s", now)
         chosen = []
-        for host in sorted(self._slots, key=self.lost.__contains__):
-            if self._room([*self._facts, *self._asked]) >= self._most:
+        for host in sorted(self._slots, key=self.losses.__contains__):
+            if self._slots_of([*self._connected, *self._contacted_at]) >= self._most:
                 break
-            if self._may_be_asked(host) and self._try_at.get(host, now) <= now:
-                self._asked[host] = now
+            if self._may_connect(host) and self._reconnect_at.get(host, now) <= now:
+                self._contacted_at[host] = now
                 chosen.append(host)
         return chosen
 
-    def standing(self, now: float) -> Readiness:
-        """Who was asked is waited for, so that the order of placement is not that of the answers."""
-        room = self._room(self._facts)
-        if room >= self._least and (not self._asked or now >= self._patient_until):
+    def readiness(self, now: float) -> Readiness:
+        """Return whether an attempt can start.
+
+        It waits for every contacted host, so that placement does not depend on which host answers first.
+        """
+        slots = self._slots_of(self._connected)
+        if slots >= self._least and (not self._contacted_at or now >= self._wait_until):
             return Readiness.READY
-        hopeful = [*self._asked, *filter(self._may_be_asked, self._slots)]
-        return Readiness.WAITING if room + self._room(hopeful) >= self._least else Readiness.HOPELESS
+        possible = [*self._contacted_at, *filter(self._may_connect, self._slots)]
+        return Readiness.WAITING if slots + self._slots_of(possible) >= self._least else Readiness.HOPELESS
 
     def deadline(self) -> float:
-        """When to ask again, while waiting."""
-        moments = [since + CONNECT_TIMEOUT_S for since in self._asked.values()]
-        if self._room([*self._facts, *self._asked]) < self._most:
-            moments += [self._try_at[host] for host in self.lost if self._may_be_asked(host)]
-        if self._room(self._facts) >= self._least:
-            moments.append(self._patient_until)
+        """Return when :meth:`hosts_to_connect` or :meth:`readiness` may have a new answer if no host answers before."""
+        moments = [since + CONNECT_TIMEOUT_S for since in self._contacted_at.values()]
+        if self._slots_of([*self._connected, *self._contacted_at]) < self._most:
+            moments += [self._reconnect_at[host] for host in self.losses if self._may_connect(host)]
+        if self._slots_of(self._connected) >= self._least:
+            moments.append(self._wait_until)
         return min(moments, default=math.inf)
 
-    def _may_be_asked(self, host: str) -> bool:
-        if host in self._facts or host in self._asked:
+    def _may_connect(self, host: str) -> bool:
+        if host in self._connected or host in self._contacted_at:
             return False
-        return host not in self.lost or self._try_at[host] <= self._until
+        return host not in self.losses or self._reconnect_at[host] <= self._reconnect_until
 
-    def _room(self, hosts: Iterable[str]) -> float:
+    def _slots_of(self, hosts: Iterable[str]) -> float:
         return sum(self._slots[host] for host in hosts)

@@ -1,4 +1,4 @@
-"""Hosts and scaling config -> every rank, its host, local rank and devices, and its environment. Runs in: coordinator.
+"""The placement of ranks on hosts and GPUs, and what each worker gets to know about it. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from distrain import wire
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.world import RankPlan, WorldPlan
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from distrain.config import ScalingConfig
+    from distrain.decisions.events import RunRequest
     from distrain.hosts.host import HostInfo
 
 _LOOPBACK = "127.0.0.1"
@@ -24,17 +27,17 @@ _LOOPBACK_INTERFACE = "lo"
 
 
 def make_plan(hosts: Sequence[HostInfo], scaling: ScalingConfig, *, num_workers: int | None = None) -> WorldPlan:
-    """Place the ranks (``num_workers``, or as many as ``scaling`` says) on the hosts, in order: each is filled up to
-    its slots before the next one gets any.
+    """Place the ranks on the hosts, in order: each host is filled up to its slots before the next one gets a rank.
 
-    Raises ResourcesError if they need more slots or GPUs, or more of what ``resources_per_worker`` names, than there
-    are.
+    num_workers: number of ranks; by default as many as ``scaling`` allows on these hosts.
+
+    Raises ResourcesError if the hosts have too few slots or GPUs, or too little of what ``resources_per_worker`` names.
     """
     slots = {host.name: host.slots for host in hosts}
     shares = shares_of(slots, workers_on(slots, scaling) if num_workers is None else num_workers)
     used = [host for host in hosts if shares[host.name]]
     ranks: list[RankPlan] = []
-    boards: list[str] = []  # of all hosts: two of them may be the same machine under two names
+    boards: list[str] = []  # of all hosts, because two of them may be the same machine under two names
     for node_rank, host in enumerate(used):
         share = shares[host.name]
         _check_resources(host, share, scaling)
@@ -65,13 +68,18 @@ def make_plan(hosts: Sequence[HostInfo], scaling: ScalingConfig, *, num_workers:
 
 
 def workers_on(slots: Mapping[str, int | None], scaling: ScalingConfig) -> int:
-    """How many workers these hosts get: of ``(min, max)``, as many as they have slots for, at least ``min``."""
+    """Return how many workers these hosts get: as many as they have slots for, within ``(min, max)``."""
     total = sum(math.inf if most is None else most for most in slots.values())
     return int(max(scaling.min_workers, min(scaling.max_workers, total)))
 
 
 def shares_of(slots: Mapping[str, int | None], workers: int) -> dict[str, int]:
-    """How many of the ranks each host gets, by name; None is a host without a limit. Raises ResourcesError."""
+    """Return how many of the ranks each host gets, by name.
+
+    slots: the limit of each host, or None for a host without a limit.
+
+    Raises ResourcesError if there are too few slots.
+    """
     shares, left = {}, workers
     for name, most in slots.items():
         shares[name] = left if most is None else min(left, most)
@@ -107,7 +115,7 @@ def _check_resources(host: HostInfo, workers: int, scaling: ScalingConfig) -> No
 
 
 def _check_gpus(host: HostInfo, scaling: ScalingConfig) -> None:
-    """Raises ResourcesError for GPUs that are not what was asked for, or that a worker cannot use together."""
+    """Raise ResourcesError for GPUs of another type than requested, or that one worker cannot use together."""
     gpus = host.gpus or ()
     if scaling.accelerator_type is not None:
         others = sorted({gpu.name for gpu in gpus if not _is_type(gpu.name, scaling.accelerator_type)})
@@ -124,15 +132,16 @@ def _check_gpus(host: HostInfo, scaling: ScalingConfig) -> None:
 
 
 def _is_type(name: str, wanted: str) -> bool:
-    """Whether a product name has all parts of an accelerator type as Ray writes it: ``A100-40G`` is an ``NVIDIA
-    A100-SXM4-40GB``.
+    """Return whether a product name has all parts of an accelerator type in Ray's spelling.
+
+    ``A100-40G`` is an ``NVIDIA A100-SXM4-40GB``.
     """
     parts = set(re.split(r"[^a-z0-9]+", name.lower()))
     return all(part in parts or f"{part}b" in parts for part in re.split(r"[^a-z0-9]+", wanted.lower()))
 
 
 def _needed_gpus(workers: int, each: float) -> float:
-    """Whole devices: three workers with 0.4 of a GPU need two, since no worker is split over two."""
+    """Return the number of whole GPUs: three workers with 0.4 each need two, because no worker uses parts of two."""
     return math.ceil(workers / math.floor(1 / each + 1e-9)) if 0 < each < 1 else workers * each
 
 
@@ -150,10 +159,61 @@ def _too_much(host: str, workers: int, name: str, each: float, needed: float, av
     return text + "."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """The addresses at which the ranks of an attempt connect to each other.
+
+    address, port: MASTER_ADDR and MASTER_PORT, on rank 0's host.
+    endpoints: address and port of every rank, if the backend needs them.
+    """
+
+    address: str
+    port: int
+    endpoints: Sequence[str] = field(default_factory=list)
+
+
+def worker_spec(
+    request: RunRequest,
+    plan: WorldPlan,
+    rank: RankPlan,
+    *,
+    attempt: int,
+    checkpoint: str | None,
+    rendezvous: Rendezvous,
+) -> wire.WorkerSpec:
+    """Return what the worker of this rank needs to start. ``checkpoint``: path or URL to resume from."""
+    settings, first = request.hosts[rank.host], request.hosts[plan.hosts[0]].environment
+    torchrun = rank_environment(
+        plan,
+        rank,
+        address=rendezvous.address,
+        port=rendezvous.port,
+        run_id=request.run_id,
+        attempt=attempt - request.first_attempt,
+        max_restarts=max(request.failure_config.max_failures, 0),
+    )
+    return wire.WorkerSpec(
+        attempt=attempt,
+        rank=rank.rank,
+        context=asdict(request.worker_facts(plan, rank, attempt)),
+        environment={
+            **torchrun,
+            **{name: first[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in first},  # the user's own
+            **visible_devices(rank),
+            **request.backend.environment(plan, rank, rendezvous.endpoints),
+        },
+        defaults={**rendezvous_network(plan), **RANK_DEFAULTS, **request.backend.defaults},
+        checkpoint=checkpoint,
+        directory=settings.directory,
+        sys_path=list(settings.sys_path),
+        argv=request.argv,
+    )
+
+
 def rank_environment(
     plan: WorldPlan, rank: RankPlan, *, address: str, port: int, run_id: str, attempt: int, max_restarts: int
 ) -> dict[str, str]:
-    """The variables torchrun sets (torch/distributed/elastic, LocalElasticAgent), and gloo's interface."""
+    """Return the variables that torchrun sets (torch/distributed/elastic, LocalElasticAgent)."""
     environment = {
         "RANK": rank.rank,
         "LOCAL_RANK": rank.local_rank,
@@ -176,22 +236,28 @@ def rank_environment(
 
 
 def visible_devices(rank: RankPlan) -> dict[str, str]:
-    """Whole GPUs are not hidden from any rank of their host, so that LOCAL_RANK indexes them and NCCL can talk directly
-    between them. On a host with MIG instances each rank sees only its own.
+    """Return CUDA_VISIBLE_DEVICES for a rank on a host with MIG instances: it sees only its own.
+
+    Whole GPUs are visible to all ranks of their host. So LOCAL_RANK is the index of a rank's GPU, and NCCL can copy
+    between GPUs directly.
     """
     return {"CUDA_VISIBLE_DEVICES": ",".join(rank.uuids)} if rank.uuids else {}
 
 
 RANK_DEFAULTS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML, by which GPUs are counted and dealt; CUDA's own is fastest first
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which counted the GPUs; CUDA's default is fastest first
 }
-"""Set unless the user has."""
+"""Environment variables that every rank gets unless the user has set them."""
 
 
 def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str = "") -> str:
-    """MASTER_ADDR: what the user wants, else the address of rank 0's host, which may have been ``found`` by itself.
-    Raises LaunchError if other hosts could not reach it.
+    """Return MASTER_ADDR: the address of rank 0's host.
+
+    wanted: the address that the user has set.
+    found: the address that the host has found by itself.
+
+    Raises LaunchError if other hosts cannot reach rank 0's host at any known address.
     """
     return _address_of(plan, plan.hosts[0], wanted=wanted, found=found)
 
@@ -199,9 +265,13 @@ def rendezvous_address(plan: WorldPlan, *, wanted: str | None = None, found: str
 def endpoints_of(
     plan: WorldPlan, found: Mapping[str, str], ports: Mapping[str, Sequence[int]], *, wanted: str | None = None
 ) -> list[str]:
-    """Address and port of every rank, given each host's ports in the order of its ranks, and the address that it may
-    have ``found`` by itself; ``wanted``: by the user, for rank 0's host. Raises LaunchError, as
-    :func:`rendezvous_address`.
+    """Return the address and port of every rank, such as ``10.0.0.1:4711``.
+
+    found: the address that each host has found by itself, or an empty string.
+    ports: the ports of each host, in the order of its ranks.
+    wanted: the address of rank 0's host that the user has set.
+
+    Raises LaunchError as :func:`rendezvous_address` does.
     """
     endpoints = []
     for host in plan.hosts:
@@ -212,7 +282,6 @@ def endpoints_of(
 
 
 def _address_of(plan: WorldPlan, host: str, *, wanted: str | None, found: str) -> str:
-    """Loopback within one machine."""
     known = _LOOPBACK if plan.shares_network else plan.addresses[plan.hosts.index(host)] or found
     address = wanted or known
     if plan.shares_network or (address and not _is_loopback(address)):
@@ -235,7 +304,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def rendezvous_network(plan: WorldPlan) -> dict[str, str]:
-    """What ties the collectives to the loopback interface where ranks meet there: gloo finds it by itself only if the
-    host's name resolves to it. Elsewhere each agent finds the interface.
+    """Return the variables that bind collectives to the loopback interface, if all ranks share one.
+
+    Gloo finds it by itself only if the host's name resolves to it. On several machines each agent finds the interface.
     """
     return {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE} if plan.shares_network else {}

@@ -1,4 +1,4 @@
-"""The n-th reports of all ranks, put together for callbacks. Runs in: coordinator.
+"""Reports of all ranks, put together for callbacks: the n-th report of each makes row n. Runs in: coordinator.
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 """
@@ -12,89 +12,97 @@ if TYPE_CHECKING:
     from distrain.checkpoint import Checkpoint
 
 SILENCE_S = 10.0
-"""How long a row waits for ranks that have never reported."""
+"""Seconds that a row waits for ranks that have never reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallBack:
+    """Call the user's callbacks with a complete row.
+
+    metrics: those of every rank, None for a rank without that report. checkpoint: the one that was committed with it.
+    """
+
+    metrics: list[dict[str, Any] | None]
+    checkpoint: Checkpoint | None
 
 
 @dataclass(slots=True)
-class ReportRow:
-    """The n-th report of every rank: its metrics, None for a rank without one; and the checkpoint that was committed
-    with it.
-    """
-
+class _Row:
     since: float
     metrics: list[dict[str, Any] | None]
-    checkpoint: Checkpoint | None = None
     ordinals: set[int] = field(default_factory=set)
 
 
 class RowAssembly:
-    """One attempt. RowAssembly come out in order, each once.
+    """The rows of one attempt, completed in order and each once.
 
     A row is complete when every rank has made that report, or has finished, or has never reported although it had the
-    time; and when its checkpoint is committed, if it has one. What comes later for it is passed over.
+    time, and when its checkpoint is committed, if it has one. Later reports for it are ignored.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._rows: dict[int, ReportRow] = {}
+        self._rows: dict[int, _Row] = {}
         self._reported: set[int] = set()
-        self._gone: set[int] = set()
+        self._finished: set[int] = set()
+        """Ranks that no row waits for: they have finished, or have been silent for too long."""
         self._settled: dict[int, Checkpoint | None] = {}
         self._next = 1
 
     def reported(
         self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, now: float
-    ) -> list[ReportRow]:
-        """``ordinal`` counts the rank's checkpoints, if it has brought one."""
+    ) -> list[CallBack]:
+        """Add one report; ``ordinal`` counts the rank's checkpoints, if it has brought one."""
         self._reported.add(rank)
-        self._gone.discard(rank)
+        self._finished.discard(rank)
         if index < self._next:
             return []
-        row = self._rows.setdefault(index, ReportRow(now, [None] * self._world_size))
+        row = self._rows.setdefault(index, _Row(now, [None] * self._world_size))
         row.metrics[rank] = metrics
         if ordinal is not None:
             row.ordinals.add(ordinal)
         return self._complete()
 
-    def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[ReportRow]:
-        """A checkpoint is committed, or (None) will not be."""
+    def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[CallBack]:
+        """Note that a checkpoint is committed, or (None) never will be."""
         self._settled[ordinal] = checkpoint
         return self._complete()
 
-    def finished(self, rank: int) -> list[ReportRow]:
-        self._gone.add(rank)
+    def finished(self, rank: int) -> list[CallBack]:
+        """Note that the rank will not report again."""
+        self._finished.add(rank)
         return self._complete()
 
-    def end(self) -> list[ReportRow]:
-        """The attempt is over: what there is of the remaining rows."""
+    def end(self) -> list[CallBack]:
+        """End the attempt: complete the remaining rows with the reports that there are."""
         for row in self._rows.values():
             self._settled.update(dict.fromkeys(row.ordinals - self._settled.keys()))
-        self._gone.update(range(self._world_size))
+        self._finished.update(range(self._world_size))
         return self._complete()
 
     def deadline(self) -> float | None:
-        """When :meth:`tick` may complete a row if nothing else happens."""
+        """Return when :meth:`tick` may complete a row if nothing else happens."""
         row = self._rows.get(self._next)
-        silent = set(range(self._world_size)) - self._reported - self._gone
+        silent = set(range(self._world_size)) - self._reported - self._finished
         return None if row is None or not silent else row.since + SILENCE_S
 
-    def tick(self, now: float) -> list[ReportRow]:
-        """Give up the ranks that have been silent for too long, until they report."""
+    def tick(self, now: float) -> list[CallBack]:
+        """Stop waiting for ranks that have been silent for too long, until they report."""
         if (deadline := self.deadline()) is None or now < deadline:
             return []
-        self._gone |= set(range(self._world_size)) - self._reported
+        self._finished |= set(range(self._world_size)) - self._reported
         return self._complete()
 
-    def _complete(self) -> list[ReportRow]:
+    def _complete(self) -> list[CallBack]:
         complete = []
         while (row := self._rows.get(self._next)) is not None and self._is_complete(row):
             del self._rows[self._next]
-            settled = [self._settled[ordinal] for ordinal in sorted(row.ordinals)]
-            row.checkpoint = next((checkpoint for checkpoint in settled if checkpoint is not None), None)
-            complete.append(row)
             self._next += 1
+            settled = [self._settled[ordinal] for ordinal in sorted(row.ordinals)]
+            checkpoint = next((checkpoint for checkpoint in settled if checkpoint is not None), None)
+            complete.append(CallBack(row.metrics, checkpoint))
         return complete
 
-    def _is_complete(self, row: ReportRow) -> bool:
+    def _is_complete(self, row: _Row) -> bool:
         missing = {rank for rank, metrics in enumerate(row.metrics) if metrics is None}
-        return missing <= self._gone and row.ordinals <= self._settled.keys()
+        return missing <= self._finished and row.ordinals <= self._settled.keys()

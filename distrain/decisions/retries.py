@@ -1,4 +1,4 @@
-"""Whether, and after how long, a failed attempt is followed by another. Runs in: coordinator.
+"""The policy for restarts: whether, and after how long, a new attempt follows a failed one. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
@@ -13,32 +13,41 @@ if TYPE_CHECKING:
     from distrain.errors import RankFailure
 
 LONGEST_BACKOFF_S = 300.0
+"""Upper limit of the seconds between a failure and the restart."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 class RetryPolicy:
-    """The restarts of one run. ``checkpoint``: what its first attempt starts from."""
+    """The restarts of one run.
+
+    checkpoint: the checkpoint that the first attempt starts from.
+    """
 
     def __init__(self, config: FailureConfig, checkpoint: str | None = None) -> None:
         self.used = 0
+        """The number of restarts so far."""
         self.ever_entered = False
-        """Whether any rank, in any attempt, got into train_func."""
+        """True if any rank of any attempt has entered train_func."""
         self.refusal: str | None = None
-        """Why there is no restart, although the budget would allow one."""
+        """Why the run was not restarted although its budget allowed a restart."""
         self._config = config
         self._started_from = checkpoint
         self._without_progress = 0
-        self._last: object = None
+        """How many attempts in a row have failed without a new checkpoint."""
+        self._last_failure: object = None
 
     @property
     def budget(self) -> str:
+        """The limit of restarts in words, such as ``of 3``."""
         most = self._config.max_failures
         return "no limit" if most < 0 else f"of {most}"
 
     def allow(self, culprit: RankFailure | None, *, reports: int, checkpoint: str | None) -> bool:
-        """Whether to restart after this failure (None: a hang); counts the restart if so.
+        """Return whether to restart after a failure, and count the restart if so.
 
-        reports: how many the culprit had made. checkpoint: the latest.
+        culprit: the first failure of the attempt, or None if it hung.
+        reports: number of reports that the culprit had made.
+        checkpoint: the latest checkpoint.
         """
         repeated = self._is_repeated(culprit, reports, checkpoint)
         self._without_progress = self._without_progress + 1 if checkpoint == self._started_from else 1
@@ -46,28 +55,29 @@ class RetryPolicy:
         if 0 <= self._config.max_failures <= self.used:
             return False
         if not self.ever_entered:
-            self.refusal = "no restart, as no rank ever got into train_func"
+            self.refusal = "no restart: no rank has ever entered train_func"
         elif repeated and not self._config.retry_same_failure:
             self.refusal = (
-                "no restart, as the same rank has failed twice in the same way at the same place: a bug? "
-                "(FailureConfig.retry_same_failure)"
+                "no restart: the same rank has failed twice in the same way at the same place, which is probably a bug "
+                "(FailureConfig(retry_same_failure=True) restarts anyway)"
             )
         if self.refusal is None:
             self.used += 1
         return self.refusal is None
 
     def delay_s(self) -> float:
-        """Seconds to wait before the restart."""
-        doublings = min(self._without_progress - 1, 64)  # beyond what a float needs, and can hold
+        """Return the seconds to wait before the restart."""
+        doublings = min(self._without_progress - 1, 64)  # enough to reach the limit, and no overflow of the float
         return min(self._config.backoff_s * 2.0**doublings, LONGEST_BACKOFF_S)
 
     def _is_repeated(self, culprit: RankFailure | None, reports: int, checkpoint: str | None) -> bool:
-        """Whether the culprit has raised the same as in the last attempt, after as many reports, and there was no
-        checkpoint since. Signals are not counted: somebody else sends them.
+        """Return whether the culprit failed as in the last attempt: same exception, as many reports, no new checkpoint.
+
+        Signals do not count: another process sends them.
         """
-        before, self._last = self._last, None
+        before, self._last_failure = self._last_failure, None
         if culprit is None or culprit.kind != "exception" or culprit.role != "culprit":
             return False
         if checkpoint == self._started_from:
-            self._last = (culprit.rank, _ADDRESS.sub("0x", culprit.traceback or culprit.summary), reports)
-        return self._last is not None and self._last == before
+            self._last_failure = (culprit.rank, _ADDRESS.sub("0x", culprit.traceback or culprit.summary), reports)
+        return self._last_failure is not None and self._last_failure == before

@@ -1,7 +1,9 @@
 """The run as a state machine: ``RunStateMachine.handle(event, now) -> [Action]``. Runs in: coordinator.
 
-Pure: no I/O, no clock, no threads. It alone changes the state of the run and of its ranks, and it keeps the story of
-its moves. The coordinator feeds it what agents and workers say and does what it asks for.
+Pure: no I/O, no clock, no threads. The coordinator turns what it hears into events, and carries out the actions that
+the machine returns. Only the machine changes the states of the run and of its ranks; :mod:`distrain.decisions.states`
+explains them. The sections below follow the life of an attempt: hosts connect, ports are reserved, ranks train; ranks
+or hosts fail, or the user asks the run to stop; the attempt ends, and the run ends or is restarted.
 """
 
 from __future__ import annotations
@@ -17,68 +19,62 @@ from distrain.decisions.events import (
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
-    Connect,
+    CheckpointsInProgress,
+    ConnectHost,
     Event,
     HangDetected,
     HostLost,
     MessageReceived,
     RunRequest,
-    Say,
+    RunSummary,
+    SendMessage,
+    ShowLine,
     StopRequested,
     StorageFailed,
-    Storing,
-    Tell,
     Tick,
 )
-from distrain.decisions.failures import culprit_first, failure_of, rank_list
+from distrain.decisions.failures import culprit_first, failure_of, name_ranks
 from distrain.decisions.host_pool import CONNECT_TIMEOUT_S, HostPool, Readiness
-from distrain.decisions.placement import (
-    RANK_DEFAULTS,
-    endpoints_of,
-    make_plan,
-    rank_environment,
-    rendezvous_address,
-    rendezvous_network,
-    visible_devices,
-)
+from distrain.decisions.placement import Rendezvous, endpoints_of, make_plan, rendezvous_address, worker_spec
 from distrain.decisions.retries import RetryPolicy
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
-from distrain.decisions.stop_consensus import Order, StopConsensus
+from distrain.decisions.stop_consensus import StopConsensus, StopOrder
 from distrain.errors import InvalidTransition, LaunchError, RankFailure, ResourcesError
 from distrain.hosts.host import Gpu, HostInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distrain.hosts.world import RankPlan, WorldPlan
 
-RETURN_S = 10.0
-"""For lost hosts to come back before a restart that can do without them; as long as ssh tries to connect."""
+LOST_HOST_GRACE_S = 10.0
+"""Seconds to wait for lost hosts before restarting without them. Equals ssh's connect timeout."""
 STOP_TIMEOUT_S = 10.0
-"""Beyond the grace: after this an agent that cannot empty its host is given up, by name."""
+"""Seconds, beyond the grace, to wait for hosts to end all processes of an attempt before the run gives them up."""
 EXIT_TIMEOUT_S = 30.0
-"""For exit handlers, after the work was done and reported; whoever needs longer is killed without being a failure."""
+"""Seconds to wait for exit handlers of ranks that have finished, before the ranks are killed; that is no failure."""
 LEASE_MARGIN_S = 2.0
-"""Until it is known that a host has been silent for as long as its lease."""
+"""Seconds between the expiry of a silent host's lease and the moment when the coordinator surely knows of it."""
 TERM_GRACE_S = 2.0
-"""Between SIGTERM and SIGKILL for ranks that were asked to stop, and did not."""
-STORING_TIMEOUT_S = 30.0
-"""Seconds that a failure leaves the other ranks to finish storing a checkpoint, before they are stopped."""
-EXPECTED_TIMEOUT_S = 5.0
-"""Seconds of those in which nobody stores anything, but a rank may come with a report that is due."""
+"""Seconds between SIGTERM and SIGKILL for ranks that were asked to stop by should_stop() and did not."""
+CHECKPOINT_GRACE_S = 30.0
+"""Seconds to wait, after a failure, for other ranks to store a checkpoint before they are stopped."""
+EXPECTED_REPORT_S = 5.0
+"""Seconds of CHECKPOINT_GRACE_S to wait while no rank stores anything, but some are expected to report."""
 _STORY_LENGTH = 200
 _EARLIER_KEPT = 5
 
 
-def _ranks(ranks: Collection[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {rank_list(ranks)}"
-
-
-# -- the machine -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Rank:
+    """One rank of the latest attempt.
+
+    reports: number of reports that it has made.
+    reason: why its native code aborted, if its output contains a reason.
+    failed_order: its position in the order of failures, if it failed.
+    entered: it has entered train_func.
+    """
+
     plan: RankPlan
     state: RankState = RankState.PLANNED
     reports: int = 0
@@ -88,118 +84,163 @@ class _Rank:
     failed_order: int | None = None
     entered: bool = False
 
+    @property
+    def has_finished(self) -> bool:
+        """True if the rank has sent a good outcome."""
+        return self.outcome is not None and self.outcome.ok
+
+    @property
+    def failure(self) -> RankFailure | None:
+        """How the rank failed by itself, if it did."""
+        if self.failed_order is None:
+            return None
+        return failure_of(
+            self.plan.rank,
+            self.plan.host,
+            self.failed_order,
+            outcome=self.outcome,
+            exited=self.exited,
+            entered=self.entered,
+            reason=self.reason,
+        )
+
 
 class RunStateMachine:
-    """One run from the first HELLO to its end. ``state`` and ``failures`` are the result, ``story`` tells the moves."""
+    """One run, from the first HELLO to its end."""
 
     def __init__(self, request: RunRequest) -> None:
         self.request = request
         self.state = RunState.CONNECTING
         self.attempt = request.first_attempt - 1
         self.checkpoint = request.checkpoint
+        """Path or URL of the latest checkpoint, from which the next attempt starts."""
         self.stop_reason: str | None = None
+        """Why the user asked the run to stop."""
         self.problem: str | None = None
+        """Why the run cannot continue, if no rank is to blame."""
         self.resources_missing = False
         self.storage_failed = False
         self.plan: WorldPlan | None = None
+        """The plan of the latest attempt."""
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        self._roster = HostPool({name: order.slots for name, order in request.hosts.items()}, request.scaling)
-        self._prepared: dict[str, int] = {}
-        self._ranks: dict[int, _Rank] = {}
-        self._address = ""
-        self._endpoints: list[str] = []
-        self._reserved: dict[str, wire.PortsReserved | None] = {}
-        self._gone: set[str] = set()
-        self._order = 0
-        self._retry_forbidden = False
-        self._storing = Storing()
-        self._checkpoint_limit = math.inf
-        self.waits_for_checkpoint = False
-        """True while the attempt has failed, and other ranks are given the time to store a checkpoint."""
-        self._deadline: float | None = None
-        self.hung: HangDetected | None = None
-        """What the latest attempt was stopped for, if it hung."""
-        self.earlier: deque[str] = deque(maxlen=_EARLIER_KEPT)
-        """How the attempts before the latest one failed, a line each."""
+        """The latest moves of the run and its ranks, for InvalidTransition."""
         self.retries = RetryPolicy(request.failure_config, request.checkpoint)
-        self._votes = StopConsensus()
+        self.hung: HangDetected | None = None
+        """The hang that ended the latest attempt."""
+        self.waits_for_checkpoint = False
+        """True while the attempt has failed and other ranks may still store a checkpoint."""
+        self.earlier_attempts: deque[str] = deque(maxlen=_EARLIER_KEPT)
+        """One line for each earlier attempt, with its failure."""
+        slots = {name: settings.slots for name, settings in request.hosts.items()}
+        self._host_pool = HostPool(slots, request.scaling)
+        self._prepared: dict[str, int] = {}
+        """The hosts that know the job, and for how many workers they are prepared."""
+        self._ranks: dict[int, _Rank] = {}
+        self._port_answers: dict[str, wire.PortsReserved | None] = {}
+        self._idle_hosts: set[str] = set()
+        """The hosts on which no process of the latest attempt is left."""
+        self._failure_count = 0
+        self._retry_forbidden = False
+        self._stop_consensus = StopConsensus()
+        self._in_progress = CheckpointsInProgress()
+        self._checkpoint_limit = math.inf
+        """When the wait for checkpoints ends at the latest."""
+        self._deadline: float | None = None
 
-    # -- results --------------------------------------------------------------------------------------------------
+    # -- the state of the run -------------------------------------------------------------------------------------
+
+    def summary(
+        self,
+        *,
+        metrics: dict[str, Any] | None = None,
+        last_lines: Mapping[int, Sequence[str]] | None = None,
+        where: Sequence[str] = (),
+    ) -> RunSummary:
+        """Return the summary of the run. The arguments are fields of it that the machine does not know."""
+        return RunSummary(
+            state=self.state,
+            attempt=self.attempt,
+            metrics=metrics,
+            value=self.outcomes[0].body if self.is_done else None,
+            failures=self.failures,
+            stopped_ranks=self.stopped_ranks,
+            last_lines=last_lines or {},
+            stop_reason=self.stop_reason,
+            problem=self.problem,
+            hung=self.hung,
+            no_retry=self.retries.refusal,
+            hosts=[rank.host for rank in self.plan.ranks] if self.plan else (),
+            finished=sorted(self.outcomes),
+            where=where,
+            storage_failed=self.storage_failed,
+            resources_missing=self.resources_missing,
+            entered=self.retries.ever_entered,
+            earlier_attempts=list(self.earlier_attempts),
+        )
 
     @property
     def failures(self) -> list[RankFailure]:
-        """How ranks of the latest attempt failed by themselves, in order of arrival."""
-        found = []
-        for number, rank in self._ranks.items():
-            if rank.failed_order is not None:
-                failure = failure_of(
-                    number,
-                    rank.plan.host,
-                    rank.failed_order,
-                    outcome=rank.outcome,
-                    exited=rank.exited,
-                    entered=rank.entered,
-                    reason=rank.reason,
-                )
-                found += [failure] if failure else []
-        return sorted(found, key=lambda failure: failure.order)
+        """The failures of the latest attempt, in order of arrival."""
+        found = [rank.failure for rank in self._ranks.values()]
+        return sorted((failure for failure in found if failure is not None), key=lambda failure: failure.order)
 
     @property
     def outcomes(self) -> dict[int, wire.Outcome]:
-        """Good outcomes of the latest attempt, by rank."""
+        """The good outcomes of the latest attempt, by rank."""
         return {n: rank.outcome for n, rank in self._ranks.items() if rank.outcome is not None and rank.outcome.ok}
 
     @property
     def is_done(self) -> bool:
-        """Whether every rank of the latest attempt has done all its work, which need not be kept (yet)."""
+        """True if every rank of the latest attempt has finished all its work, even if that is not stored yet."""
         done = len(self.outcomes) == len(self._ranks) > 0
         return done and not any(outcome.stopped for outcome in self.outcomes.values())
 
     @property
+    def failed_ranks(self) -> list[int]:
+        """The ranks of the latest attempt that failed by themselves or were lost."""
+        return [number for number, rank in self._ranks.items() if rank.failed_order is not None]
+
+    @property
     def stopped_ranks(self) -> list[int]:
-        """Ranks of the latest attempt that we ended."""
+        """The ranks of the latest attempt that distrain stopped."""
         failed = {failure.rank for failure in self.failures}
         return [n for n in self._ranks if n not in failed and n not in self.outcomes]
 
     @property
+    def lost_ranks(self) -> list[int]:
+        """The ranks of the latest attempt whose hosts are lost."""
+        return [number for number, rank in self._ranks.items() if self._host_pool.is_lost(rank.plan.host)]
+
+    @property
     def was_asked_to_stop(self) -> bool:
-        """Also if that is not why it ends, since it had failed before."""
+        """True if the user has asked the run to stop, even if it ends because it had failed before."""
         return self.stop_reason is not None or self._retry_forbidden
 
     @property
-    def failed_ranks(self) -> list[int]:
-        """Ranks of the latest attempt that failed by themselves or were lost."""
-        return [number for number, rank in self._ranks.items() if rank.failed_order is not None]
-
-    @property
-    def lost_ranks(self) -> list[int]:
-        """Ranks of the latest attempt whose hosts are lost."""
-        return [number for number, rank in self._ranks.items() if self._roster.is_gone(rank.plan.host)]
-
-    @property
-    def attempt_is_on(self) -> bool:
-        """Whether there may be processes of the latest attempt."""
+    def attempt_is_active(self) -> bool:
+        """True if there may be processes of the latest attempt."""
         return self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
 
     @property
-    def occupied(self) -> list[str]:
-        """Hosts on which the attempt may have processes, and that can still say so."""
-        hosts = self.plan.hosts if self.plan is not None and self.attempt_is_on else ()
-        return [host for host in hosts if host not in self._gone and not self._roster.is_gone(host)]
+    def busy_hosts(self) -> list[str]:
+        """The hosts that may have processes of the attempt, and can still send a message about them."""
+        hosts = self.plan.hosts if self.plan is not None and self.attempt_is_active else ()
+        return [host for host in hosts if host not in self._idle_hosts and not self._host_pool.is_lost(host)]
 
     def deadline(self) -> float | None:
-        """When the machine wants a :class:`Tick`."""
-        return min((moment for moment in (self._deadline, self._votes.deadline) if moment is not None), default=None)
+        """Return when the machine needs a :class:`Tick`."""
+        moments = (self._deadline, self._stop_consensus.deadline)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     # -- events ---------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Action]:
-        """To be called once: whom to connect to."""
-        self._roster.begin(now, wait_s=0.0, patience_s=CONNECT_TIMEOUT_S)
-        return self._muster(now)
+        """Begin the run. Must be called once, before any event."""
+        self._host_pool.begin_search(now, reconnect_s=0.0, wait_s=CONNECT_TIMEOUT_S)
+        return self._try_start_attempt(now)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What to do about ``event``. Raises InvalidTransition, with the story, when that cannot happen now."""
+        """Return what to do about ``event``. Raise InvalidTransition, with the story, if it is impossible now."""
         if self.state.is_terminal and not (self.state is RunState.FINISHED and isinstance(event, StorageFailed)):
             return []
         match event:
@@ -208,21 +249,17 @@ class RunStateMachine:
                     self._ranks[message.rank].reports = reports
                     self._ranks[message.rank].reason = reason
                 return self._on_message(host, message, now)
-            case HangDetected():  # unless the attempt has ended while it was found out where the ranks are
-                if self.state not in (RunState.STARTING, RunState.RUNNING):
-                    return []
-                self.hung = event
-                return self._stop(0.0, now)
+            case HangDetected():
+                return self._on_hang(event, now)
             case HostLost():
                 return self._on_host_lost(event, now)
             case StopRequested(why):
-                return self._on_stop_asked(why, now)
+                return self._on_stop_requested(why, now)
             case StorageFailed(why):
                 self.storage_failed = True
-                self.problem = self.problem or why
-                return self._stop_or_give_up(self.problem, now)
-            case Storing():
-                return self._on_storing(event, now)
+                return self._on_problem(why, now)
+            case CheckpointsInProgress():
+                return self._on_checkpoints_in_progress(event, now)
             case CheckpointAvailable(path):
                 self.checkpoint = path
                 return []
@@ -234,516 +271,519 @@ class RunStateMachine:
             case wire.Hello():
                 return self._on_hello(host, message, now)
             case wire.PortsReserved():
-                return self._on_reserved(host, message, now)
+                return self._on_ports_reserved(host, message)
             case wire.HostFailed():
-                return self._on_host_failed(host, message.text, now)
+                return self._on_problem(f"{host}: {message.text}", now)
             case wire.Notice():
-                return [Say(f"{host}: {message.text}", once=True)]
+                return [ShowLine(f"{host}: {message.text}", once=True)]
             case wire.HostIdle():
-                return self._on_gone(host, message, now) if message.attempt == self.attempt else []
+                return self._on_host_idle(host, now) if message.attempt == self.attempt else []
             case wire.Spawned() | wire.Exited() | wire.FromWorker():
-                return self._on_rank(message, now) if message.attempt == self.attempt else []
+                return self._on_rank_message(message, now) if message.attempt == self.attempt else []
             case _:
                 return []
 
+    def _on_tick(self, now: float) -> list[Action]:
+        orders = self._send_stop_orders(self._stop_consensus.tick(now))
+        if self._deadline is None or now < self._deadline:
+            return orders
+        self._deadline = None
+        match self.state:
+            case RunState.CONNECTING:
+                return self._try_start_attempt(now)
+            case RunState.WAITING:
+                return self._begin_next_attempt(now)
+            case RunState.STARTING | RunState.RUNNING:  # should_stop() is true, and the grace is over
+                return self._stop(TERM_GRACE_S, now)
+            case RunState.RESERVING:
+                silent = ", ".join(host for host, answer in self._port_answers.items() if answer is None)
+                return self._give_up(f"{silent}: no ports were reserved within {CONNECT_TIMEOUT_S:g} s")
+            case RunState.RELEASING:
+                return [ShowLine(self._describe_late_exits()), *self._stop(0.0, now)]
+            case _ if self.waits_for_checkpoint:
+                return self._stop_after_failure(now)
+            case _:
+                text = f"{', '.join(self.busy_hosts)}: processes could not be ended within the time limit"
+                return [ShowLine(text), *self._end_attempt(now)] if self.is_done else self._give_up(text)
+
+    def _describe_late_exits(self) -> str:
+        late = [n for n, rank in self._ranks.items() if rank.state is not RankState.EXITED]
+        who = name_ranks(late) if late else "child processes of the ranks"
+        return f"{who} did not exit within {EXIT_TIMEOUT_S:g} s after all ranks had finished; killed"
+
+    # -- hosts connect --------------------------------------------------------------------------------------------
+
     def _on_hello(self, host: str, hello: wire.Hello, now: float) -> list[Action]:
-        gpus = None if hello.gpus is None else tuple(Gpu(**gpu) for gpu in hello.gpus)
-        order = self.request.hosts[host]
-        facts = HostInfo(
+        settings = self.request.hosts[host]
+        info = HostInfo(
             name=host,
             cpus=hello.cpus,
             memory_bytes=hello.memory_bytes,
-            gpus=gpus,
+            gpus=None if hello.gpus is None else tuple(Gpu(**gpu) for gpu in hello.gpus),
             driver_problem=hello.driver_problem,
-            slots=order.slots,
+            slots=settings.slots,
             network=hello.network,
-            address="" if order.is_local else hello.address,  # there, ssh has come from who knows where
+            address="" if settings.is_local else hello.address,  # a local agent sees the user's own ssh connection
         )
-        self._roster.came(host, facts)
-        return self._muster(now) if self.state is RunState.CONNECTING else []
+        self._host_pool.mark_connected(host, info)
+        return self._try_start_attempt(now) if self.state is RunState.CONNECTING else []
 
-    def _muster(self, now: float) -> list[Action]:
-        """Begin the next attempt if there are hosts for it; otherwise ask others, and wait, or give up."""
-        asked: list[Action] = [Connect(host) for host in self._roster.ask(now)]
-        standing = self._roster.standing(now)
-        if standing is Readiness.READY:
-            return [*asked, *self._plan_attempt(now)]
+    def _try_start_attempt(self, now: float) -> list[Action]:
+        """Begin the next attempt if there are hosts for it. Otherwise connect further hosts and wait, or give up."""
+        connecting: list[Action] = [ConnectHost(host) for host in self._host_pool.hosts_to_connect(now)]
+        readiness = self._host_pool.readiness(now)
+        if readiness is Readiness.READY:
+            return [*connecting, *self._plan_attempt(now)]
         if self.state is not RunState.CONNECTING:
             self._move(RunState.CONNECTING)
-        if standing is Readiness.HOPELESS:
+        if readiness is Readiness.HOPELESS:
             self._forget_attempt()
-            return self._give_up(self._too_few_hosts(), now)
-        self._deadline = self._roster.deadline()
-        return asked
+            return self._give_up(self._describe_missing_hosts())
+        self._deadline = self._host_pool.deadline()
+        return connecting
+
+    def _describe_missing_hosts(self) -> str:
+        losses = self._host_pool.describe_losses()
+        if not self.retries.used:
+            return losses
+        least, wait_s = self.request.scaling.min_workers, self.request.failure_config.host_wait_s
+        slots = sum(host.slots or 0 for host in self._host_pool.connected)
+        when = f"within {wait_s:g} s" if wait_s else "at once"
+        lost = ", ".join(self._host_pool.losses)
+        return (
+            f"{losses}\n"
+            f"{lost} did not come back {when} (FailureConfig.host_wait_s), and the other hosts have {slots} slots for "
+            f"{least} workers. Repair {lost}, or give the run spare slots or num_workers=(min, max)"
+        )
 
     def _plan_attempt(self, now: float) -> list[Action]:
         before = self.plan
         try:
-            self.plan = make_plan(self._roster.present, self.request.scaling)
+            self.plan = make_plan(self._host_pool.connected, self.request.scaling)
         except ResourcesError as error:
             self.resources_missing = True
             self._forget_attempt()
-            return self._give_up(str(error), now)
-        told = [*self._say_change(before, self.plan), *self._prepare_hosts(self.plan)]
-        return [*told, *self._reserve(now)]
+            return self._give_up(str(error))
+        shown = self._describe_change(before, self.plan)
+        return [*shown, *self._prepare_hosts(self.plan), *self._begin_attempt(self.plan, now)]
 
     def _forget_attempt(self) -> None:
-        """It is not for what its ranks did that the run ends."""
+        """Drop the facts of the latest attempt: the run does not end because of what its ranks did."""
         self._ranks, self.hung = {}, None
 
-    def _say_change(self, before: WorldPlan | None, plan: WorldPlan) -> list[Action]:
-        """What is not as in the attempt before, or as the user expects it."""
-        same = (before.hosts, before.world_size) if before else (plan.hosts, self.request.scaling.max_workers)
-        if (plan.hosts, plan.world_size) == same and not (before is None and self._roster.lost):
+    def _describe_change(self, before: WorldPlan | None, plan: WorldPlan) -> list[Action]:
+        """Show how the plan differs from that of the attempt before, or from what the user expects."""
+        expected = (before.hosts, before.world_size) if before else (plan.hosts, self.request.scaling.max_workers)
+        lost = self._host_pool.losses
+        if (plan.hosts, plan.world_size) == expected and not (before is None and lost):
             return []
-        without = f", without {', '.join(self._roster.lost)}" if self._roster.lost else ""
-        reasons = [f"    {line}" for line in self._roster.told().splitlines()] if before is None else []
-        return [Say("\n".join([f"{plan.world_size} workers on {', '.join(plan.hosts)}{without}", *reasons]))]
+        without = f", without {', '.join(lost)}" if lost else ""
+        reasons = [f"    {line}" for line in self._host_pool.describe_losses().splitlines()] if before is None else []
+        return [ShowLine("\n".join([f"{plan.world_size} workers on {', '.join(plan.hosts)}{without}", *reasons]))]
 
     def _prepare_hosts(self, plan: WorldPlan) -> list[Action]:
-        """Those that were not, or for another number of workers."""
+        """Send the job to hosts that do not have it, or are prepared for another number of workers."""
         workers = {host: len(plan.on(host)) for host in plan.hosts}
         new = [host for host in plan.hosts if self._prepared.get(host) != workers[host]]
         self._prepared |= workers
-        return [Tell(host, self._prepare(host, plan)) for host in new]
+        return [SendMessage(host, self._prepare_message(host, workers[host])) for host in new]
 
-    def _too_few_hosts(self) -> str:
-        if not self.retries.used:
-            return self._roster.told()
-        least, wait_s = self.request.scaling.min_workers, self.request.failure_config.host_wait_s
-        slots = sum(host.slots or 0 for host in self._roster.present)
-        when = f"within {wait_s:g} s" if wait_s else "at once"
-        return (
-            f"{self._roster.told()}\n"
-            f"{', '.join(self._roster.lost)} did not come back {when} (FailureConfig.host_wait_s), and the other hosts "
-            f"have {slots} slots for {least} workers. Mend it, or give the run spare slots or num_workers=(min, max)"
-        )
-
-    def _prepare(self, host: str, plan: WorldPlan) -> wire.Prepare:
-        request, order = self.request, self.request.hosts[host]
+    def _prepare_message(self, host: str, workers: int) -> wire.Prepare:
+        request, settings = self.request, self.request.hosts[host]
         return wire.Prepare(
             start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
             preload=list(request.job.preload),
-            environment=dict(order.environment),
+            environment=dict(settings.environment),
             python_flags=request.python_flags,
-            directory=order.directory,
-            lease_s=order.lease_s,
-            is_local=order.is_local,
-            workers=len(plan.on(host)),
+            directory=settings.directory,
+            lease_s=settings.lease_s,
+            is_local=settings.is_local,
+            workers=workers,
             body=request.job.blob,
         )
 
-    def _reserve(self, now: float) -> list[Action]:
-        """Begin a new attempt: a new rendezvous port each time, so that nobody meets the last attempt's peers."""
-        assert self.plan is not None
+    # -- an attempt begins: ports are reserved, workers start ------------------------------------------------------
+
+    def _begin_attempt(self, plan: WorldPlan, now: float) -> list[Action]:
+        """Begin an attempt. It reserves new ports, so that no rank can connect to a process of an earlier attempt."""
         self._move(RunState.RESERVING)
         self.attempt += 1
-        self._gone = set()
-        self._ranks = {rank.rank: _Rank(plan=rank) for rank in self.plan.ranks}
-        self.hung, self._votes = None, StopConsensus()
-        self._storing = Storing()
+        self._ranks = {rank.rank: _Rank(plan=rank) for rank in plan.ranks}
+        self._idle_hosts = set()
+        self.hung, self._stop_consensus = None, StopConsensus()
+        self._in_progress = CheckpointsInProgress()
         self._deadline = now + CONNECT_TIMEOUT_S
-        self._reserved = dict.fromkeys(self._ports_needed(self.plan))
-        return [AttemptStarts(self.attempt, self.plan), *self._reservations(self.plan)]
+        needed = self._ports_needed(plan)
+        self._port_answers = dict.fromkeys(needed)
+        return [
+            AttemptStarts(self.attempt, plan),
+            *(
+                SendMessage(host, wire.ReservePorts(attempt=self.attempt, ports=ports, peer=plan.peer_of(host)))
+                for host, ports in needed.items()
+            ),
+        ]
 
     def _ports_needed(self, plan: WorldPlan) -> dict[str, int]:
-        """On each host: one for each rank's endpoint, if there are any, and before them one for the rendezvous."""
+        """Count the ports of each host: on rank 0's host one for the rendezvous, then one for each endpoint, if any."""
         endpoints = self.request.backend.has_endpoints
         needed = {host: len(plan.on(host)) * endpoints + (host == plan.hosts[0]) for host in plan.hosts}
         return {host: ports for host, ports in needed.items() if ports}
 
-    def _reservations(self, plan: WorldPlan) -> list[Action]:
-        return [
-            Tell(host, wire.ReservePorts(attempt=self.attempt, ports=ports, peer=plan.peer_of(host)))
-            for host, ports in self._ports_needed(plan).items()
-        ]
-
-    def _on_reserved(self, host: str, message: wire.PortsReserved, now: float) -> list[Action]:
+    def _on_ports_reserved(self, host: str, message: wire.PortsReserved) -> list[Action]:
         if self.state is not RunState.RESERVING or message.attempt != self.attempt:
             return []
-        self._reserved[host] = message
-        reserved = {host: answer for host, answer in self._reserved.items() if answer is not None}
-        if len(reserved) < len(self._reserved):
+        self._port_answers[host] = message
+        answers = {host: answer for host, answer in self._port_answers.items() if answer is not None}
+        if len(answers) < len(self._port_answers):
             return []
         assert self.plan is not None
-        first = reserved[self.plan.hosts[0]]
-        wanted = self._wanted().get("MASTER_ADDR")
         try:
-            self._address = rendezvous_address(self.plan, wanted=wanted, found=first.address)
-            if self.request.backend.has_endpoints:
-                ports = {host: answer.ports[answer is first :] for host, answer in reserved.items()}
-                found = {host: answer.address for host, answer in reserved.items()}
-                self._endpoints = endpoints_of(self.plan, found, ports, wanted=wanted)
+            rendezvous = self._rendezvous(self.plan, answers)
         except LaunchError as error:
-            return self._give_up(str(error), now)
+            return self._give_up(str(error))
         self._move(RunState.STARTING)
         self._deadline = None
-        started = [Tell(host, self._start_message(host, first.ports[0])) for host in self.plan.hosts]
-        return [*self._say_restart(), *started]
+        starts = [SendMessage(host, self._start_message(self.plan, host, rendezvous)) for host in self.plan.hosts]
+        return [*self._describe_restart(), *starts]
 
-    def _wanted(self) -> dict[str, str]:
-        """Where the user wants the ranks to meet."""
-        assert self.plan is not None
-        given = self.request.hosts[self.plan.hosts[0]].environment
-        return {name: given[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in given}
+    def _rendezvous(self, plan: WorldPlan, answers: Mapping[str, wire.PortsReserved]) -> Rendezvous:
+        """Return where the ranks connect to each other. Raise LaunchError if hosts cannot reach each other."""
+        first = answers[plan.hosts[0]]
+        given = self.request.hosts[plan.hosts[0]].environment.get("MASTER_ADDR")
+        address = rendezvous_address(plan, wanted=given, found=first.address)
+        endpoints: list[str] = []
+        if self.request.backend.has_endpoints:
+            ports = {host: answer.ports[answer is first :] for host, answer in answers.items()}
+            found = {host: answer.address for host, answer in answers.items()}
+            endpoints = endpoints_of(plan, found, ports, wanted=given)
+        return Rendezvous(address=address, port=first.ports[0], endpoints=endpoints)
 
-    def _say_restart(self) -> list[Action]:
+    def _start_message(self, plan: WorldPlan, host: str, rendezvous: Rendezvous) -> wire.Start:
+        specs = [
+            worker_spec(
+                self.request, plan, rank, attempt=self.attempt, checkpoint=self.checkpoint, rendezvous=rendezvous
+            )
+            for rank in plan.on(host)
+        ]
+        address = "" if plan.shares_network else rendezvous.address
+        return wire.Start(attempt=self.attempt, ranks=[asdict(spec) for spec in specs], rendezvous=address)
+
+    def _describe_restart(self) -> list[Action]:
         if not self.retries.used:
             return []
-        resume = f"from {self.checkpoint}" if self.checkpoint else "from the beginning, as there is no checkpoint"
-        return [Say(f"restart {self.retries.used} ({self.retries.budget}) {resume}")]
+        start = self.checkpoint or "scratch (no checkpoint yet)"
+        return [ShowLine(f"restart {self.retries.used} ({self.retries.budget}) from {start}")]
 
-    def _start_message(self, host: str, port: int) -> wire.Start:
-        assert self.plan is not None
-        specs = [asdict(self._spec(self.plan, rank, port)) for rank in self.plan.on(host)]
-        rendezvous = "" if self.plan.shares_network else self._address
-        return wire.Start(attempt=self.attempt, ranks=specs, rendezvous=rendezvous)
+    # -- ranks train ----------------------------------------------------------------------------------------------
 
-    def _spec(self, plan: WorldPlan, rank: RankPlan, port: int) -> wire.WorkerSpec:
-        request, order, address = self.request, self.request.hosts[rank.host], self._address
-        environment = rank_environment(
-            plan,
-            rank,
-            address=address,
-            port=port,
-            run_id=request.run_id,
-            attempt=self.attempt - request.first_attempt,
-            max_restarts=max(request.failure_config.max_failures, 0),
-        )
-        return wire.WorkerSpec(
-            attempt=self.attempt,
-            rank=rank.rank,
-            world_size=plan.world_size,
-            local_rank=rank.local_rank,
-            local_world_size=rank.local_world_size,
-            node_rank=rank.node_rank,
-            run_name=request.run_name,
-            storage_path=request.storage_path,
-            filesystem=request.filesystem,
-            environment={
-                **environment,
-                **self._wanted(),
-                **visible_devices(rank),
-                **request.backend.environment(plan, rank, self._endpoints),
-            },
-            defaults={**rendezvous_network(plan), **RANK_DEFAULTS, **request.backend.defaults},
-            devices=list(rank.devices),
-            shares_gpu=plan.shares_gpu,
-            run_id=request.run_id,
-            metadata=dict(request.metadata),
-            resources=request.scaling.worker_resources,
-            checkpoint=self.checkpoint,
-            validates=request.validator is not None,
-            directory=order.directory,
-            sys_path=list(order.sys_path),
-            argv=request.argv,
-        )
-
-    def _on_rank(self, message: wire.Spawned | wire.Exited | wire.FromWorker, now: float) -> list[Action]:
+    def _on_rank_message(self, message: wire.Spawned | wire.Exited | wire.FromWorker, now: float) -> list[Action]:
         rank = self._ranks[message.rank]
         match message:
             case wire.Spawned():
                 if rank.state is RankState.PLANNED:
                     self._move_rank(rank, RankState.SPAWNED)
-            case wire.UsesShouldStop() | wire.StopVote():
-                return self._on_listener(message, now)
+            case wire.UsesShouldStop():
+                return self._send_to_ranks(self._stop_consensus.add_caller(message.rank), wire.AnnounceStop)
+            case wire.StopVote():
+                return self._send_stop_orders(self._stop_consensus.vote(message.rank, message.call, now))
             case wire.Running():
                 rank.entered = self.retries.ever_entered = True
                 self._move_rank(rank, RankState.RUNNING)
-                return self._when_all_run()
+                self._check_all_running()
             case wire.Outcome():
                 rank.outcome = message
                 self._move_rank(rank, RankState.DONE if message.ok else RankState.RAISED)
-                ordered = self._ordered(self._votes.finished(message.rank))
-                return [*ordered, *(self._when_all_done(now) if message.ok else self._rank_failed(rank, now))]
+                orders = self._send_stop_orders(self._stop_consensus.mark_finished(message.rank))
+                return [*orders, *(self._check_all_done(now) if message.ok else self._on_rank_failed(rank, now))]
             case wire.Exited():
                 rank.exited = message
                 self._move_rank(rank, RankState.EXITED)
-                return [] if rank.outcome is not None else self._rank_failed(rank, now)
+                return [] if rank.outcome is not None else self._on_rank_failed(rank, now)
         return []
 
-    def _when_all_run(self) -> list[Action]:
+    def _check_all_running(self) -> None:
         waiting = (RankState.PLANNED, RankState.SPAWNED)
         if self.state is RunState.STARTING and not any(rank.state in waiting for rank in self._ranks.values()):
             self._move(RunState.RUNNING)
-        return []
 
-    def _when_all_done(self, now: float) -> list[Action]:
+    def _check_all_done(self, now: float) -> list[Action]:
+        """Release the processes once every rank has finished its work: none of them needs another one any more."""
         if len(self.outcomes) < len(self._ranks) or self.state not in (RunState.STARTING, RunState.RUNNING):
             return []
         self._move(RunState.RELEASING)
         self._deadline = now + EXIT_TIMEOUT_S
+        alive = [number for number, rank in self._ranks.items() if rank.state is not RankState.EXITED]
+        return self._send_to_ranks(alive, wire.Release)
+
+    def _send_to_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
         return [
-            Tell(rank.plan.host, wire.Release(attempt=self.attempt, rank=number))
-            for number, rank in self._ranks.items()
-            if rank.state is not RankState.EXITED
+            SendMessage(self._ranks[rank].plan.host, kind(attempt=self.attempt, rank=rank, **fields))
+            for rank in sorted(ranks)
         ]
 
-    # -- the way down ---------------------------------------------------------------------------------------------
+    # -- a rank fails, or all hang --------------------------------------------------------------------------------
 
-    def _rank_failed(self, rank: _Rank, now: float) -> list[Action]:
+    def _on_rank_failed(self, rank: _Rank, now: float) -> list[Action]:
+        self._count_failure(rank)
+        return [] if self.state is RunState.STOPPING else self._on_attempt_failed(now)
+
+    def _count_failure(self, rank: _Rank) -> None:
         if rank.failed_order is None:
-            self._order += 1
-            rank.failed_order = self._order
-        return [] if self.state is RunState.STOPPING else self._attempt_failed(now)
+            self._failure_count += 1
+            rank.failed_order = self._failure_count
 
-    def _attempt_failed(self, now: float) -> list[Action]:
-        """End the attempt after its first failure. That is done at once, unless other ranks are just storing a
-        checkpoint that can be committed without the ranks that have failed, or are due to bring it.
+    def _on_attempt_failed(self, now: float) -> list[Action]:
+        """End the attempt after its first failure.
+
+        The other ranks are stopped at once, unless they are storing a checkpoint, or are expected to report one, that
+        can be committed without the failed ranks.
         """
-        if self._storing == Storing():
-            return self._stop_failed(now)
+        if self._in_progress == CheckpointsInProgress():
+            return self._stop_after_failure(now)
         self._move(RunState.STOPPING)
-        self.waits_for_checkpoint, self._checkpoint_limit = True, now + STORING_TIMEOUT_S
+        self.waits_for_checkpoint, self._checkpoint_limit = True, now + CHECKPOINT_GRACE_S
         self._deadline = self._checkpoint_deadline(now)
-        failed, storing = self.failed_ranks, {rank for rank, _ in self._storing.parts}
-        awaited = storing or self._storing.expected
-        verb = ("are" if len(awaited) > 1 else "is") + (" storing" if storing else " due to report")
+        storing = {rank for rank, _ in self._in_progress.parts}
+        awaited = storing or self._in_progress.expected
+        verb = ("are" if len(awaited) > 1 else "is") + (" storing" if storing else " expected to report")
         return [
-            Say(
-                f"{_ranks(failed)} failed; waiting up to {self._deadline - now:g} s for the checkpoint that "
-                f"{_ranks(awaited)} {verb}"
+            ShowLine(
+                f"{name_ranks(self.failed_ranks)} failed; waiting up to {self._deadline - now:g} s for the checkpoint "
+                f"that {name_ranks(awaited)} {verb}"
             )
         ]
 
-    def _on_storing(self, storing: Storing, now: float) -> list[Action]:
-        """While the attempt waits for checkpoints, it does not begin to wait for later ones."""
-        before, self._storing = self._storing, storing
+    def _checkpoint_deadline(self, now: float) -> float:
+        limit = self._checkpoint_limit
+        return limit if self._in_progress.parts else min(limit, now + EXPECTED_REPORT_S)
+
+    def _on_checkpoints_in_progress(self, latest: CheckpointsInProgress, now: float) -> list[Action]:
+        """Note which checkpoints are in progress. After a failure, wait for none that began later."""
+        before, self._in_progress = self._in_progress, latest
         if not self.waits_for_checkpoint:
             return []
-        parts = {part for part in storing.parts if part in before.parts or part[0] in before.expected}
-        self._storing = Storing(frozenset(parts), before.expected & storing.expected)
-        if self._storing == Storing():
-            return self._stop_failed(now)
-        if self._storing != before:
+        parts = {part for part in latest.parts if part in before.parts or part[0] in before.expected}
+        self._in_progress = CheckpointsInProgress(frozenset(parts), before.expected & latest.expected)
+        if self._in_progress == CheckpointsInProgress():
+            return self._stop_after_failure(now)
+        if self._in_progress != before:
             self._deadline = self._checkpoint_deadline(now)
         return []
 
-    def _checkpoint_deadline(self, now: float) -> float:
-        limit = self._checkpoint_limit
-        return limit if self._storing.parts else min(limit, now + EXPECTED_TIMEOUT_S)
+    def _stop_after_failure(self, now: float) -> list[Action]:
+        """Stop the ranks of a failed attempt.
 
-    def _wait_no_more(self, now: float) -> list[Action]:
-        return self._stop_failed(now) if self.waits_for_checkpoint else []
-
-    def _stop_failed(self, now: float) -> list[Action]:
-        """Stop the ranks after a failure. There is no settling time beyond that of taking stacks, which the agents use
-        up if the failure is the consequence of another one that has not arrived yet.
+        If all failures so far are consequences of another one, the agents wait for that one while they take stacks.
         """
         return self._stop(0.0, now, culprit_known=any(not failure.consequence for failure in self.failures))
 
-    def _on_stop_asked(self, why: str, now: float) -> list[Action]:
+    def _on_hang(self, hang: HangDetected, now: float) -> list[Action]:
+        if self.state not in (RunState.STARTING, RunState.RUNNING):  # the attempt ended while stacks were taken
+            return []
+        self.hung = hang
+        return self._stop(0.0, now)
+
+    # -- a host is lost, or cannot continue -----------------------------------------------------------------------
+
+    def _on_host_lost(self, lost: HostLost, now: float) -> list[Action]:
+        host, why = lost.host, lost.why
+        if self._host_pool.is_lost(host):
+            return []
+        self._host_pool.mark_lost(host, why, now)
+        self._prepared.pop(host, None)
+        if self.state is RunState.CONNECTING:
+            return self._try_start_attempt(now)
+        if self.state is RunState.WAITING or self.plan is None or host not in self.plan.hosts:
+            return []
+        if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks) and not lost.owes:
+            return self._on_host_idle(host, now)
+        self._mark_ranks_lost(lost)
+        if self.state is RunState.RESERVING and not self.retries.ever_entered:
+            return self._give_up(self._host_pool.describe_losses())
+        if self.state is RunState.STOPPING:
+            return self._on_host_idle(host, now)
+        if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
+            return [ShowLine(f"{host}: its ranks had finished, so the other ranks continue without it: {why}")]
+        return self._on_attempt_failed(now)
+
+    def _mark_ranks_lost(self, lost: HostLost) -> None:
+        """Let the ranks of a lost host fail.
+
+        Ranks that had finished fail, too, if a checkpoint still needs the host and the attempt has not failed already.
+        """
+        loses_work = lost.owes and self.state is not RunState.STOPPING
+        for number, rank in self._ranks.items():
+            had_finished = rank.has_finished
+            if rank.plan.host != lost.host or (rank.exited is not None and not (had_finished and loses_work)):
+                continue
+            if rank.exited is None:
+                self._move_rank(rank, RankState.EXITED)
+            rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=lost.why)
+            if had_finished and loses_work:
+                rank.outcome = None
+            if rank.outcome is None:
+                self._count_failure(rank)
+
+    def _on_problem(self, problem: str, now: float) -> list[Action]:
+        """End the run: a host or the storage cannot continue."""
+        self.problem = self.problem or problem
+        if self.state is RunState.STOPPING:
+            return self._cancel_checkpoint_wait(now)
+        if self.attempt_is_active:
+            return self._stop(0.0, now)
+        if self.state in (RunState.CONNECTING, RunState.WAITING):
+            self._forget_attempt()
+        return self._give_up(self.problem)
+
+    def _cancel_checkpoint_wait(self, now: float) -> list[Action]:
+        return self._stop_after_failure(now) if self.waits_for_checkpoint else []
+
+    # -- the user asks the run to stop ----------------------------------------------------------------------------
+
+    def _on_stop_requested(self, why: str, now: float) -> list[Action]:
         if self.state is RunState.STOPPING and self.stop_reason is None and self.failures:
-            self._retry_forbidden = True  # it has failed already, and that is what the user should hear
-            return self._wait_no_more(now)
-        again = self.stop_reason is not None
+            self._retry_forbidden = True  # the run ends with the failure, which the user should see
+            return self._cancel_checkpoint_wait(now)
+        is_repeated = self.stop_reason is not None
         self.stop_reason = self.stop_reason or why
-        if not self.attempt_is_on:
+        if not self.attempt_is_active:
             self._end(RunState.ABORTED)
             return []
-        if again or self.state is RunState.STOPPING:
+        if is_repeated or self.state is RunState.STOPPING:
             return self._stop(0.0, now)
         grace_s = self.request.stop_grace_s
-        if self._votes.listeners and grace_s:
+        if self._stop_consensus.callers and grace_s:
             self._deadline = now + grace_s
-            said = f"{why}: stopping the workers; should_stop() is true, SIGTERM follows after {grace_s:g} s at most"
-            return [Say(f"{said}; again to kill them at once"), *self._tell_ranks(self._votes.ask(), wire.AnnounceStop)]
-        said = f"{why}: stopping the workers, {grace_s:g} s at most; again to kill them at once"
-        return [Say(said), *self._stop(grace_s, now)]
+            text = f"{why}: stopping the workers; should_stop() is true, SIGTERM follows after {grace_s:g} s at most"
+            announced = self._send_to_ranks(self._stop_consensus.request_stop(), wire.AnnounceStop)
+            return [ShowLine(f"{text}; {why} again kills them at once"), *announced]
+        text = f"{why}: stopping the workers within {grace_s:g} s; {why} again kills them at once"
+        return [ShowLine(text), *self._stop(grace_s, now)]
 
-    def _on_listener(self, message: wire.UsesShouldStop | wire.StopVote, now: float) -> list[Action]:
-        """A rank calls should_stop(), or waits in it to hear where all stop."""
-        if isinstance(message, wire.StopVote):
-            return self._ordered(self._votes.vote(message.rank, message.call, now))
-        return self._tell_ranks(self._votes.listen(message.rank), wire.AnnounceStop)
-
-    def _ordered(self, orders: Iterable[Order]) -> list[Action]:
-        told = (self._tell_ranks(o.ranks, wire.StopAtReport, call=o.call, final=o.final) for o in orders)
-        return [action for actions in told for action in actions]
-
-    def _tell_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
+    def _send_stop_orders(self, orders: Iterable[StopOrder]) -> list[Action]:
         return [
-            Tell(self._ranks[rank].plan.host, kind(attempt=self.attempt, rank=rank, **fields)) for rank in sorted(ranks)
+            action
+            for order in orders
+            for action in self._send_to_ranks(order.ranks, wire.StopAtReport, call=order.call, final=order.final)
         ]
 
+    # -- the attempt ends -----------------------------------------------------------------------------------------
+
     def _stop(self, grace_s: float, now: float, *, culprit_known: bool = True) -> list[Action]:
+        """Stop all processes of the attempt."""
         assert self.plan is not None
         if self.waits_for_checkpoint:
             self.waits_for_checkpoint, self._deadline = False, None
         latest = self._deadline if self.state is RunState.STOPPING and self._deadline is not None else math.inf
         if self.state is not RunState.STOPPING:
             self._move(RunState.STOPPING)
-        hosts = [host for host in self.plan.hosts if not self._roster.is_gone(host)]
+        hosts = [host for host in self.plan.hosts if not self._host_pool.is_lost(host)]
         if not hosts:
-            return self._all_gone(now)
+            return self._end_attempt(now)
         self._deadline = min(latest, now + grace_s + self._stop_timeout_s(hosts))
         stop = wire.Stop(attempt=self.attempt, grace_s=grace_s, culprit_known=culprit_known)
-        return [Tell(host, stop) for host in hosts]
+        return [SendMessage(host, stop) for host in hosts]
 
     def _stop_timeout_s(self, hosts: Iterable[str]) -> float:
-        """A host that is silent is lost when its lease has run out, which another attempt may be able to do without."""
+        """Return the seconds to wait for the hosts to end all processes, beyond the grace.
+
+        Wait at least until every remote lease has expired: a silent host then counts as lost, and the next attempt may
+        run without it.
+        """
         if self.was_asked_to_stop:
             return STOP_TIMEOUT_S
-        orders = [self.request.hosts[host] for host in hosts]
-        return max([STOP_TIMEOUT_S, *(order.lease_s + LEASE_MARGIN_S for order in orders if not order.is_local)])
+        settings = [self.request.hosts[host] for host in hosts]
+        return max([STOP_TIMEOUT_S, *(host.lease_s + LEASE_MARGIN_S for host in settings if not host.is_local)])
 
-    def _on_gone(self, host: str, message: wire.HostIdle, now: float) -> list[Action]:
-        if not self.attempt_is_on:  # said twice: once as its workers had ended, and once as it was told to stop
+    def _on_host_idle(self, host: str, now: float) -> list[Action]:
+        if not self.attempt_is_active:  # the host has sent this twice: as its workers ended, and as answer to Stop
             return []
-        self._gone.add(host)
-        assert self.plan is not None
-        return [] if self.occupied else self._all_gone(now)
+        self._idle_hosts.add(host)
+        return [] if self.busy_hosts else self._end_attempt(now)
 
-    def _all_gone(self, now: float) -> list[Action]:
-        """Nothing of the attempt is left anywhere: finish, give up, or try again."""
+    def _end_attempt(self, now: float) -> list[Action]:
+        """End an attempt of which no process is left: the run finishes, fails, is aborted or is restarted."""
         self._deadline, self.waits_for_checkpoint = None, False
         finished = self.is_done and not self.storage_failed
-        why = None if finished else self._why_it_ended()
+        why = None if finished else self._describe_early_end()
         ended: list[Action] = [AttemptEnded(self.attempt, tuple(self.failures), why)]
         if finished:
-            self._end(RunState.FINISHED)  # also when asked to stop in the last moment
+            self._end(RunState.FINISHED)  # even if a stop was requested at the last moment
         elif self.stop_reason is not None:
             self._end(RunState.ABORTED)
-        elif self._may_retry():
-            what_failed = self._what_failed()
-            self.earlier.append(f"attempt {self.attempt} before: {what_failed.splitlines()[0]}")
-            return [*ended, Say(what_failed), *self._retry(now)]
+        elif self._may_restart():
+            failure = self._describe_failure()
+            self.earlier_attempts.append(f"attempt {self.attempt} before: {failure.splitlines()[0]}")
+            return [*ended, ShowLine(failure), *self._restart(now)]
         else:
-            self.problem = self.problem or self._loss()
+            self.problem = self.problem or self._lost_host_error()
             self._end(RunState.FAILED)
         return ended
 
-    def _why_it_ended(self) -> str | None:
-        """Early, and not by the failure of a rank."""
+    def _describe_early_end(self) -> str | None:
+        """Return why the attempt ended early, or None if the failure of a rank ended it."""
         if self.stop_reason is not None:
             return f"stopped by {self.stop_reason}"
         if self.hung is not None and not self.failures:
-            return self._what_failed()
+            return self._describe_failure()
         return self.problem
 
-    def _loss(self) -> str | None:
-        """What a run ends with that has lost a host, and is not restarted."""
+    def _lost_host_error(self) -> str | None:
+        """Return the text of the error for a run that lost a host and may not restart."""
         assert self.plan is not None
-        told = self._roster.told(self.plan.hosts)
-        if not told or self.request.failure_config.max_failures:
-            return told or None
+        losses = self._host_pool.describe_losses(self.plan.hosts)
+        if not losses or self.request.failure_config.max_failures:
+            return losses or None
         return (
-            f"{told}\nFailureConfig(max_failures=1) lets a run go on once: on spare slots, on fewer hosts with "
+            f"{losses}\nFailureConfig(max_failures=1) lets a run continue once: on spare slots, on fewer hosts with "
             "num_workers=(min, max), or when the host is back"
         )
 
-    def _what_failed(self) -> str:
+    def _describe_failure(self) -> str:
         if not self.failures:
             assert self.hung is not None
             return "\n    ".join([f"no rank has made progress for {self.hung.after_s:g} s", *self.hung.where])
         culprit = culprit_first(self.failures)[0]
-        if culprit.lost:
-            lost = [failure for failure in self.failures if failure.lost]
-            ranks = {(f.host, f.summary): rank_list(g.rank for g in lost if g.host == f.host) for f in lost}
-            return "; ".join(f"rank(s) {of} on {host} were {summary}" for (host, summary), of in ranks.items())
-        return f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}"
+        if not culprit.lost:
+            return f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}"
+        ranks: dict[tuple[str, str], list[int]] = {}
+        for failure in self.failures:
+            if failure.lost:
+                ranks.setdefault((failure.host, failure.summary), []).append(failure.rank)
+        return "; ".join(
+            f"{name_ranks(lost)} on {host} {'were' if len(lost) > 1 else 'was'} {summary}"
+            for (host, summary), lost in ranks.items()
+        )
 
-    def _may_retry(self) -> bool:
+    # -- the run is restarted, or ends ----------------------------------------------------------------------------
+
+    def _may_restart(self) -> bool:
         if self.problem or self._retry_forbidden:
             return False
         culprit = culprit_first(self.failures)[0] if self.failures else None
         reports = self._ranks[culprit.rank].reports if culprit else 0
         return self.retries.allow(culprit, reports=reports, checkpoint=self.checkpoint)
 
-    def _retry(self, now: float) -> list[Action]:
+    def _restart(self, now: float) -> list[Action]:
         delay_s = self.retries.delay_s()
         if not delay_s:
-            return self._next_attempt(now)
+            return self._begin_next_attempt(now)
         self._move(RunState.WAITING)
         self._deadline = now + delay_s
-        return [Say(f"the next attempt starts in {delay_s:g} s")]
+        return [ShowLine(f"the next attempt starts in {delay_s:g} s")]
 
-    def _next_attempt(self, now: float) -> list[Action]:
-        before = set(self._roster.lost)
-        self._roster.begin(now, wait_s=self.request.failure_config.host_wait_s, patience_s=RETURN_S)
-        actions = self._muster(now)
-        asked = [action.host for action in actions if isinstance(action, Connect)]
-        waits = [f"trying to reach {', '.join(asked)}" + " again" * (before >= set(asked))] if asked else []
-        return [*(Say(text) for text in waits), *actions]
+    def _begin_next_attempt(self, now: float) -> list[Action]:
+        lost_before = set(self._host_pool.losses)
+        reconnect_s = self.request.failure_config.host_wait_s
+        self._host_pool.begin_search(now, reconnect_s=reconnect_s, wait_s=LOST_HOST_GRACE_S)
+        actions = self._try_start_attempt(now)
+        hosts = [action.host for action in actions if isinstance(action, ConnectHost)]
+        if not hosts:
+            return actions
+        again = " again" if lost_before >= set(hosts) else ""
+        return [ShowLine(f"trying to reach {', '.join(hosts)}{again}"), *actions]
 
-    def _on_host_failed(self, host: str, text: str, now: float) -> list[Action]:
-        self.problem = self.problem or f"{host}: {text}"
-        return self._stop_or_give_up(self.problem, now)
-
-    def _stop_or_give_up(self, problem: str, now: float) -> list[Action]:
-        if self.state is RunState.STOPPING:
-            return self._wait_no_more(now)
-        if self.attempt_is_on:
-            return self._stop(0.0, now)
-        if self.state in (RunState.CONNECTING, RunState.WAITING):
-            self._forget_attempt()
-        return self._give_up(problem, now)
-
-    def _on_host_lost(self, lost: HostLost, now: float) -> list[Action]:
-        host, why = lost.host, lost.why
-        if self._roster.is_gone(host):
-            return []
-        self._roster.went(host, why, now)
-        self._prepared.pop(host, None)
-        if self.state is RunState.CONNECTING:
-            return self._muster(now)
-        if self.state is RunState.WAITING or self.plan is None or host not in self.plan.hosts:
-            return []
-        if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks) and not lost.owes:
-            return self._on_gone(host, wire.HostIdle(attempt=self.attempt), now)
-        self._lose_ranks(lost)
-        if self.state is RunState.RESERVING and not self.retries.ever_entered:
-            return self._give_up(self._roster.told(), now)
-        if self.state is RunState.STOPPING:
-            return self._on_gone(host, wire.HostIdle(attempt=self.attempt), now)
-        if not lost.owes and all(rank.rank in self.outcomes for rank in self.plan.on(host)):
-            return [Say(f"{host}: its ranks had done their work, and the others go on without it: {why}")]
-        return self._attempt_failed(now)
-
-    def _lose_ranks(self, lost: HostLost) -> None:
-        """A rank that had done its work is lost, too, if that is not safe, and the attempt has not failed yet."""
-        is_unsafe = lost.owes and self.state is not RunState.STOPPING
-        for number, rank in self._ranks.items():
-            had_done = rank.outcome is not None and rank.outcome.ok
-            if rank.plan.host != lost.host or (rank.exited is not None and not (had_done and is_unsafe)):
-                continue
-            if rank.exited is None:
-                self._move_rank(rank, RankState.EXITED)
-            rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=lost.why)
-            if had_done and is_unsafe:
-                rank.outcome = None
-            if rank.outcome is None and rank.failed_order is None:
-                self._order += 1
-                rank.failed_order = self._order
-
-    def _on_tick(self, now: float) -> list[Action]:
-        ordered = self._ordered(self._votes.tick(now))
-        if self._deadline is None or now < self._deadline:
-            return ordered
-        self._deadline = None
-        match self.state:
-            case RunState.CONNECTING:
-                return self._muster(now)
-            case RunState.WAITING:
-                return self._next_attempt(now)
-            case RunState.STARTING | RunState.RUNNING:  # ranks were asked to stop, and the grace is over
-                return self._stop(TERM_GRACE_S, now)
-            case RunState.RESERVING:
-                assert self.plan is not None
-                return self._give_up(
-                    f"{self.plan.hosts[0]}: no port for the rendezvous within {CONNECT_TIMEOUT_S:g} s", now
-                )
-            case RunState.RELEASING:
-                late = rank_list(n for n, rank in self._ranks.items() if rank.state is not RankState.EXITED)
-                text = f"rank(s) {late or 'none'} had finished, but did not leave within {EXIT_TIMEOUT_S:g} s; killed"
-                return [Say(text), *self._stop(0.0, now)]
-            case _ if self.waits_for_checkpoint:
-                return self._stop_failed(now)
-            case _:
-                text = f"{', '.join(self.occupied)}: processes could not be ended in time"
-                return [Say(text), *self._all_gone(now)] if self.is_done else self._give_up(text, now)
-
-    def _give_up(self, problem: str, now: float) -> list[Action]:
+    def _give_up(self, problem: str) -> list[Action]:
         self.problem = self.problem or problem
         self._end(RunState.FAILED)
         return []

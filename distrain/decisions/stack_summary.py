@@ -1,4 +1,4 @@
-"""Stacks of all ranks, as faulthandler wrote them -> who is where, in a few lines. Runs in: coordinator, worker.
+"""A summary of what all ranks are doing, from the stacks that faulthandler wrote. Runs in: coordinator, worker.
 
 Pure: no I/O, no clock.
 """
@@ -20,14 +20,15 @@ _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 _WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
 _COLLECTIVES = re.compile(r"/torch/distributed/distributed_c10d\.py$")
 _BOTTOM = "run_worker"
-_PHASES = {
+"""The outermost function of distrain in a worker."""
+PHASES = {
     "_load": "loading train_func",
     "setup": "setting up the process group",
     "_failure": "handling an exception of its own",
-    "_let_go": "at the end of train_func",
-    "_exit": "at the end of train_func",
+    "_disconnect_peers": "at the end of train_func",
+    "exit_process": "running exit handlers",
 }
-"""What our functions are doing when no line of the user is running."""
+"""What a worker is doing while a function of distrain runs, and no line of the user's code."""
 _CRASH = "Fatal Python error: "
 _LINES_QUOTED = 10
 _NATIVE_REASONS = [
@@ -39,7 +40,7 @@ _NATIVE_REASONS = [
         r"(?<=what\(\):).*",
     )
 ]
-"""How native code says why it aborts, the most telling first: NCCL's watchdog, NCCL, any C++ exception."""
+"""Reasons that native code prints when it aborts, the most precise first: NCCL's watchdog, NCCL, C++ exceptions."""
 _NATIVE_ABORT = re.compile(
     r"Watchdog caught|dump debug info, due to|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: "
 )
@@ -60,33 +61,39 @@ class _Frame:
         return f"{self.file.rpartition('/')[2]}:{self.line}"
 
 
-def grouped(stacks: Mapping[int, str], *, silent: Iterable[int] = (), finished: Iterable[int] = ()) -> list[str]:
-    """One line for each place where ranks are, most ranks first; then who did not answer, and who has finished.
+def summarize_stacks(
+    stacks: Mapping[int, str], *, silent: Iterable[int] = (), finished: Iterable[int] = ()
+) -> list[str]:
+    """Return a line for each location with its ranks, most ranks first; then silent ranks, and finished ones.
 
-    stacks: rank -> the text of faulthandler, of all threads. silent: ranks that did not answer.
+    stacks: for each rank the text of faulthandler, with all threads.
+    silent: ranks that did not answer when asked for their stacks.
     """
-    places = sorted(_by_place(stacks).items(), key=lambda item: -len(item[1]))
-    lines = [f"{_ranks(ranks)} {where}" for where, ranks in places]
+    locations = sorted(_ranks_by_location(stacks).items(), key=lambda item: -len(item[1]))
+    lines = [f"{_count_ranks(ranks)} {where}" for where, ranks in locations]
     if silent := sorted(silent):
-        lines.append(f"{_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
+        lines.append(f"{_count_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
     if finished := sorted(finished):
-        lines.append(f"{_ranks(finished)} finished train_func")
+        lines.append(f"{_count_ranks(finished)} finished train_func")
     return lines
 
 
 def suspects(stacks: Mapping[int, str], *, silent: Iterable[int] = ()) -> list[int]:
-    """Whom the others may be waiting for: who did not answer, and who is not where most are; all, if that is nobody."""
-    places = _by_place(stacks)
-    most = max(map(len, places.values()), default=0)
-    apart = [rank for ranks in places.values() if len(ranks) < most for rank in ranks]
+    """Return the ranks that the other ranks may be waiting for.
+
+    These are the silent ranks, and those that are not at the most common location. Return all ranks if there are none.
+    """
+    locations = _ranks_by_location(stacks)
+    most = max(map(len, locations.values()), default=0)
+    apart = [rank for ranks in locations.values() if len(ranks) < most for rank in ranks]
     return sorted({*silent, *apart}) or sorted(stacks)
 
 
-def mismatched(stacks: Mapping[int, str]) -> list[str]:
-    """Return one line for each group of ranks if all wait in collectives of ``torch.distributed`` that do not match,
-    and nothing otherwise.
+def mismatched_collectives(stacks: Mapping[int, str]) -> list[str]:
+    """Return a line for each group of ranks if all wait in collectives that do not match, else an empty list.
 
-    Collectives do not match if ranks are at different ones, or if a rank has two at a time, from two threads.
+    Collectives of ``torch.distributed`` do not match if ranks have called different ones, or if a rank has called two
+    at a time, from two threads.
     """
     waiting = {rank: _collectives(text) for rank, text in sorted(stacks.items())}
     if not all(waiting.values()) or (len({*waiting.values()}) == 1 and all(len(w) == 2 for w in waiting.values())):
@@ -95,33 +102,34 @@ def mismatched(stacks: Mapping[int, str]) -> list[str]:
     for rank, found in waiting.items():
         groups.setdefault(found, []).append(rank)
     return [
-        f"{_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
+        f"{_count_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
         for (where, *names), ranks in groups.items()
     ]
 
 
 def _collectives(text: str) -> tuple[str, ...]:
-    """Return the place of the main thread, its collective, and those of other threads; nothing if it is in none."""
+    """Return the location of the main thread, its collective and those of other threads; () if it is in none."""
     main = _main_thread(text)
     others = [frames for frames in _threads(text) if frames != main]
     names = [frames[0].function for frames in (main, *others) if frames and _COLLECTIVES.search(frames[0].file)]
-    return (place(text), *names) if main and _COLLECTIVES.search(main[0].file) else ()
+    return (location(text), *names) if main and _COLLECTIVES.search(main[0].file) else ()
 
 
-def _by_place(stacks: Mapping[int, str]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
+def _ranks_by_location(stacks: Mapping[int, str]) -> dict[str, list[int]]:
+    locations: dict[str, list[int]] = {}
     for rank, text in sorted(stacks.items()):
-        places.setdefault(place(text), []).append(rank)
-    return places
+        locations.setdefault(location(text), []).append(rank)
+    return locations
 
 
-def place(text: str) -> str:
-    """Where the main thread of a worker is: ``in all_reduce at train.py:88``: the user's innermost line, and what it
-    has called, wrappers aside.
+def location(text: str) -> str:
+    """Return the location of a worker's main thread, such as ``in all_reduce at train.py:88``.
+
+    It names the user's innermost line and the function that this line has called, without wrappers.
     """
     frames = _main_thread(text)
     if not frames:
-        return "is somewhere without a Python frame"
+        return "is at an unknown location: it has no Python frame"
     ours = _ours(frames)
     called = ""
     for frame in frames:
@@ -129,12 +137,12 @@ def place(text: str) -> str:
             return f"in {called} at {frame}" if called else f"in {frame.function} at {frame}"
         if not _WRAPPERS.match(frame.function):
             called = frame.function
-    phases = [_PHASES[frame.function] for frame in frames if frame in ours and frame.function in _PHASES]
+    phases = [PHASES[frame.function] for frame in frames if frame in ours and frame.function in PHASES]
     return phases[-1] if phases else f"in {frames[0].function} at {frames[0]}"
 
 
 def native_reason(lines: Sequence[str]) -> str:
-    """Return why native code aborted, as the rank's last lines of output tell it, or an empty string."""
+    """Return why native code aborted, according to the last lines of the rank's output, or an empty string."""
     for pattern in _NATIVE_REASONS:
         for line in reversed(lines):
             if found := pattern.search(line):
@@ -143,30 +151,31 @@ def native_reason(lines: Sequence[str]) -> str:
 
 
 def last_words(lines: Sequence[str]) -> list[str]:
-    """Return the lines of a rank's output that a failure screen quotes, without native frames.
+    """Return the lines of a rank's output that a failure screen quotes: its last lines, without native frames.
 
-    These are the last lines. If faulthandler has written where the interpreter crashed, they are that, without our own
-    frames, and before it what native code said when it aborted.
+    If the interpreter has crashed, these are what native code printed when it aborted, and then the stack that
+    faulthandler wrote, without frames of distrain.
     """
     start = max((n for n, line in enumerate(lines) if line.startswith(_CRASH)), default=None)
     if start is None:
         return [line for line in lines if not _NATIVE_FRAME.match(line)][-_LINES_QUOTED:]
-    said = [line for line in lines[:start] if _NATIVE_ABORT.search(line)][-_LINES_QUOTED // 2 :]
+    native = [line for line in lines[:start] if _NATIVE_ABORT.search(line)][-_LINES_QUOTED // 2 :]
     frames = _main_thread("\n".join(lines[start:]))
     ours = _ours(frames)
     theirs = [frame for frame in frames if frame not in ours and not _BOOTSTRAP.search(frame.file)]
-    return [*said, lines[start], *(f'  File "{f.file}", line {f.line} in {f.function}' for f in theirs[:_LINES_QUOTED])]
+    shown = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in theirs[:_LINES_QUOTED]]
+    return [*native, lines[start], *shown]
 
 
 def _ours(frames: Sequence[_Frame]) -> list[_Frame]:
-    """The frames of distrain, which is where the bottom of a worker is."""
+    """Return the frames of distrain: those of files below the package of the worker's outermost function."""
     worker = next((frame.folder for frame in frames if frame.function == _BOTTOM), None)
     root = worker and worker.rpartition("/")[0]
     return [f for f in frames if root is not None and (f.folder == root or f.folder.startswith(f"{root}/"))]
 
 
 def _main_thread(text: str) -> list[_Frame]:
-    """The thread that ran us; the one that took the signal, if none did."""
+    """Return the thread that runs the worker, or else the one that handled the signal."""
     threads = _threads(text)
     for frames in threads:
         if any(frame.function == _BOTTOM for frame in frames):
@@ -179,10 +188,10 @@ def _threads(text: str) -> list[list[_Frame]]:
 
 
 def _frames(text: str) -> list[_Frame]:
-    """Innermost first."""
+    """Return the frames of one thread, innermost first."""
     found = (_FRAME.match(line) for line in text.splitlines())
     return [_Frame(match["file"], int(match["line"]), match["function"]) for match in found if match]
 
 
-def _ranks(ranks: list[int]) -> str:
+def _count_ranks(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({rank_list(ranks)})"

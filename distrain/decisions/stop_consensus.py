@@ -1,24 +1,33 @@
-"""At which call of should_stop() all ranks stop. Runs in: coordinator.
+"""The agreement of all ranks on the call of should_stop() at which they stop. Runs in: coordinator.
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 
-Once the run is to end, every rank that calls should_stop() says which of its calls it is in, and waits there. When all
-have, the highest call is where they stop: whoever is behind gets there without those who wait, as they have done
-everything that comes before. A rank that had left its call before it was asked may wait in a collective of the next
-step for those who wait here; so after a while they are sent on, to meet at the next call.
+When the run should end, every rank that calls should_stop() votes: it sends the number of its current call, and waits.
+Once all have voted, the highest call is where all ranks stop. A rank that is behind gets there without the waiting
+ranks, because they have done everything that comes before.
+
+A rank may have left its call just before it was asked to vote. It may then wait in a collective of the next step for
+ranks that wait in should_stop(). Therefore, after some seconds, the waiting ranks continue, and all vote again at the
+next call.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PATIENCE_S = 1.0
-"""For all ranks to come to the same call. Doubled each time, as steps may be that uneven."""
+VOTE_TIMEOUT_S = 1.0
+"""Seconds to wait for the votes of all ranks before those that wait continue.
+
+The time doubles with every round of votes, because steps may take longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Tell these ranks to go on to this call: to stop there, if ``final``, or to say again that they are there."""
+class StopOrder:
+    """An order to ranks that call should_stop().
+
+    call: number of the call up to which the ranks continue.
+    final: the ranks stop at that call; otherwise they vote again there.
+    """
 
     ranks: tuple[int, ...]
     call: int
@@ -26,60 +35,61 @@ class Order:
 
 
 class StopConsensus:
-    """One attempt."""
+    """The votes of one attempt."""
 
     def __init__(self) -> None:
-        self.listeners: set[int] = set()
+        self.callers: set[int] = set()
+        """The ranks that call should_stop() and have not finished."""
         self.deadline: float | None = None
-        """When :meth:`tick` has something to say if nothing else happens."""
+        """When :meth:`tick` must be called if nothing else happens before."""
         self._votes: dict[int, int] = {}
-        self._asked = False
+        self._stop_requested = False
         self._next_call = 0
         self._stop_at: int | None = None
-        self._patience_s = PATIENCE_S
+        self._timeout_s = VOTE_TIMEOUT_S
 
-    def listen(self, rank: int) -> set[int]:
-        """The rank calls should_stop(). Returns the ranks to ask now."""
-        self.listeners.add(rank)
-        return {rank} if self._asked else set()
+    def add_caller(self, rank: int) -> set[int]:
+        """Note that the rank calls should_stop(). Return the ranks that must be asked to vote now."""
+        self.callers.add(rank)
+        return {rank} if self._stop_requested else set()
 
-    def ask(self) -> set[int]:
-        """The run is to end. Returns the ranks to ask now."""
-        self._asked = True
-        return set(self.listeners)
+    def request_stop(self) -> set[int]:
+        """Note that the run should end. Return the ranks that must be asked to vote now."""
+        self._stop_requested = True
+        return set(self.callers)
 
-    def vote(self, rank: int, call: int, now: float) -> list[Order]:
-        """The rank waits in this call."""
+    def vote(self, rank: int, call: int, now: float) -> list[StopOrder]:
+        """Count the vote of a rank, which waits in this call."""
         if self._stop_at is not None:
-            return [Order((rank,), self._stop_at, final=True)]
+            return [StopOrder((rank,), self._stop_at, final=True)]
         if call < self._next_call:
-            return [Order((rank,), self._next_call, final=False)]
+            return [StopOrder((rank,), self._next_call, final=False)]
         self._votes[rank] = call
-        self.deadline = self.deadline or now + self._patience_s
-        return self._settle()
+        self.deadline = self.deadline or now + self._timeout_s
+        return self._decide()
 
-    def finished(self, rank: int) -> list[Order]:
-        """The rank will not call it any more."""
-        self.listeners.discard(rank)
+    def mark_finished(self, rank: int) -> list[StopOrder]:
+        """Note that the rank has finished and will not vote any more."""
+        self.callers.discard(rank)
         self._votes.pop(rank, None)
         if not self._votes:
             self.deadline = None
-        return self._settle()
+        return self._decide()
 
-    def tick(self, now: float) -> list[Order]:
-        """Send those who wait on, if the others do not come."""
+    def tick(self, now: float) -> list[StopOrder]:
+        """Let the waiting ranks continue if the votes of the others are late."""
         if self.deadline is None or now < self.deadline or not self._votes:
             return []
         self._next_call = max(self._votes.values()) + 1
-        order = Order(tuple(sorted(self._votes)), self._next_call, final=False)
+        order = StopOrder(tuple(sorted(self._votes)), self._next_call, final=False)
         self._votes.clear()
         self.deadline = None
-        self._patience_s *= 2
+        self._timeout_s *= 2
         return [order]
 
-    def _settle(self) -> list[Order]:
-        if self._stop_at is not None or not self._votes or self.listeners - self._votes.keys():
+    def _decide(self) -> list[StopOrder]:
+        if self._stop_at is not None or not self._votes or self.callers - self._votes.keys():
             return []
         self._stop_at = max(self._votes.values())
         self.deadline = None
-        return [Order(tuple(sorted(self.listeners)), self._stop_at, final=True)]
+        return [StopOrder(tuple(sorted(self.callers)), self._stop_at, final=True)]

@@ -1,7 +1,7 @@
-"""What the kernel's control groups allow this process, and whom they killed. Runs in: agent, forkserver.
+"""Limits and kills of the kernel's control groups that contain this process. Runs in: agent, forkserver.
 
-Both versions: cgroup v2 (``memory.max``, ``memory.events``, ``cpu.max``) and v1 (``memory.limit_in_bytes``,
-``memory.oom_control``, ``cpu.cfs_quota_us``), as Documentation/admin-guide/cgroup-{v1,v2} of Linux have them.
+It reads both versions: cgroup v2 (``memory.max``, ``memory.events``, ``cpu.max``) and v1 (``memory.limit_in_bytes``,
+``memory.oom_control``, ``cpu.cfs_quota_us``), as described in Documentation/admin-guide/cgroup-{v1,v2} of Linux.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _VMSTAT = Path("/proc/vmstat")
 
 
 def cpu_quota() -> float | None:
-    """CPUs that the quotas of our groups leave; None without a quota."""
+    """Return how many CPUs the quotas of the groups allow; None without a quota."""
     quotas = []
     for folder in _own_groups("cpu"):
         quota = _read(folder / "cpu.max").split() or [
@@ -26,20 +26,21 @@ def cpu_quota() -> float | None:
 
 
 def memory_limit() -> int | None:
-    """Bytes that the tightest of our groups allows; None if none limits us."""
+    """Return the smallest memory limit of the groups in bytes; None without a limit."""
     return min((limit for folder in _own_groups("memory") if (limit := _limit_of(folder))), default=None)
 
 
 class OomWatch:
-    """Knows whether the kernel has killed for lack of memory since this was made, in our groups or on the host."""
+    """Notices processes that the kernel kills for lack of memory after this object was made."""
 
     def __init__(self) -> None:
         self._groups = {folder: _kills_of(folder) for folder in _own_groups("memory")}
         self._host = _count(_VMSTAT)
 
     def killed(self) -> int | None:
-        """The limit in bytes of the group in which the kernel has killed; 0 if it has killed somewhere else on the
-        host; None if it has not.
+        """Return the memory limit in bytes of the group in which the kernel has killed.
+
+        Return 0 if it has killed in another place on the host, and None if it has killed nothing.
         """
         for folder, before in self._groups.items():
             if _kills_of(folder) > before and (limit := _limit_of(folder)):
@@ -48,7 +49,7 @@ class OomWatch:
 
 
 def _own_groups(controller: str) -> list[Path]:
-    """Folders that may limit this process: its own group and all above it."""
+    """Return the folders of the group of this process and of all groups above it."""
     folders = []
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -73,7 +74,7 @@ def _kills_of(folder: Path) -> int:
 
 
 def _count(path: Path) -> int:
-    """The line ``oom_kill N`` of a file; 0 without one."""
+    """Return N of the line ``oom_kill N`` of a file; 0 without such a line."""
     lines = (line.split() for line in _read(path).splitlines())
     return next((int(parts[1]) for parts in lines if len(parts) == 2 and parts[0] == "oom_kill"), 0)
 

@@ -1,7 +1,4 @@
-"""The GPUs that CUDA would show to a process of this host, from NVML; without torch and without a subprocess.
-
-Runs in: agent.
-"""
+"""GPUs that CUDA shows to processes of this host, read with NVML. Runs in: agent, coordinator."""
 
 from __future__ import annotations
 
@@ -15,22 +12,23 @@ if TYPE_CHECKING:
 
 
 def find_gpus(environment: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
-    """Return the visible GPUs in order, and what is wrong with the driver or with other GPUs, empty if nothing is.
+    """Return the visible GPUs in order, and the problems of the driver or of other GPUs, empty if there are none.
 
-    Without a driver there are none, and nothing is wrong.
+    A host without a driver has no GPUs and no problem.
     """
-    boards, problems = _present()
+    boards, problems = _boards_and_problems()
     return visible(boards, environment.get("CUDA_VISIBLE_DEVICES")), "; ".join(problems)
 
 
 def visible(boards: Sequence[Sequence[Gpu]], listed: str | None) -> tuple[Gpu, ...]:
-    """Return what ``listed``, a CUDA_VISIBLE_DEVICES, leaves of the boards, as PyTorch reads it too.
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES shows, read as PyTorch reads it.
 
-    The list ends at the first entry that is bad or of another kind than the first one. A list that names anything twice
-    shows nothing.
-    boards: for each physical GPU itself, or its MIG instances if it is split. Entries may be indices, UUIDs of GPUs or
-    of MIG instances, or the beginning of such a UUID. A board that is split stands for all of its instances (CUDA shows
-    one process only the first: every rank is given its own).
+    Entries are indices, UUIDs of GPUs or of MIG instances, or the first characters of a UUID. The list ends at the
+    first entry that is bad or of another kind than the first one. A list that names anything twice shows nothing. An
+    entry for a GPU that is split stands for all of its MIG instances. (CUDA shows a process only the first of them; so
+    every rank gets its own.)
+
+    boards: for each physical GPU, the GPU itself, or its MIG instances if it is split.
     """
     if listed is None:
         return tuple(gpu for board in boards for gpu in board)
@@ -69,8 +67,8 @@ def _named(boards: Sequence[Sequence[Gpu]], entry: str) -> Sequence[Gpu]:
 # -- NVML ------------------------------------------------------------------------------------------------------------
 
 
-def _present() -> tuple[list[list[Gpu]], list[str]]:
-    """Return the boards in the order of their PCI addresses, and what is wrong."""
+def _boards_and_problems() -> tuple[list[list[Gpu]], list[str]]:
+    """Return the boards in the order of their PCI addresses, and problems."""
     try:
         import pynvml
     except ImportError:
@@ -80,23 +78,23 @@ def _present() -> tuple[list[list[Gpu]], list[str]]:
     except pynvml.NVMLError_LibraryNotFound:
         return [], []
     except pynvml.NVMLError as error:
-        hint = _INIT_HINTS.get(error.value, "nvidia-smi may tell more")
-        return [], [f"the NVIDIA driver cannot be used: {_in_words(error)}; {hint}"]
+        hint = _INIT_HINTS.get(error.value, "nvidia-smi may show more")
+        return [], [f"the NVIDIA driver cannot be used: {_describe(error)}; {hint}"]
     boards, problems = [], []
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 boards.append(_board(pynvml, index))
-            except pynvml.NVMLError_NoPermission:  # another container's or job's
+            except pynvml.NVMLError_NoPermission:  # it belongs to another container or job
                 continue
             except pynvml.NVMLError as error:
-                problems.append(f"GPU {index} cannot be used: {_in_words(error)}")
+                problems.append(f"GPU {index} cannot be used: {_describe(error)}")
     finally:
         pynvml.nvmlShutdown()
     return boards, problems
 
 
-def _in_words(error: Any) -> str:
+def _describe(error: Any) -> str:
     return f"{str(error).rstrip('.')} (NVML error {error.value})"
 
 
@@ -115,7 +113,7 @@ def _board(nvml: Any, index: int) -> list[Gpu]:
 
 
 def _is_split(nvml: Any, device: Any) -> bool:
-    """Tell whether the GPU is in MIG mode. Without instances, nothing can run on it."""
+    """Tell if the GPU is in MIG mode, where programs can use its instances only."""
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(device)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):

@@ -1,4 +1,4 @@
-"""The machines of a run: what they have, and what they are to do. Runs in: anywhere."""
+"""Resources and settings of hosts. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Gpu:
     """A device that CUDA can show to a process: a whole GPU, or a MIG instance of one.
 
-    name: the product's, as the driver says it. uuid: as CUDA_VISIBLE_DEVICES takes it. board: UUID of the physical GPU.
+    name: name of the product. uuid: accepted by CUDA_VISIBLE_DEVICES. board: UUID of the physical GPU.
     """
 
     name: str
@@ -26,8 +26,9 @@ class Gpu:
 
 
 def gpu_problem(named: Sequence[str], found: Sequence[Gpu]) -> str | None:
-    """What is wrong with the GPUs that the hostfile names for a host: ``found`` are those that CUDA shows there, which
-    ends at the first bad entry.
+    """Return the problem with GPUs that the hostfile names for a host, or None.
+
+    found: the GPUs that CUDA shows there. Its list ends at the first entry that names none.
     """
     left, listed = list(found), f"gpus={','.join(named)} in the hostfile"
     for entry in named:
@@ -41,7 +42,7 @@ def gpu_problem(named: Sequence[str], found: Sequence[Gpu]) -> str | None:
 
 
 def _shown_as(entry: str, left: Sequence[Gpu]) -> list[Gpu]:
-    """Which of those that are left stand for an entry; an index may be any GPU, so it is the next."""
+    """Return those of the remaining GPUs that an entry names. An index may be any GPU, so it takes the next one."""
     if entry.startswith("MIG-"):
         return [gpu for gpu in left if gpu.uuid.startswith(entry)][:1]
     boards = [gpu.board for gpu in left if entry.isdigit() or gpu.board.startswith(entry)]
@@ -50,12 +51,15 @@ def _shown_as(entry: str, left: Sequence[Gpu]) -> list[Gpu]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInfo:
-    """What an agent found on its host. ``gpus``, in the order of CUDA_VISIBLE_DEVICES, is None when it was not asked to
-    look; ``driver_problem`` says why some could not be found.
+    """Resources that an agent has found on its host.
 
-    cpus: usable ones (affinity and cgroup quota). memory_bytes: what this process may use, 0 if unknown. slots: how
-    many ranks the user lets it have; None: any number. network: hosts with equal ones share their loopback interface;
-    empty if unknown. address: where other hosts reach it, empty if unknown.
+    cpus: number of CPUs that affinity and cgroup quota allow.
+    memory_bytes: memory that this process may use; 0 if unknown.
+    gpus: in the order of CUDA_VISIBLE_DEVICES; None if the agent was not asked to look for them.
+    driver_problem: why some GPUs could not be found; empty if there is no problem.
+    slots: number of ranks that the user allows on it; None for any number.
+    network: hosts with the same value share a loopback interface; empty if unknown.
+    address: the address under which other hosts reach it; empty if unknown.
     """
 
     name: str
@@ -70,8 +74,12 @@ class HostInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """What a host is to do: how long it may be silent, how many ranks it takes (None: any number), and where and with
-    what its workers run. In ``sys_path``, None stands for what the host's interpreter has itself.
+    """Settings of the user for one host and its workers.
+
+    lease_s: seconds without a sign of life after which the host counts as lost.
+    slots: number of ranks that it takes; None for any number.
+    directory, environment: of its workers.
+    sys_path: of its workers; None stands for the entries of the host's own interpreter.
     """
 
     lease_s: float
@@ -82,9 +90,12 @@ class HostSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def hidden_gpus_problem(order: HostSettings) -> str | None:
-    """Refuse a CUDA_VISIBLE_DEVICES that only the workers would have: their host counts its GPUs without it."""
-    shown = order.environment.get("CUDA_VISIBLE_DEVICES")
+def hidden_gpus_problem(settings: HostSettings) -> str | None:
+    """Return why CUDA_VISIBLE_DEVICES must not be set for workers only, or None if it is not.
+
+    The agent counts the GPUs without that variable.
+    """
+    shown = settings.environment.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return None
     return (

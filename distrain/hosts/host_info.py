@@ -1,4 +1,4 @@
-"""What this host has: usable CPUs, memory, GPUs; without torch and without a subprocess. Runs in: agent."""
+"""CPUs, memory and GPUs of this host, found without torch and without a subprocess. Runs in: agent, coordinator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distrain.hosts.host import HostInfo
 
 
 def host_info(*, with_gpus: bool) -> HostInfo:
-    """The facts of this host; GPUs are only looked for when asked, since initialising NVML takes time."""
+    """Return what this host has. It looks for GPUs only if asked, since initialising NVML takes time."""
     gpus, driver_problem = find_gpus(os.environ) if with_gpus else (None, "")
     return HostInfo(
         name=socket.gethostname(),
@@ -24,7 +24,7 @@ def host_info(*, with_gpus: bool) -> HostInfo:
 
 
 def usable_cpus() -> int:
-    """CPUs this process may use: its affinity, cut by its cgroup's CPU quota."""
+    """Return the number of CPUs that the affinity of this process and the quota of its cgroup allow."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(affinity, int(cpu_quota() or affinity)))
 

@@ -1,8 +1,8 @@
-"""Which hosts to train on: a hostfile's text, or ``a:4,b:4``, -> hosts, errors with file and line. Runs in: anywhere.
+"""Parser for hostfiles and for lists of hosts such as ``a:4,b:4``. Runs in: anywhere.
 
-Pure: whoever reads the file is elsewhere. A line names a host, and what to know about it::
+It does no I/O: the caller reads the file. Each line describes a host::
 
-    # comments and empty lines do not count
+    # comments and empty lines are ignored
     alpha slots=4
     root@beta:2222 slots=2 gpus=0,2          # user, port of ssh; two of its GPUs
     [fd77::13] slots=2 python=/opt/py/bin/python cwd="/data/my project" env.NCCL_DEBUG=INFO
@@ -33,10 +33,10 @@ ALWAYS_SET = frozenset(
         "TORCHELASTIC_USE_AGENT_STORE",
     }
 )
-"""Variables that each rank is given in any case."""
+"""Variables that distrain sets for each rank."""
 _HOST = re.compile(
     r"(?:(?P<user>[^\s\0@:,;\[\]=-][^\s\0@:,;\[\]=]*)@)?"
-    # A name may be an alias of ssh's configuration; what a shell would take for something else, ssh refuses itself.
+    # A name may be an alias of the ssh configuration. The characters that are excluded are those that ssh refuses.
     r"(?:\[(?P<v6>[^\]\0]*)\]|(?P<name>(?!-)[^\s\0/@:,;\[\]='\"`$\\&<>|(){}]+))"
     r"(?::(?P<number>\d+))?"
 )
@@ -49,9 +49,11 @@ _GPU = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 class HostSpec:
     """One host, as the user describes it.
 
-    name: what it is called in messages, unique: the address, with the port if one was given. slots: how many ranks it
-    takes; None: any number. gpus: those that its ranks may use, as CUDA_VISIBLE_DEVICES names them; empty: all.
-    python: its interpreter, which also says which distrain runs there. cwd: where its workers run.
+    name: unique name for messages: the address, with the port if one was given.
+    slots: number of ranks that it takes; None for any number.
+    gpus: the GPUs that its ranks may use, as CUDA_VISIBLE_DEVICES names them; empty for all.
+    python: its interpreter, whose distrain runs there.
+    cwd: the working directory of its workers.
     """
 
     name: str = LOCALHOST
@@ -66,17 +68,20 @@ class HostSpec:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this machine, so that no ssh is needed."""
+        """True for this machine, which needs no ssh."""
         return self.name == LOCALHOST and self.user is None
 
 
 def parse_hostfile(text: str, source: str) -> tuple[HostSpec, ...]:
-    """The hosts in their order. ``source`` is the file's name for errors. Raises HostfileError."""
+    """Return the hosts of a hostfile in their order. Raises HostfileError.
+
+    source: the name of the file, for errors.
+    """
     hosts: dict[str, tuple[HostSpec, int]] = {}
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         try:
             if "\0" in line:
-                raise ValueError("there is a NUL byte in this line, which no host name, path or variable can have")
+                raise ValueError("this line contains a NUL byte, which no host name, path or variable can have")
             host = _parse_line(list(_words(line)))
             if host is None:
                 continue
@@ -91,8 +96,10 @@ def parse_hostfile(text: str, source: str) -> tuple[HostSpec, ...]:
 
 
 def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]:
-    """The hosts of ``a:4,b:4``, or of a list of such parts, in their order; the number counts slots, 1 by default.
-    ``source`` is where it stands, for errors. Raises HostfileError.
+    """Return the hosts of ``a:4,b:4``, or of a list of such parts, in their order. Raises HostfileError.
+
+    The number after the colon is the number of slots, 1 by default.
+    source: the name of the option or variable, for errors.
     """
     parts = [part.strip() for text in ([hosts] if isinstance(hosts, str) else hosts) for part in text.split(",")]
     if not parts:
@@ -110,8 +117,9 @@ def parse_hosts(hosts: str | Sequence[str], source: str) -> tuple[HostSpec, ...]
 
 
 def split_ssh_args(text: str, source: str) -> tuple[str, ...]:
-    """Arguments for ssh as a shell takes them apart. ``source`` is where they stand, for errors. Raises
-    HostfileError.
+    """Split arguments for ssh as a shell does. Raises HostfileError.
+
+    source: the name of the option or variable, for errors.
     """
     try:
         return tuple(shlex.split(text))
@@ -120,12 +128,14 @@ def split_ssh_args(text: str, source: str) -> tuple[str, ...]:
 
 
 def total_slots(hosts: Sequence[HostSpec]) -> int:
+    """Return the number of slots of all hosts; a host without a number has one."""
     return sum(host.slots or 1 for host in hosts)
 
 
 def _words(line: str) -> Iterator[str]:
-    """Words as a shell takes them apart, up to a comment. Raises ValueError for a quote that is not closed, and for a
-    backslash with nothing behind it.
+    """Split a line into words as a shell does, up to a comment.
+
+    Raises ValueError for a quote that is not closed, and for a backslash at the end.
     """
     position = 0
     while position < len(line):
@@ -133,7 +143,7 @@ def _words(line: str) -> Iterator[str]:
         if found is None:
             rest = line[position:].strip()
             if rest.endswith("\\") and not {"'", '"'} & set(rest):
-                raise ValueError(f"{rest}: nothing follows the backslash; a host is described in one line")
+                raise ValueError(f"{rest}: nothing follows the backslash; write each host in one line")
             raise ValueError(f"a quote is not closed: {rest}")
         if found["comment"]:
             return
@@ -164,7 +174,7 @@ def _parse_line(words: list[str]) -> HostSpec | None:
 
 
 def _parse_host(word: str) -> tuple[HostSpec, str | None]:
-    """``[user@]host[:number]``, and the number. Raises ValueError."""
+    """Split ``[user@]host[:number]`` into the host and the number. Raises ValueError."""
     found = _HOST.fullmatch(word)
     if found is None:
         text = f"{word!r} is not a host: must be host, user@host, host:number or [IPv6 address]"
@@ -179,7 +189,7 @@ def _parse_host(word: str) -> tuple[HostSpec, str | None]:
 
 
 def _hint(word: str) -> str:
-    """What somebody may have meant by what is not a host."""
+    """Return a guess at what the user meant by a word that is not a host."""
     if re.search("[,;]", word):
         return f"; several hosts are several lines of a hostfile, or hosts={re.sub('[,;]+', ',', word)}"
     try:
@@ -204,7 +214,7 @@ def _option(word: str) -> tuple[str, str]:
         if name in ALWAYS_SET:
             raise ValueError(f"{key}: each rank is given its own {name}; leave it out")
         if key == "env.CUDA_VISIBLE_DEVICES":
-            raise ValueError(f"{key}: say gpus={value}, so that they are counted, too")
+            raise ValueError(f"{key}: write gpus={value} instead, so that distrain can count them")
     elif key not in _KEYS:
         raise ValueError(f"unknown key {key!r}; {known}")
     return key, value
@@ -212,7 +222,9 @@ def _option(word: str) -> tuple[str, str]:
 
 def _count(key: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{key}={text}: must be a whole number of at least 1; leave a host out that is not to be used")
+        raise ValueError(
+            f"{key}={text}: must be a whole number of at least 1; remove the line of a host that should not be used"
+        )
     return int(text)
 
 
@@ -229,7 +241,7 @@ def _gpus(text: str) -> tuple[str, ...]:
     if len({"index" if gpu.isdigit() else gpu[:4] for gpu in gpus}) > 1:
         raise ValueError(f"gpus={text}: must be all indices, all GPU-... or all MIG-...; CUDA does not mix them")
     if len(set(gpus)) < len(gpus):
-        raise ValueError(f"gpus={text}: one is named twice")
+        raise ValueError(f"gpus={text}: a GPU is named twice")
     return gpus
 
 

@@ -1,6 +1,6 @@
-"""What the workers of this host would find: versions, their directory, the storage; without importing any of it.
+"""Versions of packages, the working directory and the storage, as the workers of this host would find them.
 
-Runs in: agent, coordinator.
+No package is imported for it. Runs in: agent, coordinator.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class Inspector:
-    """The agent's side: answers :class:`~distrain.wire.InspectHost`, in a thread: a storage that hangs must not keep it
-    from anything else.
+    """Answers :class:`~distrain.wire.InspectHost` with ``send``.
+
+    Every inspection has its own thread, because a storage that hangs must not block the agent or other inspections.
     """
 
-    def __init__(self, loop: Loop, say: Callable[[wire.Message], None]) -> None:
+    def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:
         self._loop = loop
-        self._say = say
+        self._send = send
 
     def inspect(self, asked: wire.InspectHost) -> None:
+        """Begin an inspection."""
         answers: list[wire.InspectionResult] = []
         read_fd, write_fd = os.pipe()
 
@@ -49,14 +51,14 @@ class Inspector:
             self._loop.forget(read_fd)
             os.close(read_fd)
             for answer in answers:
-                self._say(answer)
+                self._send(answer)
 
         self._loop.on_readable(read_fd, done)
         threading.Thread(target=work, name="inspect", daemon=True).start()
 
 
 def inspect(asked: wire.InspectHost) -> wire.InspectionResult:
-    """The answer, which takes as long as the storage does."""
+    """Inspect this host. It takes as long as the storage needs to answer."""
     received = time.time()
     directory_problem = _directory_problem(asked.directory)
     storage_problem = _storage_problem(asked) if asked.storage else None
@@ -72,8 +74,10 @@ def inspect(asked: wire.InspectHost) -> wire.InspectionResult:
 
 
 def package_versions(packages: Iterable[str], sys_path: Sequence[str | None]) -> dict[str, str | None]:
-    """The version of each package, as an import with this path would find it: None if there is no such package, empty
-    if it does not say. In ``sys_path``, None stands for what this interpreter has itself.
+    """Return the version of each package that an import with this path would find.
+
+    It is None if there is no such package, and empty if the package has no readable version.
+    sys_path: None in it stands for the entries of this interpreter.
     """
     from importlib.machinery import PathFinder
     from importlib.metadata import Distribution
@@ -92,7 +96,7 @@ def package_versions(packages: Iterable[str], sys_path: Sequence[str | None]) ->
 def _version_of(installed: Distribution) -> str:
     try:
         return str(installed.version or "")
-    except Exception:  # of a package that was removed by half, in words that differ from Python to Python
+    except Exception:  # a half-removed package; the exception depends on the version of Python
         return ""
 
 
@@ -130,7 +134,7 @@ def _storage_problem(asked: wire.InspectHost) -> str | None:
 def _probe_problem(probe: Path, text: str) -> str | None:
     probe.write_text(text)
     if probe.read_text() != text:
-        return "does not give back what was written"
+        return "does not return what was written"
     probe.unlink()
     return None
 

@@ -1,4 +1,4 @@
-"""Under which address and interface this host is reached by the others. Runs in: agent."""
+"""Addresses and interfaces under which other hosts reach this one. Runs in: agent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ _ANY_PORT = 9
 
 
 def network_id() -> str:
-    """The same for all who share a network stack, loopback included, and for nobody else; empty where that cannot be
-    told.
-    """
+    """Return an id of the network stack: processes with the same id share a loopback interface; empty if unknown."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
@@ -22,7 +20,7 @@ def network_id() -> str:
 
 
 def ssh_address() -> str:
-    """The address of this host at which ssh has reached it; empty if there is none, or none for others."""
+    """Return the address under which ssh has reached this host; empty without ssh, or if it is a loopback address."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
     if len(parts) < 4 or ipaddress.ip_address(parts[2].partition("%")[0]).is_loopback:
         return ""
@@ -30,18 +28,18 @@ def ssh_address() -> str:
 
 
 def address_toward(peer: str) -> str:
-    """The address of this host that a connection to ``peer`` would have. Raises OSError if there is no way."""
+    """Return the address that this host uses in connections to ``peer``. Raises OSError if there is no route."""
     try:
         [(family, kind, _, _, address), *_] = socket.getaddrinfo(peer, _ANY_PORT, type=socket.SOCK_DGRAM)
     except UnicodeError as error:  # a part of the name is empty, or too long
         raise OSError(f"{peer!r} is not a host name: {error}") from error
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # asks the kernel for the route, and sends nothing
+        probe.connect(address)  # looks up the route; nothing is sent
         return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:
-    """The interface that has this address of ours. Raises OSError if none has."""
+    """Return the interface of this host that has the address. Raises OSError if there is none."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -51,10 +49,10 @@ def interface_of(address: str) -> str:
 
 
 def interface_variables(peer: str) -> dict[str, str]:
-    """What ties the collectives to the interface over which ``peer`` is reached.
+    """Return variables that make Gloo and NCCL use the interface over which this host reaches ``peer``.
 
-    Gloo binds to loopback when the host's name does not resolve, and its peers then wait for minutes; NCCL takes the
-    first interface that looks usable. Raises OSError if there is no way to ``peer``.
+    By default, Gloo binds to loopback if the name of the host does not resolve, and its peers then wait for minutes;
+    NCCL takes the first interface that looks usable. Raises OSError if there is no route to ``peer``.
     """
     name = interface_of(address_toward(peer))
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # '=': not also eth10 for eth1
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # '=' excludes eth10 for eth1

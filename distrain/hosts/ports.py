@@ -1,4 +1,4 @@
-"""TCP ports that nobody else gets before the process group binds them. Runs in: agent, coordinator."""
+"""Reservation of TCP ports until a process group binds them. Runs in: agent, coordinator."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import socket
 
 
 def reserve_port() -> socket.socket:
-    """A socket that keeps a free port, as long as it is open: bound without listening and with SO_REUSEADDR, so that
-    rank 0's store can still bind it.
+    """Return a socket that reserves a free port as long as it is open.
+
+    The socket has SO_REUSEADDR and does not listen, so that the store of rank 0 can bind the same port.
     """
-    keeper = socket.socket()
-    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    keeper.bind(("", 0))
-    return keeper
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved

@@ -1,7 +1,7 @@
-"""Whether hosts can connect to each other: a listener that echoes for some seconds, and calls to those of others.
+"""TCP connections between hosts, to try if the network lets them through. Runs in: agent.
 
-Runs in: agent. Nothing that comes in is parsed: a listener sends back the first bytes it gets, whoever sends them, and
-a caller only compares.
+Every host opens a port for some seconds and connects to those of the others. No input is parsed: a port sends the
+first bytes of each connection back, and the other side compares them with those that it has sent.
 """
 
 from __future__ import annotations
@@ -20,103 +20,112 @@ if TYPE_CHECKING:
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
-REACH_S = 4.0
-"""A lost SYN is sent again after one and after three seconds."""
-LISTEN_S = 8.0
-MOST_ECHOED = 64
-"""Bytes that a connection gets back."""
-_MOST_CALLERS = 1024
+CONNECT_TIMEOUT_S = 4.0
+"""Seconds to wait for the peers: a lost SYN is sent again after one and after three seconds."""
+PORT_OPEN_S = 8.0
+"""Seconds after which the port is closed."""
+MAX_ECHOED_BYTES = 64
+"""Bytes that each connection gets back at most."""
+_MAX_CLIENTS = 1024
 _BACKLOG = 128
 
 
 class ReachabilityProbe:
-    """The agent's side: answers :class:`~distrain.wire.OpenProbePort` and :class:`~distrain.wire.ProbePeers`."""
+    """Answers :class:`~distrain.wire.OpenProbePort` and :class:`~distrain.wire.ProbePeers` with ``send``.
 
-    def __init__(self, loop: Loop, resolver: Background, say: Callable[[wire.Message], None]) -> None:
+    resolver: looks up names and routes, so that a slow name server does not block the loop.
+    """
+
+    def __init__(self, loop: Loop, resolver: Background, send: Callable[[wire.Message], None]) -> None:
         self._loop = loop
         self._resolver = resolver
-        self._say = say
+        self._send = send
         self._listener: socket.socket | None = None
-        self._callers: dict[socket.socket, int] = {}
-        self._calls: dict[str, socket.socket] = {}
+        self._clients: dict[socket.socket, int] = {}
+        """For each connection to the port, the number of bytes that it may still get back."""
+        self._peers: dict[str, socket.socket] = {}
+        """Connections to peers that have not answered yet."""
         self._failed: dict[str, str] = {}
         self._nonce = ""
 
-    # -- being called ---------------------------------------------------------------------------------------------
+    # -- the port -------------------------------------------------------------------------------------------------
 
-    def listen(self, asked: wire.OpenProbePort) -> None:
-        """Listen on this host's own address only."""
+    def open_port(self, asked: wire.OpenProbePort) -> None:
+        """Open a port at the one address that the other hosts use, and answer with it."""
 
         def failed(error: OSError) -> None:
-            self._say(wire.ProbePortOpened(nonce=asked.nonce, failed=str(error)))
+            self._send(wire.ProbePortOpened(nonce=asked.nonce, failed=str(error)))
 
         def find() -> tuple[str, str]:
             address = asked.address or address_toward(asked.peer)
             return address, interface_of(address)
 
-        self._resolver.do(find, lambda found: self._listen(asked, *found), failed)
+        self._resolver.do(find, lambda found: self._open_port(asked, *found), failed)
 
-    def _listen(self, asked: wire.OpenProbePort, address: str, interface: str) -> None:
+    def _open_port(self, asked: wire.OpenProbePort, address: str, interface: str) -> None:
         self.close()
         try:
             self._listener = _bound(address)
         except OSError as error:
-            self._say(wire.ProbePortOpened(nonce=asked.nonce, failed=str(error)))
+            self._send(wire.ProbePortOpened(nonce=asked.nonce, failed=str(error)))
             return
         self._loop.on_readable(self._listener.fileno(), self._accept)
-        self._loop.call_in("listen", LISTEN_S, self.close)
+        self._loop.call_in("probe port", PORT_OPEN_S, self.close)
         port = self._listener.getsockname()[1]
-        self._say(wire.ProbePortOpened(nonce=asked.nonce, address=address, port=port, interface=interface))
+        self._send(wire.ProbePortOpened(nonce=asked.nonce, address=address, port=port, interface=interface))
 
     def _accept(self) -> None:
         assert self._listener is not None
         try:
-            caller, _ = self._listener.accept()
+            client, _ = self._listener.accept()
         except OSError:
             return
-        caller.setblocking(False)
-        if len(self._callers) == _MOST_CALLERS:
-            caller.close()
+        client.setblocking(False)
+        if len(self._clients) == _MAX_CLIENTS:
+            client.close()
             return
-        self._callers[caller] = MOST_ECHOED
-        self._loop.on_readable(caller.fileno(), lambda: self._echo(caller))
+        self._clients[client] = MAX_ECHOED_BYTES
+        self._loop.on_readable(client.fileno(), lambda: self._echo(client))
 
-    def _echo(self, caller: socket.socket) -> None:
+    def _echo(self, client: socket.socket) -> None:
         try:
-            data = caller.recv(self._callers[caller])
-            self._callers[caller] -= caller.send(data)
+            data = client.recv(self._clients[client])
+            self._clients[client] -= client.send(data)
         except OSError:
             data = b""
-        if not data or not self._callers[caller]:
-            self._loop.forget(caller.fileno())
-            del self._callers[caller]
-            caller.close()
+        if not data or not self._clients[client]:
+            self._loop.forget(client.fileno())
+            del self._clients[client]
+            client.close()
 
     def close(self) -> None:
-        """Listen no longer."""
-        for sock in (*self._callers, *([self._listener] if self._listener else [])):
+        """Close the port and all connections to it."""
+        for sock in (*self._clients, *([self._listener] if self._listener else [])):
             self._loop.forget(sock.fileno())
             sock.close()
-        self._callers, self._listener = {}, None
+        self._clients, self._listener = {}, None
 
-    # -- calling --------------------------------------------------------------------------------------------------
+    # -- the peers ------------------------------------------------------------------------------------------------
 
-    def reach(self, asked: wire.ProbePeers) -> None:
-        """Answers when every peer has, or after :data:`REACH_S`; not if it is asked anew before."""
-        for sock in self._calls.values():
+    def probe_peers(self, asked: wire.ProbePeers) -> None:
+        """Connect to the ports of the peers. Answer when all have echoed, or after :data:`CONNECT_TIMEOUT_S`.
+
+        A new question in the meantime replaces this one, which is then not answered.
+        """
+        for sock in self._peers.values():
             self._loop.forget(sock.fileno())
             sock.close()
-        self._failed, self._calls, self._nonce = {}, {}, asked.nonce
+        self._failed, self._peers, self._nonce = {}, {}, asked.nonce
         nonce = asked.nonce.encode()
         for name, (address, port) in asked.peers.items():
             try:
-                self._calls[name] = self._call(name, address, port, nonce)
+                self._peers[name] = self._connect(name, address, port, nonce)
             except OSError as error:
                 self._failed[name] = _why(error)
-        self._loop.call_in("reach", REACH_S, self._give_up)
+        self._loop.call_in("peers", CONNECT_TIMEOUT_S, self._give_up)
         self._answer_if_done()
 
-    def _call(self, name: str, address: str, port: int, nonce: bytes) -> socket.socket:
+    def _connect(self, name: str, address: str, port: int, nonce: bytes) -> socket.socket:
         family, where = _resolved(address, port)
         sock = socket.socket(family)
         sock.setblocking(False)
@@ -128,7 +137,7 @@ class ReachabilityProbe:
         return sock
 
     def _connected(self, name: str, nonce: bytes) -> None:
-        sock = self._calls[name]
+        sock = self._peers[name]
         self._loop.on_writable(sock.fileno(), None)
         try:
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -136,24 +145,24 @@ class ReachabilityProbe:
                 raise OSError(code, os.strerror(code))
             sock.send(nonce)
         except OSError as error:
-            self._end_call(name, _why(error))
+            self._end_peer(name, _why(error))
             return
-        self._loop.on_readable(sock.fileno(), lambda: self._heard(name, nonce))
+        self._loop.on_readable(sock.fileno(), lambda: self._compare(name, nonce))
 
-    def _heard(self, name: str, nonce: bytes) -> None:
+    def _compare(self, name: str, nonce: bytes) -> None:
         try:
-            answer = self._calls[name].recv(MOST_ECHOED)
+            answer = self._peers[name].recv(MAX_ECHOED_BYTES)
         except OSError as error:
-            self._end_call(name, _why(error))
+            self._end_peer(name, _why(error))
             return
-        self._end_call(name, None if answer == nonce else "somebody else answers there")
+        self._end_peer(name, None if answer == nonce else "another program answers there")
 
     def _give_up(self) -> None:
-        for name in list(self._calls):
-            self._end_call(name, f"no answer within {REACH_S:g} s")
+        for name in list(self._peers):
+            self._end_peer(name, f"no answer within {CONNECT_TIMEOUT_S:g} s")
 
-    def _end_call(self, name: str, failed: str | None) -> None:
-        sock = self._calls.pop(name)
+    def _end_peer(self, name: str, failed: str | None) -> None:
+        sock = self._peers.pop(name)
         self._loop.forget(sock.fileno())
         sock.close()
         if failed is not None:
@@ -161,9 +170,9 @@ class ReachabilityProbe:
         self._answer_if_done()
 
     def _answer_if_done(self) -> None:
-        if not self._calls:
-            self._loop.cancel("reach")
-            self._say(wire.ProbeResult(nonce=self._nonce, failed=self._failed))
+        if not self._peers:
+            self._loop.cancel("peers")
+            self._send(wire.ProbeResult(nonce=self._nonce, failed=self._failed))
 
 
 def _bound(address: str) -> socket.socket:

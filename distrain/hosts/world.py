@@ -1,13 +1,23 @@
-"""The ranks of an attempt: on which host each of them runs, and with which GPUs. Runs in: anywhere."""
+"""The ranks of an attempt: the host and the GPUs of each rank, and the facts for its worker. Runs in: anywhere."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """One rank: where it runs and which of the host's visible GPUs it owns."""
+    """The placement of one rank: its host, and which of the host's visible GPUs it owns.
+
+    node_rank: index of the host among the hosts of the attempt.
+    devices: indices of its GPUs.
+    uuids: UUIDs of its GPUs if the host has MIG instances, else empty. CUDA numbers MIG instances in an order of its
+        own, and shows a process only the first visible one, so the instances of other ranks must be hidden.
+    """
 
     rank: int
     host: str
@@ -16,24 +26,26 @@ class RankPlan:
     node_rank: int
     devices: tuple[int, ...] = ()
     uuids: tuple[str, ...] = ()
-    """Of its GPUs, where the host has MIG instances: there CUDA numbers devices differently than their order, and shows
-    a process only the first instance, so that others have to be hidden from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldPlan:
-    """All ranks of an attempt, in order."""
+    """All ranks of an attempt, in order.
+
+    shares_gpu: some ranks use the same physical GPU.
+    shares_network: all hosts share the network of one machine, so that their ranks can connect over its loopback
+        interface.
+    addresses: the address at which other hosts reach each host; empty if it is not known.
+    """
 
     ranks: tuple[RankPlan, ...]
     shares_gpu: bool = False
-    """Whether any two ranks use the same physical GPU."""
     shares_network: bool = True
-    """Whether all hosts are one machine's network, so that their ranks can meet on its loopback interface."""
     addresses: tuple[str, ...] = ("",)
-    """Where each of the hosts is reached by others, empty if unknown."""
 
     @property
     def world_size(self) -> int:
+        """The number of ranks."""
         return len(self.ranks)
 
     @property
@@ -42,10 +54,46 @@ class WorldPlan:
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     def peer_of(self, host: str) -> str:
-        """An address of another host, if that of this one has yet to be found out; else empty."""
+        """Return the address of another host, for a host that must find out its own address; else an empty string."""
         if self.shares_network or self.addresses[self.hosts.index(host)]:
             return ""
         return next(filter(None, self.addresses), "")
 
     def on(self, host: str) -> tuple[RankPlan, ...]:
+        """Return the ranks on a host."""
         return tuple(rank for rank in self.ranks if rank.host == host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """The facts about a worker and its run that train_func can ask for, as :class:`~distrain.context.TrainContext`.
+
+    Ranks count from 0.
+    node_rank: index of the worker's host.
+    storage_path: the directory or URL that holds the run directory.
+    attempt: number of the attempt; it counts on when a run is continued.
+    devices: indices of the worker's GPUs among those that its process can see.
+    shares_gpu: some ranks of the run share a GPU.
+    run_id: id of the run; a run that is continued gets a new one.
+    metadata: the trainer's ``metadata=``.
+    resources: what each worker has, such as ``{"GPU": 1}``.
+    filesystem: the filesystem of ``storage_path`` if that is not a URL, as
+        :func:`~distrain.system.remote_path.encode_filesystem` writes it.
+    validates: the trainer has a validation function.
+    """
+
+    world_rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    run_name: str
+    storage_path: str
+    attempt: int
+    devices: tuple[int, ...]
+    shares_gpu: bool = False
+    run_id: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+    filesystem: str = ""
+    validates: bool = False

@@ -1,4 +1,4 @@
-"""A worker's line to a ledger in the same process. Runs in: coordinator (without workers)."""
+"""A worker's connection to a report handler in the same process. Runs in: coordinator (without workers)."""
 
 from __future__ import annotations
 
@@ -11,38 +11,43 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _IDLE_S = 1.0
+"""Seconds of other work while the worker waits, before it looks for messages again."""
 
 
 class InProcessChannel:
-    """A worker's line to the ledger of the same process: what it sends is heard, and answered, at once."""
+    """A worker's connection within one process: what the worker sends is handled, and answered, at once."""
 
     at_end = False
-    uploads = False
-    acknowledges = False
+    is_in_process = True
+    commits_for_all_ranks = True
 
     def __init__(self) -> None:
-        self.listens = False
+        self.uses_should_stop = False
         """Whether train_func calls should_stop()."""
-        self.stop_asked: str | None = None
-        self.hear: Callable[[wire.FromWorker], None] = lambda message: None
+        self.stop_reason: str | None = None
+        """The signal for which should_stop() becomes true."""
+        self.handle: Callable[[wire.FromWorker], None] = lambda message: None
         self.idle: Callable[[float], None] = lambda timeout_s: None
-        """Does for some seconds at most what else there is to be done, while the worker waits."""
+        """Does other work, for this many seconds at most, while the worker waits."""
         self._decoder = wire.Decoder()
         self._answers: deque[wire.Frame] = deque()
 
     def send(self, message: wire.FromWorker) -> None:
-        self.hear(message)
+        """Handle a message of the worker."""
+        self.handle(message)
 
     def answer(self, message: wire.ToWorker) -> None:
+        """Let the worker receive a message."""
         self._answers += self._decoder.feed(wire.encode(message))
 
     def receive(self) -> list[wire.Frame]:
+        """Return the messages for the worker."""
         frames = list(self._answers)
         self._answers.clear()
         return frames
 
     def wait(self, timeout_s: float | None = None) -> list[wire.Frame]:
-        """Nothing comes by itself, but from what ``idle`` does meanwhile."""
+        """Return the messages for the worker; if there are none yet, ``idle`` may cause some."""
         if not self._answers:
             self.idle(_IDLE_S if timeout_s is None else min(timeout_s, _IDLE_S))
         return self.receive()

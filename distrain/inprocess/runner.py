@@ -1,7 +1,7 @@
 """Training without workers (``num_workers=0``): train_func runs in the user's process, where a debugger works.
 
-Runs in: coordinator. Reports, checkpoints, retries and results are those of any run. Under torchrun, whose processes
-are the ranks then, rank 0 keeps the run directory.
+Runs in: coordinator. Reports, checkpoints, retries and results are those of any run. Under torchrun its processes are
+the ranks, and rank 0 writes the run directory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ from distrain.system.background import Background
 from distrain.system.log import say, warn
 from distrain.system.loop import handler_of
 from distrain.worker.session import Session
-from distrain.worker.user_code import Executed, Terminated, execute, terminate
+from distrain.worker.user_code import RankResult, Terminated, run_rank, terminate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from distrain.storage.local_store import RunStore
     from distrain.work.job import Work
 
-# -- who started this process ----------------------------------------------------------------------------------------
+# -- the launcher of this process ------------------------------------------------------------------------------------
 
 
 def check_launcher(num_workers: int, backend: BackendConfig) -> None:
-    """Raises LaunchError where it is not clear which processes are to train, or where they cannot do it together."""
+    """Raise LaunchError if it is not clear which processes should train, or if they cannot train together."""
     if Session.current is not None and Session.current.runs_script:
         raise LaunchError(
             "this script was started by `python -m distrain.launch`, and calls fit(), which starts workers of its own. "
@@ -78,8 +78,8 @@ def check_launcher(num_workers: int, backend: BackendConfig) -> None:
             "fit() with num_workers=0 was called in a distrain worker, where it is not clear which ranks should train; "
             "call the function itself, or start the script with python or torchrun"
         )
-    can_talk = type(backend).gather is not BackendConfig.gather
-    if num_workers == 0 and torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not can_talk:
+    has_gather = type(backend).gather is not BackendConfig.gather
+    if num_workers == 0 and torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1" and not has_gather:
         raise LaunchError(
             "under torchrun, num_workers=0 needs a trainer whose ranks can talk to each other, such as TorchTrainer"
         )
@@ -114,7 +114,7 @@ def _only_one() -> Iterator[None]:
 
 
 class InProcessRun:
-    """One run in this process. After :meth:`run`, ``end`` tells how it ended."""
+    """One run in this process. After :meth:`run`, ``end`` is its summary."""
 
     def __init__(
         self,
@@ -134,25 +134,26 @@ class InProcessRun:
         self._checkpoint = request.checkpoint
         self._retries = RetryPolicy(request.failure_config, request.checkpoint)
         self._storage_problem: str | None = None
-        self._outer = torchrun_rank() is not None
-        self._desk = TorchrunChannel(work.backend) if self._outer else InProcessChannel()
+        self._by_torchrun = torchrun_rank() is not None
+        self._channel = TorchrunChannel(work.backend) if self._by_torchrun else InProcessChannel()
         self._validations = Validations(request, store)
-        self._ledger = ReportHandler(
+        self._report_handler = ReportHandler(
             store,
             checkpoint_config,
-            tell=self._desk.answer,
+            send=self._channel.answer,
             upload=self._upload,
-            saved=self._saved,
+            on_commit=self._on_commit,
             callbacks=callbacks,
             validations=self._validations,
         )
         self._callbacks = callbacks
-        self._desk.hear = self._keep
-        self._desk.idle = self._validations.pump
+        self._channel.handle = self._handle
+        self._channel.idle = self._validations.pump
 
     def run(self) -> None:
-        """Train, with as many retries as the FailureConfig allows; under torchrun, restarts are its own. Raises
-        ResourcesError, and LaunchError if another thread trains here.
+        """Train, with as many retries as the FailureConfig allows; under torchrun without retries.
+
+        Raises ResourcesError, and LaunchError if another thread trains in this process.
         """
         with _only_one():
             self._run()
@@ -164,8 +165,8 @@ class InProcessRun:
         self._validations.start(None)
         try:
             while not self._attempt(self.end.attempt + 1).is_terminal:
-                failure, reports = self.end.failures[0], self._ledger.reports.get(0, 0)
-                if self._outer or not self._retries.allow(failure, reports=reports, checkpoint=self._checkpoint):
+                failure, reports = self.end.failures[0], self._report_handler.report_counts.get(0, 0)
+                if self._by_torchrun or not self._retries.allow(failure, reports=reports, checkpoint=self._checkpoint):
                     self.end = replace(self.end, state=RunState.FAILED, no_retry=self._retries.refusal)
                     return
                 warn(f"{failure.summary}; restart {self._retries.used} ({self._retries.budget}) in this process")
@@ -185,34 +186,34 @@ class InProcessRun:
         self._validations.abort()
         try:
             self._store.settle()
-            self._ledger.close()
+            self._report_handler.close()
         except StorageError:  # noted by _storage_failed()
             self.end = replace(
                 self.end, state=RunState.FAILED, failures=(), problem=self._storage_problem, storage_failed=True
             )
 
     def _attempt(self, attempt: int) -> RunState:
-        self._ledger.begin(attempt, world_size=1)
-        with _rank(self._request, attempt, outer=self._outer) as (context, plan):
+        self._report_handler.begin(attempt, world_size=1)
+        with _rank(self._request, attempt, under_torchrun=self._by_torchrun) as (context, plan):
             self._manifest.attempt_begins(attempt, plan)
             self._retries.ever_entered = True
             checkpoint = context.get_storage().checkpoint(self._checkpoint) if self._checkpoint else None
-            session = Session(self._desk, context, checkpoint)
-            executed = _train(session, self._shared(session), self._desk)
+            session = Session(self._channel, context, checkpoint)
+            executed = _train(session, self._shared(session), self._channel)
         outcome, error = executed.outcome, executed.error
         with contextlib.suppress(StorageError):  # noted by _storage_failed()
-            self._ledger.handle(outcome)
-            self._ledger.end()
+            self._report_handler.handle(outcome)
+            self._report_handler.end()
         if error is not None and not _stop_reason(error):
             self._callbacks.after_exception(lambda: {0: error})
         failure = failure_of(0, "localhost", 1, outcome=outcome, exited=None)
-        stopped = _stop_reason(error) or (self._desk.stop_asked if outcome.stopped else None)
+        stopped = _stop_reason(error) or (self._channel.stop_reason if outcome.stopped else None)
         why = self._storage_problem or (f"stopped by {stopped}" if stopped else None)
         self._manifest.attempt_ended([failure] if failure else [], why)
         self.end = RunSummary(
             state=self._state(outcome, error),
             attempt=attempt,
-            metrics=self._ledger.metrics,
+            metrics=self._report_handler.metrics,
             value=outcome.body if outcome.ok else None,
             failures=[failure] if failure and not self._storage_problem else [],
             errors={} if error is None else {0: error},
@@ -224,50 +225,50 @@ class InProcessRun:
 
     def _shared(self, session: Session) -> Work:
         work = self._work.fresh()
-        if not self._outer:
+        if not self._by_torchrun:
             return work
-        assert isinstance(self._desk, TorchrunChannel)
-        return TorchrunWork(backend=work.backend, work=work, session=session, desk=self._desk, store=self._store)
+        assert isinstance(self._channel, TorchrunChannel)
+        return TorchrunWork(backend=work.backend, work=work, session=session, channel=self._channel, store=self._store)
 
     def _state(self, outcome: wire.Outcome, error: BaseException | None) -> RunState:
-        if self._storage_problem:  # also if train_func caught the exception and went on
+        if self._storage_problem:  # also if train_func has caught the exception
             return RunState.FAILED
         if outcome.ok:
             return RunState.ABORTED if outcome.stopped else RunState.FINISHED
         return RunState.ABORTED if _stop_reason(error) else RunState.STOPPING
 
-    def _keep(self, message: wire.FromWorker) -> None:
+    def _handle(self, message: wire.FromWorker) -> None:
         match message:
             case wire.UsesShouldStop():
-                self._desk.listens = not self._outer  # torchrun's other ranks would not hear of it
+                self._channel.uses_should_stop = not self._by_torchrun  # torchrun's other ranks would not stop
             case wire.StopVote(attempt=attempt, rank=rank, call=call):
-                self._desk.answer(wire.StopAtReport(attempt=attempt, rank=rank, call=call))
+                self._channel.answer(wire.StopAtReport(attempt=attempt, rank=rank, call=call))
             case _:
-                self._ledger.handle(message)
-                self._ledger.flush()
+                self._report_handler.handle(message)
+                self._report_handler.flush()
                 self._store.settle()
                 self._validations.pump(0.0)
 
-    def _upload(self, order: wire.Upload | wire.Clear) -> None:
+    def _upload(self, order: wire.Upload) -> None:
         self._store.upload(order, self._on_uploaded)
 
     def _on_uploaded(self, done: wire.Message) -> None:
         assert isinstance(done, wire.FromWorker)
-        self._ledger.handle(done)
+        self._report_handler.handle(done)
 
-    def _saved(self, path: str) -> None:
+    def _on_commit(self, path: str) -> None:
         self._checkpoint = path
 
     def _storage_failed(self, why: str) -> None:
-        """Ends train_func, which waits in report()."""
+        """Note why the run fails, and make report() raise StorageError, which ends train_func."""
         self._storage_problem = self._storage_problem or why
         raise StorageError(why)
 
 
-def _train(session: Session, work: Work, desk: InProcessChannel) -> Executed:
-    with _current(session), _stop_signals(session, desk):
-        executed = execute(lambda: work, session, desk)
-        if executed.outcome.stage == "run":  # what was not set up is not ours to take down
+def _train(session: Session, work: Work, channel: InProcessChannel) -> RankResult:
+    with _current(session), _stop_signals(session, channel):
+        executed = run_rank(lambda: work, session, channel)
+        if executed.outcome.stage == "run":  # else there is nothing to take down
             with contextlib.suppress(Exception):
                 work.backend.teardown(session.context)
     return executed
@@ -289,29 +290,31 @@ def _current(session: Session) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stop_signals(session: Session, desk: InProcessChannel) -> Iterator[None]:
-    """Handle the signals for which the user has no handlers: should_stop() becomes true if train_func calls it;
-    otherwise, and the second time, they unwind train_func.
+def _stop_signals(session: Session, channel: InProcessChannel) -> Iterator[None]:
+    """Handle signals within the block, except those for which the user has a handler.
+
+    The first signal makes should_stop() true if train_func calls it. Otherwise, and the second time, train_func is
+    ended by an exception.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         note_stop(number)
-        if desk.listens and desk.stop_asked is None:
-            desk.stop_asked = signal.Signals(number).name
+        if channel.uses_should_stop and channel.stop_reason is None:
+            channel.stop_reason = signal.Signals(number).name
             context = session.context
-            desk.answer(wire.AnnounceStop(attempt=context.attempt, rank=context.world_rank))
+            channel.answer(wire.AnnounceStop(attempt=context.attempt, rank=context.world_rank))
         else:
             (signal.default_int_handler if number == signal.SIGINT else terminate)(number, frame)
 
     usual: dict[int, Any] = {**dict.fromkeys(STOP_SIGNALS, signal.SIG_DFL), signal.SIGINT: signal.default_int_handler}
     is_main = threading.current_thread() is threading.main_thread()
-    ours = {n: handler for n, handler in usual.items() if is_main and handler_of(n) is handler}
-    for number in ours:
+    replaced = {n: handler for n, handler in usual.items() if is_main and handler_of(n) is handler}
+    for number in replaced:
         signal.signal(number, on_signal)
     try:
         yield
     finally:
-        for number, handler in ours.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler)
 
 
@@ -319,20 +322,23 @@ def _stop_signals(session: Session, desk: InProcessChannel) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[TrainContext, WorldPlan]]:
-    """The environment of a rank, for as long as it trains; ``outer``: torchrun has made it already."""
-    workers = int(os.environ["LOCAL_WORLD_SIZE"]) if outer else 1
-    facts = replace(host_info(with_gpus=request.scaling.use_gpu), name="localhost")
-    plan = make_plan([facts], request.scaling, num_workers=workers)
+def _rank(request: RunRequest, attempt: int, *, under_torchrun: bool) -> Iterator[tuple[TrainContext, WorldPlan]]:
+    """Make this process a rank within the block.
+
+    under_torchrun: torchrun has set the environment variables of the rank already.
+    """
+    workers = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else 1
+    host = replace(host_info(with_gpus=request.scaling.use_gpu), name="localhost")
+    plan = make_plan([host], request.scaling, num_workers=workers)
     [here] = request.hosts.values()
-    rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if outer else 0]
+    rank = plan.ranks[int(os.environ["LOCAL_RANK"]) if under_torchrun else 0]
     with contextlib.ExitStack() as stack:
         variables = {**visible_devices(rank), **here.environment}
-        if not outer:
+        if not under_torchrun:
             address, network = rendezvous_address(plan), rendezvous_network(plan)
             keepers = [stack.enter_context(reserve_port()) for _ in range(1 + request.backend.has_endpoints)]
             ports = [keeper.getsockname()[1] for keeper in keepers]
-            endpoints = endpoints_of(plan, {facts.name: address}, {facts.name: ports[1:]})
+            endpoints = endpoints_of(plan, {host.name: address}, {host.name: ports[1:]})
             defaults = {**network, **RANK_DEFAULTS, **request.backend.defaults}
             variables = {**{name: os.environ.get(name, value) for name, value in defaults.items()}, **variables}
             variables |= rank_environment(
@@ -347,29 +353,18 @@ def _rank(request: RunRequest, attempt: int, *, outer: bool) -> Iterator[tuple[T
             variables |= request.backend.environment(plan, rank, endpoints)
         stack.enter_context(_environment(variables))
         stack.enter_context(_module_path(here.sys_path))
-        context = TrainContext(
+        worker = replace(  # the plan is of this host only, torchrun may have started more
+            request.worker_facts(plan, rank, attempt),
             world_rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
-            local_rank=rank.local_rank,
-            local_world_size=rank.local_world_size,
             node_rank=int(os.environ.get("GROUP_RANK", "0")),
-            run_name=request.run_name,
-            storage_path=request.storage_path,
-            filesystem=request.filesystem,
-            validates=request.validator is not None,
-            attempt=attempt,
-            devices=rank.devices,
-            shares_gpu=plan.shares_gpu,
-            run_id=request.run_id,
-            metadata=request.metadata,
-            resources=request.scaling.worker_resources,
         )
-        yield context, plan
+        yield TrainContext(**asdict(worker)), plan
 
 
 @contextlib.contextmanager
 def _module_path(path: Sequence[str | None]) -> Iterator[None]:
-    """Where train_func's modules are found, as in a worker."""
+    """Use this ``sys.path`` within the block, as a worker does."""
     before = sys.path[:]
     sys.path[:] = filter(None, path)
     try:
@@ -380,7 +375,7 @@ def _module_path(path: Sequence[str | None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """What train_func and libraries change in it goes, as it does with a worker."""
+    """Set environment variables, and undo all changes of the environment after the block."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
@@ -395,17 +390,18 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def follow(request: RunRequest, work: Work, checkpoint_config: CheckpointConfig) -> Result:
-    """Train as one of torchrun's ranks other than 0, whose reports are not kept. Raises WorkerGroupError from what
-    train_func raises.
+    """Train as one of torchrun's ranks other than 0, whose reports are not kept.
+
+    Raises WorkerGroupError from the exception of train_func.
     """
-    desk = TorchrunChannel(work.backend)
-    with _only_one(), _rank(request, request.first_attempt, outer=True) as (context, _):
-        session = Session(desk, context, None)
-        shared = TorchrunWork(backend=work.backend, work=work.fresh(), session=session, desk=desk)
-        executed = _train(session, shared, desk)
+    channel = TorchrunChannel(work.backend)
+    with _only_one(), _rank(request, request.first_attempt, under_torchrun=True) as (context, _):
+        session = Session(channel, context, None)
+        shared = TorchrunWork(backend=work.backend, work=work.fresh(), session=session, channel=channel)
+        executed = _train(session, shared, channel)
     if executed.error is not None:
         rank, outcome = context.world_rank, executed.outcome
         text = f"rank {rank}, started by torchrun: {outcome.error}\n{indent(outcome.traceback, '  ')}".rstrip()
         raise WorkerGroupError(text, worker_failures={rank: executed.error}, culprit=rank)
     run = session.context.get_storage().run
-    return make_result(run, shared.kept, checkpoint_config, metrics=desk.metrics, return_value=executed.value)
+    return make_result(run, shared.kept, checkpoint_config, metrics=channel.metrics, return_value=executed.value)

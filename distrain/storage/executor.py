@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE, PENDING_FILE
 from distrain.errors import DistrainError
-from distrain.storage.file_transfer import discard, file_copier
+from distrain.storage.file_transfer import file_copier
 from distrain.storage.files import copy_folders, crc32_of, list_files, sync_file
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import no_metadata
@@ -49,8 +49,6 @@ class StorageExecutor:
                     return wire.StorageOpened()
                 case wire.Upload():
                     return self._bring(order)
-                case wire.Clear():
-                    return self._clear(order)
                 case wire.PublishCheckpoint():
                     self._publish(order)
                 case wire.UpdateManifest():
@@ -85,11 +83,7 @@ class StorageExecutor:
         try:
             if self._run is None:
                 copy_folders(source, Path(order.directory))
-            take = (
-                file_copier(source, Path(order.directory), delete=order.delete)
-                if self._run is None
-                else self._put(order)
-            )
+            take = file_copier(source, Path(order.directory)) if self._run is None else self._put(order)
             files = _each(take, order.files)
             skipped = _each(lambda path: crc32_of(source / path), order.others)
         except Exception as error:
@@ -115,10 +109,6 @@ class StorageExecutor:
         target = self._run / order.directory
         (target / PENDING_FILE).write(json.dumps({"attempt": order.attempt, "ordinal": order.ordinal}).encode())
         return target
-
-    def _clear(self, order: wire.Clear) -> wire.Message:
-        discard(Path(order.source), Path(order.directory) if order.directory else None, order.files)
-        return wire.Discarded(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal)
 
     def _put(self, order: wire.Upload) -> Callable[[str], tuple[int, int]]:
         """Bring the files to a directory elsewhere, which is marked as incomplete first; returns what hashes them."""

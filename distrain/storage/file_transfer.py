@@ -1,98 +1,95 @@
-"""How a rank's files get into the run directory: copied, moved, or hashed where they are. Runs in: worker, uploader."""
+"""Files of one rank on their way into a checkpoint: copied to it, and deleted where they came from.
+
+Runs in: worker, uploader.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
-import uuid
-from pathlib import Path
+import stat
+import time
 from typing import TYPE_CHECKING
 
 from distrain.storage.files import copy_file, sync_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+    from pathlib import Path
 
 
-_NOT_BY_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
-"""What link() says between file systems, and where there are no links."""
 Files = list[tuple[str, int, int]]
-"""Relative path, size in bytes, crc32."""
+"""Relative path, size in bytes and crc32 of each file."""
+_NEW_NS = 1_000_000_000
+"""Nanoseconds since the last change for which a file may be changed again without a new modification time."""
 
 
-def file_copier(source: Path, target: Path, *, delete: bool) -> Callable[[str], tuple[int, int]]:
-    """What brings a file, by its relative path, from one directory into the other, on disk for good, and returns its
-    size and crc32. ``delete``: :func:`discard` is called once all are there, so that they need not be copied; until
-    then the source stays whole.
+def file_copier(source: Path, target: Path) -> Callable[[str], tuple[int, int]]:
+    """Return a function that copies a file, given by its relative path, and returns its size and crc32.
+
+    The copy is flushed to disk. If source and target are the same directory, the file is only flushed and hashed.
     """
     if source == target:
         return lambda path: sync_file(target / path)
-    if delete:
-        return lambda path: _link(source, target, path)
     return lambda path: copy_file(source / path, target / path)
 
 
-def _link(source: Path, target: Path, path: str) -> tuple[int, int]:
-    """What is reached by a link, or has another name, is somebody else's, too: it is copied."""
-    parts = [source / path, *(source / parent for parent in Path(path).parents)]
-    if any(part.is_symlink() for part in parts) or parts[0].stat().st_nlink > 1:
-        return copy_file(source / path, target / path)
-    (target / path).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        (target / path).hardlink_to(source / path)
-    except OSError as error:
-        if error.errno not in _NOT_BY_LINK:
-            raise
-        return copy_file(source / path, target / path)
-    return sync_file(target / path)
+class LocalFiles:
+    """The files in a directory as they are now, to be deleted once the checkpoint that has copies of them is committed.
 
-
-def discard(source: Path, target: Path | None = None, paths: Sequence[str] = ()) -> None:
-    """Delete the source, but nothing that is behind a link, nor behind ``source`` itself, if that is one. What cannot
-    be deleted stays, and is no part of ``target`` any more (see :func:`unshare`). Raises OSError if that cannot be,
-    ValueError for a path that means another directory in every process.
+    Nothing behind a symlink is deleted: of a symlink, including ``folder`` itself, only the link.
     """
-    if not source.is_absolute():
-        raise ValueError(f"what is deleted must be an absolute path, got {str(source)!r}")
-    if source.is_symlink():
-        source.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(source, ignore_errors=True)
-    unshare(target, paths)
-
-
-def unshare(target: Path | None, paths: Sequence[str]) -> None:
-    """Replace the files of ``target`` that have other names, too, by copies, so that nobody can write to them by those.
-    Raises OSError.
-    """
-    for path in paths if target else ():
-        assert target is not None
-        if (target / path).stat().st_nlink > 1:
-            copy = target / f"{path}.{uuid.uuid4().hex}"
-            copy_file(target / path, copy)
-            copy.replace(target / path)
-
-
-class Leftover:
-    """Local files that are to be deleted later, unless somebody has changed them by then."""
 
     def __init__(self, folder: Path) -> None:
-        self.real = os.path.realpath(folder)
-        self._folder = folder
-        self._state = _state_of(folder)
+        self.folder = folder.absolute()
+        self._files: dict[str, tuple[int, int, int]] = {}
+        self._folders: list[str] = []
+        self._note(str(self.folder))
 
-    def discard(self) -> None:
-        if _state_of(self._folder) == self._state:
-            discard(self._folder)
+    def _note(self, path: str) -> None:
+        """Remember a file, or a directory after all that is in it."""
+        status = _dated(path)
+        if stat.S_ISDIR(status.st_mode):
+            for entry in os.listdir(path):
+                with contextlib.suppress(FileNotFoundError):  # another rank deletes files of an earlier checkpoint
+                    self._note(os.path.join(path, entry))
+            self._folders.append(path)
+        else:
+            self._files[path] = _state(status)
+
+    def overlaps(self, folder: Path) -> bool:
+        """Return whether one of the two directories is the other or is in it."""
+        first, second = (os.path.join(os.path.realpath(path), "") for path in (self.folder, folder))
+        return first.startswith(second) or second.startswith(first)
+
+    def delete(self) -> None:
+        """Delete the files that nobody has changed or replaced since, and then the directories that are empty.
+
+        A file that cannot be deleted stays: the checkpoint does not need it any more.
+        """
+        for path, state in self._files.items():
+            with contextlib.suppress(OSError):
+                if _state(os.lstat(path)) == state:
+                    os.unlink(path)
+        for path in self._folders:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
 
 
-def _state_of(folder: Path) -> dict[str, tuple[int, int, int]]:
-    found = {}
-    for parent, _, names in os.walk(folder):
-        for path in (parent, *(os.path.join(parent, name) for name in names)):
-            with contextlib.suppress(FileNotFoundError):
-                state = os.lstat(path)
-                found[path] = (state.st_ino, state.st_size, state.st_mtime_ns)
-    return found
+def _dated(path: str) -> os.stat_result:
+    """Return the status of a file whose modification time differs from that of any later change.
+
+    File systems take the time from a clock that ticks every few milliseconds. A new file is set back by 1 ns, so that a
+    change within the same tick is noticed.
+    """
+    status = os.lstat(path)
+    if stat.S_ISREG(status.st_mode) and time.time_ns() - status.st_mtime_ns < _NEW_NS:
+        with contextlib.suppress(OSError):  # the file belongs to another user
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 1), follow_symlinks=False)
+            status = os.lstat(path)
+    return status
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what changes when a file is written or replaced."""
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import json
 import os
 import shutil
@@ -25,9 +24,8 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, unread
 from distrain.errors import StorageError
 from distrain.storage.commit import Commit, CommittedFile
-from distrain.storage.file_transfer import unshare
 from distrain.storage.files import copy_folders, cure, sync_directory, write_and_sync, write_atomically
-from distrain.storage.paths import DAMAGED, LEFTOVER, RunPaths
+from distrain.storage.paths import DAMAGED, RunPaths
 from distrain.storage.records import (
     PENDING,
     CommittedCheckpoint,
@@ -40,15 +38,12 @@ from distrain.system.background import Background
 from distrain.system.log import say, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain import wire
     from distrain.system.loop import Loop
     from distrain.system.remote_path import RemotePath
 
-_MOST_LEFTOVERS = 10_000
-"""Files."""
-_NOTING_S = 1.0
 _RESERVED_BYTES = 64 << 10
 _T = TypeVar("_T")
 
@@ -114,7 +109,6 @@ class RunStore:
         self._commits = 0
         self._lines: list[str] = []
         self._unwritten = bytearray()
-        self._leftovers: dict[str, dict[str, tuple[int, ...] | None]] = {}
         self._vanished: deque[Path] = deque()
         self._wiping: threading.Thread | None = None
         self._generation = uuid.uuid4().hex[:8]
@@ -177,10 +171,6 @@ class RunStore:
     def _find(self) -> tuple[int, list[CommittedCheckpoint]]:
         """The number of the next checkpoint, and those that there are."""
         intact = self._intact()
-        like = os.listdir(intact[-1].path) if intact and isinstance(intact[-1].path, Path) else []
-        for path in self.paths.without_manifest():
-            with contextlib.suppress(OSError):  # it is not ours to read, then
-                warn_of_lost(path, os.listdir(path), like)
         return self.paths.next_index(), intact
 
     def _take_lock(self) -> _Lock:
@@ -400,43 +390,6 @@ class RunStore:
     def _staging_root(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
-    def note_leftovers(self) -> None:
-        """Remember what earlier attempts have left in directories that are no checkpoints yet."""
-        self._background.do(self._note_leftovers, None, lambda error: None)  # then nothing is known of them
-
-    def _note_leftovers(self) -> None:
-        """Remember files by state and not by age, as clocks may jump. Of many files, or on a slow file system, not all
-        are remembered: checkpoints wait meanwhile. Raises OSError.
-        """
-        self._leftovers = {}
-        left, until = _MOST_LEFTOVERS, time.monotonic() + _NOTING_S
-        for folder in self.paths.root.iterdir():
-            with contextlib.suppress(OSError):  # it is not ours to read, then
-                is_ours = self.paths.why_not(folder.name) is not None or (folder / MANIFEST_FILE).exists()
-                found = [] if is_ours or not folder.is_dir() else _states_below(folder, left, until)
-                left -= len(found)
-                self._leftovers[folder.name] = dict(found)
-
-    def set_leftovers_aside(self, name: str, then: Callable[[], None]) -> None:
-        """Take files of earlier attempts out of a directory that the ranks have filled; then call ``then``."""
-        self._do(f"checkpoint {name}", lambda: self._set_leftovers_aside(name), lambda _: then())
-
-    def _set_leftovers_aside(self, name: str) -> None:
-        """Move away the files that no rank of this attempt has written again, unless those are all. Raises OSError."""
-        folder, noted = self.paths.root / name, self._leftovers.pop(name, {})
-        stale = [path for path, state in noted.items() if state is not None and _state_of(folder / path) == state]
-        if not stale or set(stale) >= set(_files_below(folder)):
-            return
-        aside = self._free(f"{LEFTOVER}{name}")
-        for path in stale:
-            (aside / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).rename(aside / path)
-            with contextlib.suppress(OSError):  # others are in it
-                os.removedirs((folder / path).parent)
-        self._warn(
-            f"{folder} had files of an earlier attempt, {stale[0]} for one, which are in {aside.name} from now on"
-        )
-
     def prepare(self, attempt: int, ordinal: int, rank: int, *, name: str | None, then: Callable[[str], None]) -> None:
         """Call ``then`` with the directory for a rank's files of the checkpoint that is to be called ``name``."""
         self._do(f"checkpoint {ordinal}", lambda: str(self.staging_directory(attempt, ordinal, rank)), then)
@@ -485,7 +438,6 @@ class RunStore:
             (root / f"rank_{file.rank}" / file.path).rename(target)
         for part in sorted(root.glob("rank_*")):
             copy_folders(part, merged)
-        unshare(merged, [file.path for file in commit.files])  # if the attempt ended before the local ones were deleted
         name = name or self.paths.checkpoint(self._next_index).name
         final = self._free(name)
         if final.name != name:
@@ -636,38 +588,9 @@ class RunStore:
         """What the uploaders of all hosts have to know before anything is stored."""
         return None
 
-    def upload(self, order: wire.Upload | wire.Clear, then: Callable[[wire.Message], None]) -> None:
-        """Store a rank's files, or delete them, from within this process, and call ``then`` with the answer."""
+    def upload(self, order: wire.Upload, then: Callable[[wire.Message], None]) -> None:
+        """Store a rank's files from within this process, and call ``then`` with the answer."""
         raise AssertionError(f"nobody can store {order.source} while train_func goes on")
-
-
-def _files_below(folder: Path) -> Iterator[str]:
-    for parent, _, names in os.walk(folder):
-        yield from (os.path.relpath(os.path.join(parent, name), folder) for name in names)
-
-
-def _states_below(folder: Path, most: int, until: float) -> list[tuple[str, tuple[int, ...] | None]]:
-    """Of all files; of none if there are more, or if it takes longer than until then (time.monotonic)."""
-    paths = list(itertools.islice(_files_below(folder), most + 1))
-    found: list[tuple[str, tuple[int, ...] | None]] = []
-    for path in paths:
-        if len(paths) > most or time.monotonic() > until:
-            return []
-        found.append((path, _state_of(folder / path)))
-    return found
-
-
-def _state_of(path: Path) -> tuple[int, ...] | None:
-    """What changes when a file is written again; None if there is none. NFS asks the server only if it is opened."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        found = os.fstat(fd)
-    finally:
-        os.close(fd)
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _delete_all(folders: deque[Path]) -> None:
@@ -689,14 +612,6 @@ def _open_lines(path: Path) -> int:
     if end < size:
         os.ftruncate(fd, end)
     return fd
-
-
-def warn_of_lost(path: Path | RemotePath, names: Iterable[str], like: Iterable[str]) -> None:
-    """Say that a directory with files of these ``names`` has no manifest, if it looks like a checkpoint, and not like
-    something else that the user keeps there. ``like``: the names of the files of one, if there is one.
-    """
-    if any(not name.startswith(".") for name in set(names) & set(like)):
-        warn(f"{path} has no {MANIFEST_FILE}: it was never finished, or has lost it; the run does not go on from it")
 
 
 def _validation_of(asked: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@
         metrics.jsonl               every report of every rank, one line each
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
         damaged-checkpoint_000001/  one whose files were not what its manifest said when the run went on
-        leftover-mine/              what an earlier attempt has left in a directory that ranks have filled themselves
         logs/attempt_0/rank_0.log   what each rank wrote
         stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
         error.json, error.pkl       why it failed
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
-LEFTOVER = "leftover-"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
 _MANIFEST = "run.json"
@@ -92,7 +90,7 @@ class RunPaths:
         taken = (self.manifest, self.metrics, *self.end(), self.logs, self.answer("").parent)
         if name.removesuffix(".new") in {path.name for path in taken}:
             return f"must not be {name!r}, as the run directory has something else of that name"
-        if not name or "/" in name or "\0" in name or name.startswith((".", DAMAGED, LEFTOVER)):
+        if not name or "/" in name or "\0" in name or name.startswith((".", DAMAGED)):
             return f"must be a plain name of a directory, got {name!r}"
         size = len(os.fsencode(name))
         return f"must not be longer than {_LONGEST_NAME} bytes, got {size}" if size > _LONGEST_NAME else None
@@ -142,11 +140,6 @@ class RunPaths:
         """The number of the next checkpoint: none is used twice."""
         return max((max(_index_of(*found), number_of(found[0].name)) + 1 for found in self._all()), default=0)
 
-    def without_manifest(self) -> list[Path]:
-        """What may have been a checkpoint of a name of the user's."""
-        others = self._folders() - {path for path, _ in self._all()}
-        return sorted(path for path in others if not is_ours(path.name))
-
     def make_room(self, path: Path) -> None:
         """Make the directory that this file of the run belongs in, but not the run directory itself, should that have
         vanished. Raises OSError.
@@ -186,11 +179,6 @@ def _said_in(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}
-
-
-def is_ours(name: str) -> bool:
-    """Whether a directory of this name in the run directory is none of a checkpoint."""
-    return name.startswith((".", LEFTOVER)) or name in (_LOGS, _STACKS)
 
 
 def is_copy(name: str, manifest: Mapping[str, Any]) -> bool:

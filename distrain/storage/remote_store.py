@@ -20,8 +20,8 @@ from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, unread
 from distrain.errors import CheckpointError, StorageError
 from distrain.storage.executor import StorageExecutor
-from distrain.storage.local_store import RunStore, warn_of_lost
-from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, is_ours, number_of, read_manifest
+from distrain.storage.local_store import RunStore
+from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
 from distrain.storage.records import CommittedCheckpoint, committed_at
 from distrain.storage.run_lock import RunLock
 from distrain.storage.uploader_link import UploaderLink
@@ -127,10 +127,6 @@ class RemoteStore(RunStore):
         manifests = self._manifests([folder for folder, found in files.items() if MANIFEST_FILE in found], files)
         manifests.sort(key=lambda pair: pair[1]["index"])
         committed = [committed_at(self._run / folder, said) for folder, said in manifests]
-        like = {name.partition("/")[0] for name in files[manifests[-1][0]]} if manifests else set()
-        for folder, found in files.items():
-            if not found.keys() & {"", MANIFEST_FILE, PENDING_FILE, DAMAGED_FILE} and not is_ours(folder):
-                warn_of_lost(self._run / folder, {name.partition("/")[0] for name in found}, like)
         index = max((said["index"] for _, said in manifests), default=-1)
         return max(index, *map(number_of, self._used), -1) + 1, committed
 
@@ -176,7 +172,7 @@ class RemoteStore(RunStore):
     def _do_here(self, order: wire.Message) -> None:
         self._answer_here(order, self.answered)
 
-    def upload(self, order: wire.Upload | wire.Clear, then: Callable[[wire.Message], None]) -> None:
+    def upload(self, order: wire.Upload, then: Callable[[wire.Message], None]) -> None:
         self._answer_here(order, then)
 
     def _answer_here(self, order: wire.Message, then: Callable[[wire.Message], None]) -> None:
@@ -228,9 +224,6 @@ class RemoteStore(RunStore):
             self._link.detach()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
-
-    def note_leftovers(self) -> None:
-        """Nothing: what is there cannot be told from what was written again."""
 
     def prepare(self, attempt: int, ordinal: int, rank: int, *, name: str | None, then: Callable[[str], None]) -> None:
         then(self._directory(attempt, ordinal, name))

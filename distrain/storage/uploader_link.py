@@ -1,4 +1,4 @@
-"""The other end of an uploader. Runs in: agent, coordinator."""
+"""The parent's end of an uploader process. Runs in: agent, coordinator."""
 
 from __future__ import annotations
 
@@ -11,26 +11,31 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.system import process
-from distrain.wire.channel import Channel
+from distrain.wire.child_link import ChildLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distrain.system.loop import Loop
 
-_NEWS = (wire.Notice, wire.HostFailed)
-"""What it says without having been asked."""
-_REPEATABLE = (wire.Clear, wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords)
+_UNASKED = (wire.Notice, wire.HostFailed)
+"""Messages that answer no order."""
+_REPEATABLE = (wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords)
 """Orders that may be carried out twice."""
-_MOST_DEATHS = 3
+_MAX_RESTARTS = 3
 _SLOW_S = 5.0
+"""Seconds to wait for answers before the user is informed."""
 _FLUSH_S = 0.1
-"""How long to wait before writing on what the kernel did not take yet."""
+"""Seconds between attempts to write what the kernel did not take."""
 
 
 class UploaderLink:
-    """A process that is started with the first order. ``answer`` hears what it says: the answers come in the order of
-    the orders. Without a loop, answers are read in :meth:`settle` only.
+    """An uploader process, started with the first order.
+
+    It answers orders in their order. If it dies, open orders fail, except those that another process may repeat.
+
+    loop: without one, answers are read by :meth:`settle` only.
+    answer: gets every message of the uploader.
     """
 
     def __init__(
@@ -44,97 +49,88 @@ class UploaderLink:
         self._loop = loop
         self._answer = answer
         self._flags = flags
-        self._environment = environment or {}
+        self._environment = environment
         self._opening: wire.OpenStorage | None = None
-        self._process: process.Process | None = None
-        self._channel: Channel
+        self._child: ChildLink | None = None
         self._open: deque[wire.Message] = deque()
         self._deaths = 0
 
     @property
     def pid(self) -> int | None:
-        """None if it does not run."""
-        return None if self._process is None else self._process.pid
+        """Pid of the process; None if there is none."""
+        return None if self._child is None else self._child.process.pid
 
     @property
     def is_idle(self) -> bool:
-        """Tell if every order is answered."""
+        """True if every order is answered."""
         return not self._open
 
     def order(self, order: wire.Message) -> None:
+        """Send an order. If the process cannot be started, the order is answered with that failure."""
         if isinstance(order, wire.OpenStorage):
             self._opening = replace(order, again=True)
         try:
-            if self._process is None:
-                self._start()
-                if self._opening is not None and not isinstance(order, wire.OpenStorage):
-                    self._send(self._opening)
+            child = self._child or self._start(opens=isinstance(order, wire.OpenStorage))
         except OSError as error:
             self._open.append(order)
             self._fail(f"the uploader cannot be started: {error}")
             return
-        self._send(order)
+        self._send(child, order)
 
-    def _send(self, order: wire.Message) -> None:
+    def _send(self, child: ChildLink, order: wire.Message) -> None:
         self._open.append(order)
-        self._channel.queue(order)
+        child.channel.queue(order)
 
-    def _start(self) -> None:
+    def _start(self, *, opens: bool) -> ChildLink:
         argv = process.bootstrap_argv("uploader", str(os.getpid()), flags=self._flags)
-        self._process = process.spawn(argv, environment=self._environment)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._channel = Channel(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()))
-        self._process.stdin.close()
-        self._process.stdout.close()
+        child = self._child = ChildLink(argv, environment=self._environment)
         if self._loop is not None:
-            self._channel.attach(self._loop, self._on_frames)
+            child.channel.attach(self._loop, self._on_frames)
+        if self._opening is not None and not opens:
+            self._send(child, self._opening)
+        return child
 
     def _on_frames(self, frames: list[wire.Frame]) -> None:
         if not frames:
-            self._died()
+            self._on_death()
         for frame in frames:
             message = frame.message()
-            if not isinstance(message, _NEWS):
+            if not isinstance(message, _UNASKED):
                 self._open.popleft()
             self._answer(message)
 
     def detach(self) -> None:
-        """The loop ends: from now on answers are read in :meth:`settle` only."""
+        """Do without the loop from now on: :meth:`settle` reads the answers."""
         self._loop = None
-        if self._process is not None:
-            self._channel.detach()
+        if self._child is not None:
+            self._child.channel.detach()
 
     def settle(self, slow: Callable[[], None]) -> None:
-        """Wait until every order is answered. Calls ``slow`` once if that takes some seconds."""
-        told_at = time.monotonic() + _SLOW_S
+        """Wait until every order is answered. Call ``slow`` once if that takes longer than some seconds."""
+        slow_at = time.monotonic() + _SLOW_S
         while self._open:
-            if time.monotonic() >= told_at:
-                told_at = math.inf
+            if time.monotonic() >= slow_at:
+                slow_at = math.inf
                 slow()
-            self._channel.flush()
-            frames = self._channel.wait(_FLUSH_S)
-            if frames or self._channel.at_end:
+            assert self._child is not None
+            channel = self._child.channel
+            channel.flush()
+            frames = channel.wait(_FLUSH_S)
+            if frames or channel.at_end:
                 self._on_frames(frames)
 
     def close(self) -> None:
-        """End the process, whatever it does."""
-        if self._process is not None:
-            self._channel.close()
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """Kill the process, whatever it does."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
 
-    def _died(self) -> None:
-        """Another one is started at once if it has a run directory to keep, or orders that may be carried out twice;
-        else with the next order.
-        """
-        assert self._process is not None
-        self._channel.close()
-        self._process.kill()
-        code = self._process.wait()
-        self._process = None
-        again = self._deaths < _MOST_DEATHS
+    def _on_death(self) -> None:
+        """Fail open orders, but have another process repeat those that are repeatable, and keep the storage open."""
+        assert self._child is not None
+        code = self._child.kill()
+        self._child = None
+        again = self._deaths < _MAX_RESTARTS
         self._deaths += 1
         repeated = [order for order in self._open if again and isinstance(order, _REPEATABLE)]
         self._open = deque(order for order in self._open if order not in repeated)

@@ -28,8 +28,14 @@ def check_type(label: str, value: object, kind: Any, allowed: str = "", *, optio
     optional: None is allowed, too.
     """
     if not (isinstance(value, kind) or (optional and value is None)):
-        allowed = allowed or _NAMES_OF_TYPES.get(kind) or f"a {kind.__name__}"
+        allowed = allowed or _NAMES_OF_TYPES.get(kind) or _public_name(kind)
         raise TypeError(_text(label, allowed, value, optional=optional))
+
+
+def _public_name(kind: type) -> str:
+    """Return the name under which users import a class: Ray has classes of the same names."""
+    package = kind.__module__.rpartition(".")[0]
+    return f"a {package}.{kind.__name__}" if package.startswith("distrain") else f"a {kind.__name__}"
 
 
 def check_int(label: str, value: object, *, minimum: int, optional: bool = False) -> None:

@@ -111,6 +111,11 @@ MISSING = {
     "world_size": _RANKS,
     "xgboost": _FRAMEWORK,
     "xla": _TPU,
+    "Checkpoint.from_bytes": "write the bytes into files, and use Checkpoint.from_directory(path)",
+    "Checkpoint.from_uri": "Checkpoint(path) takes URLs, too",
+    "Checkpoint.to_bytes": "read the files of checkpoint.as_directory()",
+    "Checkpoint.to_uri": "copy the files of checkpoint.as_directory() there, for example with fsspec's put()",
+    "Checkpoint.uri": "use checkpoint.path, which is a path or a URL",
     "Result.config": "a Result does not keep the train_loop_config: report what you need of it as metrics",
     "Result.dataframe": "use metrics_dataframe",
     "Result.log_dir": "use path; the output of the ranks is in logs/ below it",
@@ -223,6 +228,15 @@ def explaining(owner: str) -> Callable[[_Class], _Class]:
         return cls
 
     return decorate
+
+
+class ExplainedClass(type):
+    """Metaclass: names that a class itself lacks, such as ``Checkpoint.from_uri``, are explained by their sentences."""
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        owners = (base.__name__ for base in cls.__mro__)
+        sentence = next((MISSING[f"{owner}.{name}"] for owner in owners if f"{owner}.{name}" in MISSING), None)
+        raise AttributeError(_text(f"type object {cls.__name__!r} has no attribute {name!r}", sentence))
 
 
 # -- arguments -------------------------------------------------------------------------------------------------------

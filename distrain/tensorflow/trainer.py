@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distrain.backend import chosen
+from distrain.backend import config_argument
 from distrain.system.ray_names import without
 from distrain.tensorflow.config import TensorflowConfig
 from distrain.trainer import DataParallelTrainer
@@ -53,7 +53,7 @@ class TensorflowTrainer(DataParallelTrainer):
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=chosen(TensorflowConfig, "tensorflow", tensorflow_config, tensorflow_backend),
+            backend_config=config_argument(TensorflowConfig, "tensorflow", tensorflow_config, tensorflow_backend),
             scaling_config=scaling_config,
             run_config=run_config,
             resume_from_checkpoint=resume_from_checkpoint,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distrain.backend import chosen
+from distrain.backend import config_argument
 from distrain.system.ray_names import without
 from distrain.torch.config import TorchConfig
 from distrain.trainer import DataParallelTrainer
@@ -53,7 +53,7 @@ class TorchTrainer(DataParallelTrainer):
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=chosen(TorchConfig, "torch", torch_config, torch_backend),
+            backend_config=config_argument(TorchConfig, "torch", torch_config, torch_backend),
             scaling_config=scaling_config,
             run_config=run_config,
             resume_from_checkpoint=resume_from_checkpoint,

@@ -16,16 +16,14 @@ from distrain.wire.messages import AnnounceStop as AnnounceStop
 from distrain.wire.messages import AskCheckpointList as AskCheckpointList
 from distrain.wire.messages import CheckpointCommitted as CheckpointCommitted
 from distrain.wire.messages import CheckpointList as CheckpointList
-from distrain.wire.messages import Clear as Clear
 from distrain.wire.messages import Close as Close
 from distrain.wire.messages import CollectiveDone as CollectiveDone
 from distrain.wire.messages import CollectiveEntered as CollectiveEntered
 from distrain.wire.messages import CopyFiles as CopyFiles
 from distrain.wire.messages import DeleteCheckpoints as DeleteCheckpoints
-from distrain.wire.messages import Discard as Discard
-from distrain.wire.messages import Discarded as Discarded
 from distrain.wire.messages import Exited as Exited
 from distrain.wire.messages import FilesCopied as FilesCopied
+from distrain.wire.messages import FilesStored as FilesStored
 from distrain.wire.messages import FromWorker as FromWorker
 from distrain.wire.messages import Hello as Hello
 from distrain.wire.messages import HostFailed as HostFailed
@@ -64,7 +62,6 @@ from distrain.wire.messages import TakeStacks as TakeStacks
 from distrain.wire.messages import ToWorker as ToWorker
 from distrain.wire.messages import UpdateManifest as UpdateManifest
 from distrain.wire.messages import Upload as Upload
-from distrain.wire.messages import UploadDone as UploadDone
 from distrain.wire.messages import UsesShouldStop as UsesShouldStop
 from distrain.wire.messages import ValidationResult as ValidationResult
 from distrain.wire.messages import WorkerSpec as WorkerSpec

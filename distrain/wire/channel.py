@@ -1,7 +1,7 @@
 """One connection over two file descriptors: framed messages both ways. Runs in: coordinator, agent, worker.
 
-Reading never blocks. Writing either queues (loops: :meth:`Channel.queue`) or blocks until the kernel took it all
-(workers: :meth:`Channel.send`), so nothing that a worker reported waits in its memory.
+Reading never blocks. Writing either queues (in loops: :meth:`Channel.queue`) or blocks until the kernel has all bytes
+(in workers: :meth:`Channel.send`), so that no report waits in the memory of a worker.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ def widen_pipe(fd: int, size: int = 1 << 20) -> None:
 
 class _Unsent(NamedTuple):
     data: list[bytes | memoryview]
-    """One element, or none once another one took over."""
+    """One element; none once a newer :class:`_Unsent` has replaced this one."""
     written: list[int]
-    """Bytes of it that the kernel took, in turn."""
+    """Number of bytes that the kernel took with each write."""
 
 
 class Channel:
-    """Framed messages over ``read_fd`` and ``write_fd``, which it owns. ``greeting``: wait for the magic first."""
+    """Framed messages over ``read_fd`` and ``write_fd``, which the channel owns.
 
-    uploads = True
-    """Whether who reads this can store a checkpoint while its sender goes on."""
-    acknowledges = True
+    greeting: skip all bytes before the magic.
+    """
+
+    is_in_process = False
+    commits_for_all_ranks = True
 
     def __init__(self, read_fd: int, write_fd: int, *, greeting: bool = False) -> None:
         self.read_fd = read_fd
@@ -53,12 +55,12 @@ class Channel:
         self.decoder = wire.Decoder(greeting=greeting)
         self.at_end = False
         self.broken: str | None = None
-        """Why what comes in is no longer understood, after which the channel is at its end."""
+        """Why the incoming bytes are no frames; the channel is then at its end."""
         self._outbox: deque[memoryview] = deque()
         self.queued_bytes = 0
         self._unsent = _Unsent([b""], [])
         self.heard_at = time.monotonic()
-        """When anything was read last: a long frame on a slow line is a sign of life, too."""
+        """When bytes were last read (time.monotonic): a part of a long frame is a sign of life, too."""
         self._lock = threading.RLock()
         self.on_drained: Callable[[], None] | None = None
         self._loop: Loop | None = None
@@ -68,13 +70,13 @@ class Channel:
     # -- for loops ------------------------------------------------------------------------------------------------
 
     def attach(self, loop: Loop, on_frames: Callable[[list[wire.Frame]], None]) -> None:
-        """Let ``loop`` read and write for us. ``on_frames`` gets an empty list once, at the end of the stream."""
+        """Let ``loop`` read and write. ``on_frames`` gets an empty list once, at the end of the stream."""
         self._loop = loop
         self._on_frames = on_frames
         self.resume_reading()
 
     def detach(self) -> None:
-        """Without the loop from now on: :meth:`flush` and :meth:`wait` are for the caller to call."""
+        """Stop using the loop; from now on the caller calls :meth:`flush` and :meth:`wait`."""
         if self._loop:
             self._loop.forget(self.read_fd)
             self._loop.forget(self.write_fd)
@@ -85,7 +87,7 @@ class Channel:
             self._loop.on_readable(self.read_fd, self._read_turn)
 
     def pause_reading(self) -> None:
-        """Leave further frames in the kernel, which in the end makes the other side wait."""
+        """Leave further frames in the kernel. When its buffer is full, the other side waits."""
         if self._loop:
             self._loop.on_readable(self.read_fd, None)
 
@@ -98,7 +100,7 @@ class Channel:
             self._on_frames([])
 
     def queue(self, message: wire.Message | bytes) -> None:
-        """Send without waiting; what the kernel does not take now goes out when it does."""
+        """Send without waiting; bytes that the kernel does not take now are written when it can take them."""
         data = message if isinstance(message, bytes) else wire.encode(message)
         self._outbox.append(memoryview(data))
         self.queued_bytes += len(data)
@@ -106,7 +108,7 @@ class Channel:
             self.flush()
 
     def flush(self) -> None:
-        """Write what the kernel takes now. A broken pipe drops the rest: the reading side tells of the end."""
+        """Write the bytes that the kernel takes now. A broken pipe drops the rest; reading then finds the end."""
         while self._outbox:
             try:
                 written = os.write(self.write_fd, self._outbox[0])
@@ -129,22 +131,22 @@ class Channel:
         if self.on_drained is not None:
             self.on_drained()
 
-    # -- for everybody --------------------------------------------------------------------------------------------
+    # -- for all programs --------------------------------------------------------------------------------------------
 
     def receive(self) -> list[wire.Frame]:
-        """Frames that have arrived, without waiting. Sets ``at_end`` when the other side is gone."""
+        """Return the frames that have arrived, without waiting. Sets ``at_end`` when the other side is gone."""
         data = self._read()
         return self._decode(data) if data else []
 
     def drain(self) -> list[wire.Frame]:
-        """Everything that has arrived, to the last byte: what a dead sender left in the kernel."""
+        """Return all frames that have arrived, including those that a dead sender left in the kernel."""
         frames: list[wire.Frame] = []
         while data := self._read():
             frames += self._decode(data)
         return frames
 
     def _read(self) -> bytes:
-        """What is there, at most a chunk; empty if nothing is there now, or ever again (``at_end``)."""
+        """Return the bytes that have arrived, one chunk at most. Sets ``at_end`` if there will be no more."""
         try:
             data = os.read(self.read_fd, _READ_SIZE)
         except BlockingIOError:
@@ -166,7 +168,7 @@ class Channel:
         return frames
 
     def wait(self, timeout_s: float | None = None) -> list[wire.Frame]:
-        """Like :meth:`receive`, but wait for at least one frame, the end, or the timeout."""
+        """Wait for at least one frame, the end of the stream or the timeout, and return as :meth:`receive` does."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             frames = self.receive()
@@ -178,27 +180,28 @@ class Channel:
             _poll(self.read_fd, select.POLLIN, left)
 
     def send(self, message: wire.Message | bytes) -> None:
-        """Send and wait until the kernel has it all. Raises OSError (BrokenPipeError) when nobody can read it."""
+        """Send, and wait until the kernel has all bytes. Raises OSError (BrokenPipeError) if there is no reader."""
         with self._lock:
-            # What an exception (a signal handler's, say) cut off goes first, or the stream would make no sense.
+            # The rest of a message that an exception (of a signal handler, say) cut off has to be sent first.
             self._settle(message if isinstance(message, bytes) else wire.encode(message))
             while self._unsent.data[0]:
                 unsent = self._unsent
                 try:
-                    # os.write is called, and its result noted, without a bytecode in between: a signal handler that
-                    # raised there would make us write the same again.
+                    # os.write is called, and its result noted, without a bytecode in between: if a signal handler
+                    # raised an exception there, the same bytes would be written again.
                     unsent.written.extend(map(os.write, (self.write_fd,), unsent.data))
                 except BlockingIOError:
                     _poll(self.write_fd, select.POLLOUT, None)
                 self._settle()
 
     def _settle(self, more: bytes = b"") -> None:
-        """Drop what was written and add ``more``. Whoever held the old data finds it empty: a signal handler that sends
-        while we send writes all of it.
+        """Drop the bytes that were written and add ``more``.
+
+        A signal handler that sends during a send() writes all that is left; the interrupted send() then finds no data.
         """
         while True:
             old = self._unsent
-            rest = memoryview(next(iter(old.data), b""))[sum(old.written) :]  # not copied, it may be large
+            rest = memoryview(next(iter(old.data), b""))[sum(old.written) :]  # not copied, as it may be large
             new = _Unsent([b"".join((rest, more)) if rest and more else more or rest], [])
             if self._unsent is old:  # no signal handler sent anything meanwhile
                 self._unsent = new

@@ -1,6 +1,10 @@
-"""Frames: how a message becomes bytes, and bytes become messages. Runs in: anywhere.
+"""Frames: messages as bytes. Runs in: anywhere.
 
-A frame is the size of its header (4 bytes, big-endian), that of its body (8 bytes), the header as JSON, and the body.
+A frame consists of the size of its header (4 bytes, big-endian), the size of its body (8 bytes), the header and the
+body. The header is JSON: ``{"kind": ..., fields}``. The codec never unpickles the body: it is bytes for the receiver.
+
+The first bytes of an agent are :data:`MAGIC` and a :class:`~distrain.wire.Hello`. Bytes before the magic, such as the
+greeting of a login shell, are skipped, and kept for the error message if no magic follows.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ _FIELDS = {name: tuple(f.name for f in fields(cls) if f.name != "body") for name
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame: its kind, the header's fields, the body and the bytes it came in."""
+    """One frame: its kind, the fields of its header, its body, and all its bytes (``raw``)."""
 
     kind: str
     header: dict[str, Any]
@@ -41,7 +45,7 @@ class Frame:
     raw: bytes
 
     def message(self) -> Message:
-        """The message. Raises WireError for a kind or fields that we do not know."""
+        """Return the message. Raises WireError for an unknown kind or unknown fields."""
         cls = MESSAGES.get(self.kind)
         if cls is None:
             raise WireError(f"unknown message {self.kind!r}")
@@ -55,7 +59,7 @@ class Frame:
 
 
 def encode(message: Message) -> bytes:
-    """One frame as bytes."""
+    """Return a message as the bytes of one frame."""
     kind = type(message).__name__
     header = {"kind": kind}
     for name in _FIELDS[kind]:
@@ -66,7 +70,10 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Bytes in, frames out. With ``greeting`` it first looks for :data:`MAGIC`; see ``chatter`` for what it skipped."""
+    """A decoder of frames from bytes that arrive in any pieces.
+
+    greeting: skip all bytes before :data:`MAGIC`; ``chatter`` has them.
+    """
 
     _CHATTER_KEPT: ClassVar[int] = 16 << 10
 
@@ -77,12 +84,13 @@ class Decoder:
 
     @property
     def chatter(self) -> bytes:
-        """What came before the magic, or all that came if there was none."""
+        """The bytes before the magic, or all bytes if there was none; the last 16 KiB of them."""
         return self._skipped if self._greeted else self._skipped + bytes(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Frames that are complete now. Raises WireError for a frame that cannot be ours, after the good ones before it
-        were returned, and from then on.
+        """Return the frames that are complete now.
+
+        Raises WireError for bytes that are no frame: in the next call, if there were frames before them.
         """
         self._buffer += data
         if not self._greeted and not self._skip_to_magic():

@@ -1,10 +1,15 @@
-"""THE protocol: every message between coordinator, agent and workers, and the frame codec. Runs in: anywhere.
+"""THE protocol: every message between coordinator, agents, workers and uploaders. Runs in: anywhere.
 
-A frame is ``!IQ`` (header length, body length), a JSON header ``{"kind": ..., fields}`` and an opaque body. Nothing
-here is ever unpickled by the codec; the body of a message is bytes for whoever the message is meant for.
+The processes and their conversations:
 
-An agent's first bytes are :data:`MAGIC` and a :class:`Hello`. Whatever comes before the magic (a chatty login shell)
-is skipped and kept for the error message in case no HELLO follows.
+- coordinator and agent: over the agent's stdin and stdout, or over ssh;
+- coordinator and worker: through the agent of the worker's host, which passes these messages on unopened
+  (:class:`ToWorker`, :class:`FromWorker`);
+- uploader and its parent, which is an agent or the coordinator; agents pass its messages on, too;
+- coordinator and validator.
+
+Each docstring ends with the direction and, where there is one, the answer. How messages become bytes is in
+:mod:`distrain.wire.codec`.
 """
 
 from __future__ import annotations
@@ -14,11 +19,11 @@ from typing import Any
 
 from distrain.system.version import __version__
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
-"""Reports of one rank that may be on their way; with the next one report() waits for :class:`Acknowledged`. This many
-are lost at most if the agent or the coordinator is killed."""
+"""Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
+lost if the agent or the coordinator is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +33,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromWorker(Message):
-    """What a worker says to the coordinator; agents pass it on unopened."""
+    """Base of what a worker sends to the coordinator."""
 
     attempt: int
     rank: int
@@ -36,20 +41,23 @@ class FromWorker(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToWorker(Message):
-    """What the coordinator says to one worker; agents pass it on unopened."""
+    """Base of what the coordinator sends to one worker."""
 
     attempt: int
     rank: int
 
 
-# -- agent and coordinator -------------------------------------------------------------------------------------------
+# -- the life of an agent --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
-    """Agent, first of all: who speaks here, and what the host has. ``gpus``: the fields of each
-    :class:`~distrain.hosts.host.Gpu`, None when nobody asked. ``driver_problem``, ``network``, ``address``: see
-    :class:`~distrain.hosts.host.HostInfo`.
+    """The first message of an agent: its versions, and what its host has.
+
+    gpus: the fields of each :class:`~distrain.hosts.host.Gpu`, or None if the agent was not asked to look for them.
+    driver_problem, network, address: see :class:`~distrain.hosts.host.HostInfo`.
+
+    Agent -> coordinator; may be answered by :class:`Prepare`.
     """
 
     wire: int
@@ -68,8 +76,12 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare(Message):
-    """Coordinator: what all workers of this host have in common. The body is the pickled job. is_local: the host is the
-    coordinator's own, without ssh.
+    """Start the forkserver. The message holds what all workers of the host have in common.
+
+    body: the pickled job. lease_s: seconds of silence after which agent and coordinator count each other as lost.
+    is_local: the host is the coordinator's own, reached without ssh. workers: how many there will be.
+
+    Coordinator -> agent.
     """
 
     start_method: str
@@ -84,9 +96,54 @@ class Prepare(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Message):
+    """A sign of life. It renews the lease, as every other frame does.
+
+    Agent -> coordinator, coordinator -> agent.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Message):
+    """One line that the user should read.
+
+    Agent or uploader -> coordinator.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFailed(Message):
+    """The run cannot continue with this host; from an uploader: with this run directory.
+
+    leaves: the agent ends all processes of its host and exits.
+
+    Agent or uploader -> coordinator.
+    """
+
+    text: str
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close(Message):
+    """End the run on this host: end all its processes, and exit.
+
+    Coordinator -> agent.
+    """
+
+
+# -- an attempt on a host --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReservePorts(Message):
-    """Coordinator: keep this many TCP ports for the attempt. ``peer``: another host's address, if this host is to
-    find out its own.
+    """Keep this many TCP ports for the attempt.
+
+    peer: the address of another host, if this host has to find out its own address; else empty.
+
+    Coordinator -> agent; answered by :class:`PortsReserved`.
     """
 
     attempt: int
@@ -96,7 +153,12 @@ class ReservePorts(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortsReserved(Message):
-    """Agent: the ports are bound, and stay so until the attempt is gone. ``address``: this host's own, if asked."""
+    """The ports are bound, and stay bound until the attempt has ended.
+
+    address: the address by which ``peer`` can reach this host; empty if there was no peer.
+
+    Agent -> coordinator.
+    """
 
     attempt: int
     ports: list[int]
@@ -105,8 +167,12 @@ class PortsReserved(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Message):
-    """Coordinator: start these ranks; each entry holds the fields of a :class:`WorkerSpec`. ``rendezvous``: the address
-    over whose interface they talk; empty: they need not be told.
+    """Start these ranks.
+
+    ranks: the fields of a :class:`WorkerSpec` for each. rendezvous: the address whose network interface the ranks have
+    to use; empty if they may choose.
+
+    Coordinator -> agent; answered by :class:`Spawned` for each rank, and at last by :class:`HostIdle`.
     """
 
     attempt: int
@@ -115,180 +181,39 @@ class Start(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop(Message):
-    """Coordinator: end the attempt: SIGTERM, ``grace_s``, stacks, SIGKILL. Grace 0 goes straight to stacks and kill.
-
-    Without ``culprit_known``, the time for taking stacks is used up, so that a rank that is just failing can say so.
-    """
-
-    attempt: int
-    grace_s: float
-    culprit_known: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeStacks(Message):
-    """Coordinator: where are the workers of this attempt? Answered by :class:`StackDump` and :class:`StacksDone`."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StacksDone(Message):
-    """Agent: all stacks that came within the time are sent; ``silent`` ranks did not answer."""
-
-    attempt: int
-    silent: list[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upload(Message):
-    """Coordinator: bring ``files`` of ``source`` into ``directory``, hash the ``others``, and answer with
-    :class:`FilesCopied`, while the rank trains on. ``delete``: the source is not needed after a :class:`Clear`. If the
-    storage is elsewhere, ``directory`` is a name in the run directory. An empty ``source`` means that all is there
-    already; then all files that are there count.
-    """
-
-    attempt: int
-    rank: int
-    ordinal: int
-    source: str
-    files: list[str]
-    others: list[str]
-    directory: str
-    delete: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clear(Message):
-    """Coordinator: delete ``source``, whose ``files`` were brought into ``directory`` (empty if that is elsewhere), see
-    to it that they have no other name then, and answer with :class:`Discarded`.
-    """
-
-    attempt: int
-    rank: int
-    ordinal: int
-    source: str
-    directory: str
-    files: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStorage(Message):
-    """Coordinator: the run directory is elsewhere, at ``url``; see whether it can be written, and answer with
-    :class:`StorageOpened`. ``filesystem``: as :func:`~distrain.system.remote_path.encode_filesystem`
-    writes it. ``spool``: the local
-    directory whose files are to be kept there too, and ``lock`` the object that says that the run is alive; both empty
-    for an uploader that only brings checkpoints. ``again``: it could be written when the run began, so what fails
-    may pass.
-    """
-
-    url: str
-    filesystem: str
-    spool: str = ""
-    lock: str = ""
-    again: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageOpened(Message):
-    """Uploader: the run directory can be written, or why not."""
-
-    failed: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishCheckpoint(Message):
-    """Coordinator: all files of the checkpoint in ``directory`` are there; write its manifest. ``metadata`` is added to
-    the checkpoint's own. Answered by :class:`OrderDone`.
-    """
-
-    token: int
-    directory: str
-    manifest: dict[str, Any]
-    metadata: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateManifest(Message):
-    """Coordinator: replace these fields of the manifest of the checkpoint in ``directory``. Answered by
-    :class:`OrderDone`.
-    """
-
-    token: int
-    directory: str
-    fields: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteCheckpoints(Message):
-    """Coordinator: delete these directories. Answered by :class:`OrderDone`."""
-
-    token: int
-    directories: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorRecords(Message):
-    """Coordinator: bring what has changed in the spool to the run directory now. Answered by :class:`OrderDone`."""
-
-    token: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderDone(Message):
-    """Uploader: an order is done; ``failed``: why it is not."""
-
-    token: int
-    failed: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunValidation(Message):
-    """Coordinator: call the validation function with the checkpoint at this path or URL. ``overrides``: what takes the
-    place of its keyword arguments, as :class:`Reported` has them. The body is the pickled work that holds the function.
-    Answered by :class:`ValidationResult`.
-    """
-
-    checkpoint: str
-    filesystem: str
-    overrides: str
-    directory: str
-    sys_path: list[str]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationResult(Message):
-    """Validator: the metrics as JSON; or ``failed``, why there are none."""
-
-    body: bytes
-    failed: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Close(Message):
-    """Coordinator: the run is over; leave nothing behind and exit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ping(Message):
-    """Either side: I am alive. Renews the lease, as every other frame does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Spawned(Message):
+    """The process of a rank has started.
+
+    Agent -> coordinator.
+    """
+
     attempt: int
     rank: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exited(Message):
-    """Agent: how a worker's process ended: exactly one of ``exit_code``, ``signal`` and ``lost``.
+class Output(Message):
+    """Bytes that a worker wrote to stdout (``stream`` 1) or stderr (2).
 
-    ``by_us``: the signal was ours. ``max_rss_bytes``: peak memory of the process, 0 if unknown. ``oom_limit_bytes``:
-    the kernel killed for lack of memory; the limit of the cgroup, or 0 if it was not one of ours.
+    Agent -> coordinator.
+    """
+
+    attempt: int
+    rank: int
+    stream: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited(Message):
+    """The process of a rank has ended, by exactly one of ``exit_code``, ``signal`` and ``lost``.
+
+    lost: why the process is gone although its end was not seen. by_us: the agent sent the signal. max_rss_bytes: peak
+    memory of the process; 0 if unknown. oom_limit_bytes: None unless the kernel killed it for lack of memory; then the
+    limit of its cgroup, or 0 if that limit was not the reason.
+
+    Agent -> coordinator.
     """
 
     attempt: int
@@ -302,53 +227,75 @@ class Exited(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output(Message):
-    """Agent: bytes that a worker wrote; ``stream`` is 1 or 2."""
+class Stop(Message):
+    """End the attempt: send SIGTERM, wait for ``grace_s``, take the stacks, send SIGKILL.
+
+    With a grace of 0, the agent begins with the stacks. Without ``culprit_known`` it uses up the whole time for taking
+    stacks, so that a rank that is failing at that moment can still report its exception.
+
+    Coordinator -> agent; answered by :class:`HostIdle`.
+    """
 
     attempt: int
-    rank: int
-    stream: int
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackDump(Message):
-    """Agent: the stacks of all threads of a worker, as faulthandler wrote them."""
-
-    attempt: int
-    rank: int
-    body: bytes
+    grace_s: float
+    culprit_known: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostIdle(Message):
-    """Agent: no process of this attempt is left on this host."""
+    """No process of the attempt is left on this host.
+
+    Agent -> coordinator.
+    """
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice(Message):
-    """Agent: one line that the user should read."""
+class TakeStacks(Message):
+    """Find out where the workers of the attempt are in their code.
 
-    text: str
+    Coordinator -> agent; answered by :class:`StackDump` for each rank, then by :class:`StacksDone`.
+    """
+
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostFailed(Message):
-    """Agent: this host cannot go on. ``leaves``: not with this agent, which empties it and goes."""
+class StackDump(Message):
+    """The stacks of all threads of a worker, as faulthandler wrote them.
 
-    text: str
-    leaves: bool = False
+    Agent -> coordinator.
+    """
+
+    attempt: int
+    rank: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksDone(Message):
+    """All stacks that arrived in time were sent; ``silent`` ranks sent none.
+
+    Agent -> coordinator.
+    """
+
+    attempt: int
+    silent: list[int]
+
+
+# -- checks of hosts -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectHost(Message):
-    """Coordinator: what would the workers of this host find? Answered by :class:`InspectionResult`.
+    """Look at the host as its workers would find it.
 
-    directory, sys_path: theirs. packages: installed ones, whose versions matter. storage: a directory in which a file
-    is to be written and deleted, and in which ``probe_file`` is a file that holds ``nonce``, if it is the one that the
-    coordinator's machine has; empty: there is none to look at.
+    directory, sys_path: those of the workers. packages: names of packages whose versions are compared. storage: a
+    directory in which a file has to be written and deleted; empty if there is none. probe_file: the name of a file in
+    it that holds ``nonce``, if the directory is the one that the coordinator's machine has.
+
+    Coordinator -> agent; answered by :class:`InspectionResult`.
     """
 
     directory: str
@@ -361,8 +308,12 @@ class InspectHost(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectionResult(Message):
-    """Agent: the answer. ``versions``: None for a package that is not there, empty for one that does not say.
-    ``received`` and ``sent``: when, in seconds since the epoch by this host's clock. Bytes are 0 where unknown.
+    """The state of the host. Numbers of bytes are 0 if unknown.
+
+    received, sent: seconds since the epoch by the host's clock. versions: None for a package that is not installed,
+    empty for one without a version.
+
+    Agent -> coordinator.
     """
 
     received: float
@@ -376,8 +327,11 @@ class InspectionResult(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenProbePort(Message):
-    """Coordinator: let the other hosts connect to this one for some seconds, at ``address``, or where that is empty at
-    the address that this host has toward ``peer``. Answered by :class:`ProbePortOpened`, with the same ``nonce``.
+    """Let other hosts connect to this one for some seconds.
+
+    address: the address to listen at; if empty, the one by which this host reaches ``peer``.
+
+    Coordinator -> agent; answered by :class:`ProbePortOpened` with the same ``nonce``.
     """
 
     address: str
@@ -387,7 +341,10 @@ class OpenProbePort(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePortOpened(Message):
-    """Agent: where it listens, or why it cannot (``failed``)."""
+    """The address, port and interface at which the agent listens, or (``failed``) why it cannot.
+
+    Agent -> coordinator.
+    """
 
     nonce: str
     address: str = ""
@@ -398,8 +355,9 @@ class ProbePortOpened(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePeers(Message):
-    """Coordinator: connect to each of these hosts, ``[address, port]`` by name, and see whether ``nonce`` comes back.
-    Answered by :class:`ProbeResult`, with the same one.
+    """Connect to each of these hosts, ``[address, port]`` by name, and check that it sends ``nonce`` back.
+
+    Coordinator -> agent; answered by :class:`ProbeResult` with the same ``nonce``.
     """
 
     peers: dict[str, tuple[str, int]]
@@ -408,227 +366,198 @@ class ProbePeers(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult(Message):
-    """Agent: which hosts could not be reached, and why."""
+    """The hosts that could not be reached, each with the reason.
+
+    Agent -> coordinator.
+    """
 
     nonce: str
     failed: dict[str, str]
 
 
-# -- worker and coordinator ------------------------------------------------------------------------------------------
+# -- storage ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStorage(Message):
+    """Use the remote run directory at ``url``, and check that files can be written to it.
+
+    filesystem: as :func:`~distrain.system.remote_path.encode_filesystem` writes it. spool: the local directory whose
+    files are mirrored to it. lock: the object that shows that the run is alive. Both are empty for an uploader that
+    only stores the files of checkpoints. again: files could be written when the run began, so that an error now may
+    be temporary.
+
+    Coordinator -> uploader; answered by :class:`StorageOpened`.
+    """
+
+    url: str
+    filesystem: str
+    spool: str = ""
+    lock: str = ""
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOpened(Message):
+    """The run directory can be written, or (``failed``) why it cannot.
+
+    Uploader -> coordinator.
+    """
+
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload(Message):
+    """Store ``files`` of ``source`` in ``directory``, and hash the ``others``, while the rank trains on.
+
+    source: empty if the ranks have written the files into ``directory`` themselves; then all its files are hashed.
+    others: files that a lower rank brings. directory: a path, or a name in a remote run directory.
+
+    Coordinator -> uploader; answered by :class:`FilesCopied`.
+    """
+
+    attempt: int
+    rank: int
+    ordinal: int
+    source: str
+    files: list[str]
+    others: list[str]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishCheckpoint(Message):
+    """Write the manifest of the checkpoint in ``directory``, whose files are all stored.
+
+    metadata: is added to the checkpoint's own.
+
+    Coordinator -> uploader; answered by :class:`OrderDone`.
+    """
+
+    token: int
+    directory: str
+    manifest: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateManifest(Message):
+    """Replace these fields of the manifest of the checkpoint in ``directory``.
+
+    Coordinator -> uploader; answered by :class:`OrderDone`.
+    """
+
+    token: int
+    directory: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteCheckpoints(Message):
+    """Delete these directories.
+
+    Coordinator -> uploader; answered by :class:`OrderDone`.
+    """
+
+    token: int
+    directories: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorRecords(Message):
+    """Copy what has changed in the spool to the run directory now.
+
+    Coordinator -> uploader; answered by :class:`OrderDone`.
+    """
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderDone(Message):
+    """The order with this ``token`` is carried out, or (``failed``) why it cannot be.
+
+    Uploader -> coordinator.
+    """
+
+    token: int
+    failed: str | None = None
+
+
+# -- validation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunValidation(Message):
+    """Call the validation function with a checkpoint.
+
+    checkpoint: its path or URL. overrides: replace its usual keyword arguments, encoded as in :class:`Reported`. body:
+    the pickled work that holds the function.
+
+    Coordinator -> validator; answered by :class:`ValidationResult`.
+    """
+
+    checkpoint: str
+    filesystem: str
+    overrides: str
+    directory: str
+    sys_path: list[str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationResult(Message):
+    """The metrics as JSON, or (``failed``) why there are none.
+
+    Validator -> coordinator.
+    """
+
+    body: bytes
+    failed: str | None = None
+
+
+# -- the life of a worker --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec(ToWorker):
-    """The first frame a worker reads: what it needs to be this rank, beside the job.
+    """The first frame that a worker reads: everything it needs to become its rank, except the job.
 
-    ``filesystem`` is what ``storage_path`` and ``checkpoint``, the path to resume from, are on, if they do not say so
-    themselves (see :class:`OpenStorage`); ``validates``: the trainer has a validation function; ``devices`` index the
-    host's visible GPUs; ``defaults`` are environment variables that the user's own values override; None in
-    ``sys_path`` is what the interpreter has itself.
+    context: the fields of :class:`~distrain.hosts.world.WorkerFacts`.
+    environment: variables that the worker sets.
+    defaults: variables that the worker sets unless its environment has them already.
+    checkpoint: path or URL of the checkpoint to resume from, on the filesystem that ``context`` names.
+    directory: the working directory.
+    sys_path: the module search path; None stands for the interpreter's own entries.
     """
 
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    run_name: str
-    storage_path: str
-    filesystem: str
+    context: dict[str, Any]
     environment: dict[str, str]
     defaults: dict[str, str]
-    devices: list[int]
-    shares_gpu: bool
-    run_id: str
-    metadata: dict[str, Any]
-    resources: dict[str, float]
     checkpoint: str | None
-    validates: bool
     directory: str
     sys_path: list[str | None]
     argv: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyFiles(ToWorker):
-    """Answer to an announced checkpoint: copy ``files`` into ``directory``, then :class:`FilesCopied`. An error text in
-    ``refused`` ends the report with that error.
-    """
-
-    ordinal: int
-    directory: str
-    files: list[str]
-    refused: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledged(ToWorker):
-    """The kernel of the coordinator's machine has the rank's reports up to this index. Not sent for every report."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadDone(ToWorker):
-    """An :class:`Upload` for this rank is done; ``failed``: why it is not."""
-
-    ordinal: int
-    failed: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discard(ToWorker):
-    """Answer to :class:`FilesCopied`, or sent after :class:`UploadDone`: the worker deletes its local files.
-
-    It does so now, or, if not ``at_once``, when this comes again. It answers with :class:`Discarded`, once.
-    """
-
-    ordinal: int
-    at_once: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCommitted(ToWorker):
-    """The checkpoint is safe at ``path``; get_checkpoint() returns it from now on."""
-
-    ordinal: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointList(ToWorker):
-    """Answer to :class:`AskCheckpointList` number ``index``. The body is a JSON list of path, metrics and status of
-    each, in the order of commit; NaN and infinities are written as Python's json does.
-    """
-
-    index: int
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveDone(ToWorker):
-    """Every rank has joined the ``index``-th collective; ``body`` is rank 0's data. ``refused``: why that cannot be."""
-
-    index: int
-    body: bytes
-    refused: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnounceStop(ToWorker):
-    """Coordinator: the run should end. A worker answers the next should_stop() with :class:`StopVote`, and waits for
-    :class:`StopAtReport`.
-    """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAtReport(ToWorker):
-    """should_stop() is true from this call on, on every rank that calls it; not ``final``: it is false until then, and
-    the rank is to vote again there.
-    """
-
-    call: int
-    final: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release(ToWorker):
-    """Every rank has finished: a worker that stayed for the others may leave."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Running(FromWorker):
-    """The worker enters train_func."""
+    """The worker enters train_func.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported(FromWorker):
-    """One call of report(). ``body``: the metrics as JSON. With a checkpoint, ``ordinal`` counts this rank's
-    checkpoints of the attempt from 1, and ``files`` lists ``[relative path, size in bytes]`` in ``folder``.
-
-    mode: the name of a :class:`~distrain.CheckpointUploadMode`. name: what the checkpoint's directory is to be
-    called. waits: whether the rank waits until its files are stored, and deleted, if ``delete`` says so. real:
-    ``folder`` without links. validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments
-    in base64, and seconds or None.
+    Worker -> coordinator.
     """
-
-    index: int
-    time: float
-    ordinal: int | None
-    files: list[tuple[str, int]]
-    body: bytes
-    folder: str = ""
-    real: str = ""
-    mode: str = "SYNC"
-    waits: bool = True
-    name: str | None = None
-    delete: bool = False
-    validation: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilesCopied(FromWorker):
-    """The granted files are on disk: ``[relative path, size in bytes, crc32]``. ``skipped`` lists the files that a
-    lower rank brings, with the CRC of this rank's copy. ``failed``: why this rank's part cannot be had after all.
-    """
-
-    ordinal: int
-    files: list[tuple[str, int, int]]
-    skipped: list[tuple[str, int, int]]
-    failed: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discarded(FromWorker):
-    """The granted files are the run's alone by now; ``failed``: why they are not. The local ones are deleted, or will
-    be.
-    """
-
-    ordinal: int
-    failed: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveEntered(FromWorker):
-    """The worker waits in its ``index``-th collective (from 1). ``body``: rank 0's data, empty from the others.
-    ``timeout_s``: after which it gives up; None: never.
-    """
-
-    index: int
-    operation: str
-    body: bytes
-    timeout_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskCheckpointList(FromWorker):
-    """The worker wants to know which checkpoints there are, once all that it has reported are committed, and, if it
-    says ``validated``, once none waits for its validation; or ``at_once``. Answered by :class:`CheckpointList`.
-    """
-
-    index: int
-    validated: bool
-    at_once: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsesShouldStop(FromWorker):
-    """The worker has called should_stop(), and will again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopVote(FromWorker):
-    """The worker waits in its ``call``-th should_stop()."""
-
-    call: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(FromWorker):
-    """What train_func came to. ``body``: the pickled return value, or the pickled exception if ``error`` is set.
+    """The result of train_func, or the exception that ended it.
 
-    ``error`` is one line, ``traceback`` the whole text; ``stage`` says where it happened: import, setup or run.
-    ``exit_code`` is what a script asked for (SystemExit), 1 for any other exception. ``stopped``: should_stop() was
-    true, so it may not have done all of its work.
+    stage: where it ended: import, setup or run. error, traceback: one line, and the whole text. exit_code: the argument
+    of SystemExit, 1 for any other exception. body: the pickled return value, or the pickled exception if ``error`` is
+    set. stopped: should_stop() was true, so that train_func may not have done all its work.
+
+    Worker -> coordinator; answered by :class:`Release` if ``ok``.
     """
 
     ok: bool
@@ -640,13 +569,223 @@ class Outcome(FromWorker):
     stopped: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release(ToWorker):
+    """Every rank has finished: a worker that waited for the others may exit.
+
+    Coordinator -> worker.
+    """
+
+
+# -- report() --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported(FromWorker):
+    """One call of report().
+
+    index: counts the rank's calls in the attempt from 1. body: the metrics as JSON. With a checkpoint:
+
+    ordinal: counts the rank's checkpoints in the attempt from 1. folder: the directory with its files. files: relative
+    path and size in bytes of each. in_place: ``folder`` is in the run directory, and all ranks write into it; ``files``
+    is empty. waits: report() waits until the files are stored. name: the name to give to the checkpoint's directory.
+    validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in base64, and seconds or
+    None.
+
+    Worker -> coordinator. With a checkpoint, answered by :class:`CopyFiles` or by :class:`FilesStored`, and at last by
+    :class:`CheckpointCommitted`.
+    """
+
+    index: int
+    time: float
+    ordinal: int | None
+    files: list[tuple[str, int]]
+    body: bytes
+    folder: str = ""
+    in_place: bool = False
+    waits: bool = True
+    name: str | None = None
+    validation: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged(ToWorker):
+    """The kernel of the coordinator's machine has the rank's reports up to ``index``. Not sent for every report.
+
+    Coordinator -> worker.
+    """
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFiles(ToWorker):
+    """Copy these files of the checkpoint into ``directory``; hash the others, which a lower rank brings.
+
+    directory: empty under torchrun on every rank but 0, whose files are not kept.
+
+    Coordinator -> worker; answered by :class:`FilesCopied`.
+    """
+
+    ordinal: int
+    directory: str
+    files: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesCopied(FromWorker):
+    """The files of a rank are stored: relative path, size in bytes and crc32 of each. Or (``failed``) why they are not.
+
+    skipped: the same of this rank's copies of files that a lower rank brings.
+
+    Worker -> coordinator, as the answer to :class:`CopyFiles`; uploader -> coordinator, as the answer to
+    :class:`Upload`.
+    """
+
+    ordinal: int
+    files: list[tuple[str, int, int]]
+    skipped: list[tuple[str, int, int]]
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesStored(ToWorker):
+    """An uploader has stored the rank's files, or (``failed``) why nobody will.
+
+    Coordinator -> worker.
+    """
+
+    ordinal: int
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted(ToWorker):
+    """A checkpoint is complete and safe; get_checkpoint() returns it from now on.
+
+    path: its directory or URL. has_files: it contains the files that this rank brought with ``ordinal``, so that the
+    rank may delete its local ones.
+
+    Coordinator -> worker, to every rank.
+    """
+
+    ordinal: int
+    path: str
+    has_files: bool
+
+
+# -- get_all_reported_checkpoints() ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskCheckpointList(FromWorker):
+    """Ask which checkpoints there are, once all that this rank has reported are committed or dropped.
+
+    validated: and once no checkpoint waits for its validation. at_once: without waiting for anything.
+
+    Worker -> coordinator; answered by :class:`CheckpointList` with the same ``index``.
+    """
+
+    index: int
+    validated: bool
+    at_once: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointList(ToWorker):
+    """The checkpoints of the run: a JSON list of the path, metrics and status of each, in the order of commit.
+
+    NaN and infinities are written as Python's json does.
+
+    Coordinator -> worker.
+    """
+
+    index: int
+    body: bytes
+
+
+# -- collectives -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveEntered(FromWorker):
+    """The worker waits in its ``index``-th collective, counted from 1.
+
+    body: rank 0's data, empty from the other ranks. timeout_s: seconds until it gives up; None: never.
+
+    Worker -> coordinator; answered by :class:`CollectiveDone` with the same ``index``.
+    """
+
+    index: int
+    operation: str
+    body: bytes
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveDone(ToWorker):
+    """Every rank is in the ``index``-th collective, or (``refused``) why that is impossible.
+
+    body: rank 0's data.
+
+    Coordinator -> worker.
+    """
+
+    index: int
+    body: bytes
+    refused: str | None = None
+
+
+# -- should_stop() ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsesShouldStop(FromWorker):
+    """The worker has called should_stop(), and will call it again.
+
+    Worker -> coordinator.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceStop(ToWorker):
+    """The run should end: the ranks have to agree at which call of should_stop().
+
+    Coordinator -> worker; answered by :class:`StopVote` in the next call of should_stop().
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopVote(FromWorker):
+    """The worker waits in its ``call``-th should_stop().
+
+    Worker -> coordinator; answered by :class:`StopAtReport`.
+    """
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAtReport(ToWorker):
+    """should_stop() is true from this call on, on every rank that calls it.
+
+    Unless ``final``, should_stop() is false up to this call, in which the rank sends a :class:`StopVote` again.
+
+    Coordinator -> worker.
+    """
+
+    call: int
+    final: bool = True
+
+
+# -- answers to orders that failed -----------------------------------------------------------------------------------
+
+
 def failed_answer(order: Message, why: str) -> Message:
-    """What to say of an order to an uploader that cannot be carried out."""
+    """Return the answer to an order that an uploader could not carry out."""
     match order:
         case Upload(attempt=attempt, rank=rank, ordinal=ordinal):
             return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
-        case Clear(attempt=attempt, rank=rank, ordinal=ordinal):
-            return Discarded(attempt=attempt, rank=rank, ordinal=ordinal, failed=why)
         case OpenStorage():
             return StorageOpened(failed=why)
         case (
@@ -657,6 +796,3 @@ def failed_answer(order: Message, why: str) -> Message:
         ):
             return OrderDone(token=token, failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")
-
-
-# -- codec -----------------------------------------------------------------------------------------------------------

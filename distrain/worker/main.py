@@ -1,7 +1,7 @@
-"""One rank: open the job, set up the framework, run train_func in the main thread, say what came of it.
+"""One rank: open the job, set up the framework, run train_func in the main thread, send the outcome. Runs in: worker.
 
-Runs in: worker. The outcome goes out on the channel before anything can go wrong at exit, then the exit handlers run,
-and the process leaves by os._exit: processes that did DDP over gloo often abort while the interpreter is taken down.
+The outcome is sent before anything can fail at exit. Then the exit handlers run, and the process ends by os._exit:
+processes that did DDP over gloo often abort while the interpreter is finalized.
 """
 
 from __future__ import annotations
@@ -24,15 +24,28 @@ from distrain.system.process import STACKS_SIGNAL
 from distrain.wire.channel import Channel, widen_pipe
 from distrain.work import job, main_module
 from distrain.worker.session import Session
-from distrain.worker.user_code import UserCodeResult, attempt, conclude, flush, leave, terminate
+from distrain.worker.user_code import (
+    UserCodeResult,
+    exit_process,
+    flush_output,
+    make_rank_result,
+    run_user_code,
+    terminate,
+)
 
 WORKER_PIPES = ("down", "up", "out", "err", "stacks")
-"""The order in which the agent hands over a worker's descriptors."""
+"""The descriptors of a worker, in the order in which the agent passes them on."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFds:
-    """The descriptors a worker is born with: commands, reports, stdout, stderr, stacks, and the pickled job."""
+    """The descriptors that a worker starts with.
+
+    down, up: messages from and to the agent.
+    out, err: stdout and stderr.
+    stacks: faulthandler writes stacks to it.
+    job: a file with the pickled job.
+    """
 
     down: int
     up: int
@@ -42,26 +55,28 @@ class WorkerFds:
     job: int
 
     def to_json(self) -> str:
+        """Return the argument of :func:`main`."""
         return json.dumps(asdict(self))
 
     def all(self) -> tuple[int, ...]:
+        """Return all descriptors."""
         return (self.down, self.up, self.out, self.err, self.stacks, self.job)
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """A fresh interpreter that becomes a worker (start method ``spawn``)."""
+    """Turn a new interpreter into a worker (start method ``spawn``)."""
     run_worker(WorkerFds(**json.loads(arguments[0])), forked=False)
 
 
 def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
-    """Be a worker from beginning to end; never returns."""
+    """Run a worker from start to exit; never return."""
     _take_over_standard_streams(fds)
     channel = Channel(fds.down, fds.up)
     widen_pipe(fds.up)
     _keep_fds_out_of_children(fds)
     spec = _first_frame(channel)
-    _adopt(spec)
-    _answer_signals(fds.stacks)
+    _apply(spec)
+    _handle_signals(fds.stacks)
     if forked:
         _reseed()
     context = _context(spec)
@@ -69,26 +84,25 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     session = Session(channel, context, checkpoint)
     Session.current = session
     try:
-        done = attempt(lambda: _load(fds.job), session, channel)
-        _hush_signals()
-    except BaseException as error:  # raised by a signal handler, in the last moment
-        _hush_signals()
+        done = run_user_code(lambda: _load(fds.job), session, channel)
+        _ignore_signals()
+    except BaseException as error:  # a signal handler raised it after the user's code had returned
+        _ignore_signals()
         done = UserCodeResult(stage="run", error=error)
-    executed = conclude(done, session)
-    outcome, work = executed.outcome, executed.work
-    flush()
+    result = make_rank_result(done, session)
+    flush_output()
     with contextlib.suppress(OSError):
-        channel.send(outcome)
-    if outcome.ok and work is not None:
-        _let_go(work, session)
-    leave(outcome.exit_code)
+        channel.send(result.outcome)
+    if result.outcome.ok and result.work is not None:
+        _disconnect_peers(result.work, session)
+    exit_process(result.outcome.exit_code)
 
 
-# -- becoming a worker -----------------------------------------------------------------------------------------------
+# -- the start -------------------------------------------------------------------------------------------------------
 
 
 class _NoStdin(io.TextIOBase):
-    """Says why there is nothing to read."""
+    """The stdin of a worker. Reading raises an error that says why there is no input."""
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         raise EOFError("a distrain worker has no terminal: input() and pdb do not work in train_func; print() does")
@@ -112,19 +126,19 @@ def _take_over_standard_streams(fds: WorkerFds) -> None:
 
 
 def _keep_fds_out_of_children(fds: WorkerFds) -> None:
-    """Children of os.fork must neither hold our pipes open nor write into them."""
+    """Let children of the user's os.fork() neither hold the worker's pipes open nor write into them."""
     private = (fds.down, fds.up, fds.stacks, fds.job)
     for fd in private:
         os.set_inheritable(fd, False)
 
-    def become_stranger() -> None:
+    def forget_worker() -> None:
         for fd in private:
             with contextlib.suppress(OSError):
                 os.close(fd)
-        if signal.getsignal(signal.SIGTERM) is terminate:  # ours, not one that the user wants there, too
+        if signal.getsignal(signal.SIGTERM) is terminate:  # not a handler that the user has set for children, too
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    os.register_at_fork(after_in_child=become_stranger)
+    os.register_at_fork(after_in_child=forget_worker)
 
 
 def _first_frame(channel: Channel) -> wire.WorkerSpec:
@@ -136,8 +150,8 @@ def _first_frame(channel: Channel) -> wire.WorkerSpec:
     return spec
 
 
-def _adopt(spec: wire.WorkerSpec) -> None:
-    """The user's directory, path and arguments, and the rank's environment."""
+def _apply(spec: wire.WorkerSpec) -> None:
+    """Set the rank's environment, and the directory, module path and arguments of the user's process."""
     os.environ.update(spec.environment)
     for name, value in spec.defaults.items():
         os.environ.setdefault(name, value)
@@ -147,8 +161,10 @@ def _adopt(spec: wire.WorkerSpec) -> None:
     main_module.replace_main()
 
 
-def _answer_signals(stacks_fd: int) -> None:
-    """SIGTERM unwinds train_func, so that its ``finally`` blocks run; the stacks signal works even while C code holds
+def _handle_signals(stacks_fd: int) -> None:
+    """Install the signal handlers.
+
+    SIGTERM unwinds train_func, so that its ``finally`` blocks run. The signal for stacks works even while C code holds
     the GIL.
     """
     faulthandler.enable()
@@ -157,15 +173,15 @@ def _answer_signals(stacks_fd: int) -> None:
     signal.signal(signal.SIGTERM, terminate)
 
 
-def _hush_signals() -> None:
-    """There is nothing left to unwind, and the outcome must get out: no handler in Python is called from now on."""
+def _ignore_signals() -> None:
+    """Disable all handlers in Python: train_func has ended, and no handler may interrupt the sending of the outcome."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
 
 
 def _reseed() -> None:
-    """A fork copies the random state: without this all ranks and attempts would draw the same numbers."""
+    """Seed the random generators anew. A fork copies their state, so all ranks would draw the same numbers."""
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
@@ -174,23 +190,8 @@ def _reseed() -> None:
 
 
 def _context(spec: wire.WorkerSpec) -> TrainContext:
-    return TrainContext(
-        world_rank=spec.rank,
-        world_size=spec.world_size,
-        local_rank=spec.local_rank,
-        local_world_size=spec.local_world_size,
-        node_rank=spec.node_rank,
-        run_name=spec.run_name,
-        storage_path=spec.storage_path,
-        filesystem=spec.filesystem,
-        validates=spec.validates,
-        attempt=spec.attempt,
-        devices=tuple(spec.devices),
-        shares_gpu=spec.shares_gpu,
-        run_id=spec.run_id,
-        metadata=spec.metadata,
-        resources=spec.resources,
-    )
+    """Return the context that the coordinator sent; JSON has made a list of the devices."""
+    return TrainContext(**{**spec.context, "devices": tuple(spec.context["devices"])})
 
 
 # -- the work --------------------------------------------------------------------------------------------------------
@@ -212,17 +213,20 @@ def _read_all(fd: int) -> bytes:
     return b"".join(parts)
 
 
-# -- leaving ---------------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------------------------
 
 
-def _let_go(work: job.Work, session: Session) -> None:
-    """Free the peers. What they may still need of rank 0, the store of the process group, stays until all are done; so
-    do local files that we are to delete.
+def _disconnect_peers(work: job.Work, session: Session) -> None:
+    """Tear down the framework, so that no peer waits for this rank.
+
+    Rank 0 waits for the end of all ranks if the framework keeps something for them, such as the store of the process
+    group. A rank with local files that it must delete waits, too.
     """
     try:
         kept = work.backend.teardown(session.context)
     except Exception:
         traceback.print_exc()
         return
-    if session.has_leftovers or (kept is not None and session.context.world_rank == 0):
+    if kept is not None and session.context.world_rank == 0:
         session.wait_for_release()
+    session.wait_for_commits()

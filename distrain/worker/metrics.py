@@ -1,4 +1,4 @@
-"""Metrics as users hand them in -> JSON, or an error that names the culprit. Runs in: worker."""
+"""Conversion of the metrics of report() to JSON, with errors that name the metric. Runs in: worker."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 _DEEPEST = 100
+"""Levels of dicts and lists in metrics; more are taken for a metric that contains itself."""
 _MOST_BITS = 14_000
 """Python writes integers of up to 4,300 digits, which is 14,281 bits."""
 
 
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
-    """Metrics as JSON. Raises TypeError or ValueError for what cannot be recorded."""
+    """Return metrics as JSON. Raises TypeError or ValueError for a value that cannot be recorded."""
     if not isinstance(metrics, Mapping):
         raise TypeError(f"report() takes a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})")
     return json.dumps(_plain(metrics, "metrics", 0)).encode()
 
 
 def _plain(value: Any, path: str, depth: int) -> Any:
-    """``value`` as JSON knows it. ``path`` names it in errors; ``depth`` counts the collections around it."""
+    """Convert ``value`` to the types of JSON.
+
+    path: names it in errors. depth: the number of collections around it.
+    """
     if value is None or type(value) in (bool, float, str):
         return value
     if type(value) is int:
@@ -54,7 +58,7 @@ def _scalar(value: Any, path: str, depth: int) -> Any:
 
 
 def _checked(value: int, path: str) -> int:
-    """Raises ValueError for what Python refuses to write, or to read back."""
+    """Return an integer that Python can write and read back. Raises ValueError for a larger one."""
     if value.bit_length() > _MOST_BITS:
         raise ValueError(
             f"report(): {path} is an integer of {value.bit_length():,} bits, which is too large to be recorded; "

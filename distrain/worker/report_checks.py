@@ -1,6 +1,4 @@
-"""What report() and its neighbours are given: refused where it cannot have been meant, and never deleted where it is
-needed. Runs in: worker.
-"""
+"""Checks of the arguments of report() and of get_all_reported_checkpoints(). Runs in: worker."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> None:
-    """Refuses what cannot have been meant."""
+    """Refuse what cannot be a checkpoint. Raises TypeError, CheckpointError."""
     if checkpoint is None:
         return
     if not isinstance(checkpoint, Checkpoint):
@@ -35,7 +33,7 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
             f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} "
             f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path)"
         )
-    if not checkpoint.path or checkpoint.place is not None:  # made from a dict, or elsewhere
+    if not checkpoint.path or checkpoint.place is not None:  # made from a dict, or remote
         return
     folder = os.path.realpath(checkpoint.path)
     if not os.path.isdir(folder):
@@ -57,36 +55,40 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
 
 
 def is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
-    """Whether a directory is never deleted: what is in a run directory, in a committed checkpoint or in a local copy of
-    one, and what a committed checkpoint or the working directory is in.
+    """Return whether the checkpoint's directory must not be deleted after report().
+
+    That is so if it is in a run directory, in a committed checkpoint or in a local copy of one, or if it contains a
+    committed checkpoint or the working directory.
     """
     folder = Path(os.path.realpath(checkpoint.path))
-    ours = [os.path.realpath(own_temporary_path())]
+    protected = [os.path.realpath(own_temporary_path())]
     if not isinstance(context.get_storage().run, RemotePath):
-        ours.append(os.path.realpath(context.get_trial_dir()))
+        protected.append(os.path.realpath(context.get_trial_dir()))
     around = (folder, *folder.parents)
     with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
         if Path.cwd().is_relative_to(folder):
             return True
     return (
-        any(str(parent) in ours or (parent / MANIFEST_FILE).exists() for parent in around)
+        any(str(parent) in protected or (parent / MANIFEST_FILE).exists() for parent in around)
         or next(folder.rglob(MANIFEST_FILE), None) is not None
     )
 
 
 def folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
-    """As it is called in the run directory itself, whatever links lead there; its name if that is elsewhere. Raises
-    CheckpointError if it is clear already that it cannot be taken.
+    """Return the path in the run directory of a checkpoint reported with NO_UPLOAD, without symlinks.
+
+    Of a remote run directory, return the name of the checkpoint's directory only. Raises CheckpointError for files that
+    no checkpoint can hold.
     """
     if checkpoint.place is not None:
         return Path(checkpoint.place.name)
-    with contextlib.suppress(FileNotFoundError):  # others are still at work there
+    with contextlib.suppress(FileNotFoundError):  # other ranks still write there
         list_files(Path(checkpoint.path))
     return Path(context.get_trial_dir(), Path(os.path.realpath(checkpoint.path)).name)
 
 
 def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
-    """Raises ValueError if NO_UPLOAD cannot be meant."""
+    """Refuse a checkpoint that cannot be reported with NO_UPLOAD. Raises ValueError."""
     place, where = checkpoint.place, context.get_storage().run
     if isinstance(where, RemotePath) or place is not None:
         if place is None or place.path.rpartition("/")[0] != getattr(where, "path", ""):
@@ -107,9 +109,11 @@ def _check_name(name: str) -> None:
         raise ValueError(f"report(): the name of a checkpoint's directory {why_not}")
 
 
-def checked_task(storing: StoreOptions, checkpoint: Checkpoint | None, context: TrainContext) -> dict[str, Any] | None:
-    """How the checkpoint is to be validated; None if it is not. Refuses what cannot have been meant."""
-    if storing.validation is None:
+def encoded_validation(
+    options: StoreOptions, checkpoint: Checkpoint | None, context: TrainContext
+) -> dict[str, Any] | None:
+    """Return the field ``validation`` of :class:`~distrain.wire.Reported`. Raises TypeError, ValueError."""
+    if options.validation is None:
         return None
     if checkpoint is None:
         raise ValueError("report(): validation needs a checkpoint: report(metrics, checkpoint=..., validation=...)")
@@ -117,12 +121,12 @@ def checked_task(storing: StoreOptions, checkpoint: Checkpoint | None, context: 
         raise ValueError(
             "report(): validation needs a function: TorchTrainer(..., validation_config=ValidationConfig(fn))"
         )
-    overrides = base64.b64encode(_pickled_arguments(storing.validation.fn_kwargs or {})).decode()
-    return {"overrides": overrides, "timeout_s": storing.validation.timeout_s}
+    overrides = base64.b64encode(_pickled_arguments(options.validation.fn_kwargs or {})).decode()
+    return {"overrides": overrides, "timeout_s": options.validation.timeout_s}
 
 
 def _pickled_arguments(arguments: Mapping[str, Any]) -> bytes:
-    """Raises TypeError that names the one that cannot be pickled."""
+    """Pickle keyword arguments. Raises TypeError that names the one that cannot be pickled."""
     try:
         return pickled(dict(arguments))
     except Exception as error:
@@ -143,8 +147,9 @@ def _not_in_place(run: str, path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """How ``report()`` is to store a checkpoint, as its caller says. Raises TypeError or ValueError for what cannot
-    be.
+    """The arguments of ``report()`` that tell how to store a checkpoint. Raises TypeError, ValueError for bad ones.
+
+    delete: None for the default of the mode. function: the ``checkpoint_upload_fn``.
     """
 
     name: str | None = None
@@ -173,4 +178,5 @@ class StoreOptions:
 
     @property
     def deletes(self) -> bool:
+        """Whether the local files are deleted once the checkpoint is committed."""
         return self.mode is CheckpointUploadMode.ASYNC if self.delete is None else self.delete

@@ -1,6 +1,6 @@
-"""What train_func calls: report(), get_context(), get_checkpoint(), under these and older names. Runs in: worker.
+"""The worker's side of report(), get_checkpoint(), should_stop() and the collectives. Runs in: worker.
 
-What the coordinator has to say is read inside these calls, and by no thread.
+Messages of the coordinator are read inside these calls, and not by a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distrain.checkpoint import Checkpoint
 from distrain.config import CheckpointUploadMode
 from distrain.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
 from distrain.errors import CheckpointError, CollectiveError
-from distrain.storage.file_transfer import Leftover, discard, file_copier, unshare
+from distrain.storage.file_transfer import Files, LocalFiles, file_copier
 from distrain.storage.files import copy_folders, crc32_of, list_files
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath
@@ -29,7 +29,7 @@ from distrain.worker.report_checks import (
     StoreOptions,
     check_checkpoint,
     check_in_place,
-    checked_task,
+    encoded_validation,
     folder_in_place,
     is_kept,
 )
@@ -41,19 +41,21 @@ if TYPE_CHECKING:
 
 
 MOST_UPLOADS = 2
-"""Of one rank at once; report() waits for the first before it leaves a third behind."""
-_AS_USUAL = StoreOptions()
+"""Uploads of one rank at the same time; report() with a third checkpoint waits for the first upload."""
+_COMMIT_WAIT_S = 5.0
+"""Seconds to wait for commits after every rank has finished, before a worker exits and leaves its local files."""
+_DEFAULTS = StoreOptions()
 SYNC, ASYNC, NO_UPLOAD = CheckpointUploadMode
 
 
 class WorkerChannel(Protocol):
-    """The worker's connection: a ``Channel``, or what stands for one in the same process."""
+    """A worker's connection to the coordinator: a ``Channel``, or an object that replaces it in the same process."""
 
     at_end: bool
-    uploads: bool
-    """Whether checkpoints can be stored while the worker goes on."""
-    acknowledges: bool
-    """True if the coordinator acknowledges reports. If not, it has every report that was sent."""
+    is_in_process: bool
+    """Whether every message is handled while it is sent. Else reports are acknowledged, and there are uploaders."""
+    commits_for_all_ranks: bool
+    """Whether a checkpoint is committed only when all ranks have stored their parts. Not so under torchrun."""
 
     def send(self, message: wire.FromWorker) -> None: ...
 
@@ -63,197 +65,314 @@ class WorkerChannel(Protocol):
 
 
 class Session:
-    """A worker's side of reports, checkpoints and collectives. One per process; ``current`` is it."""
+    """A worker's side of reports, checkpoints and collectives. One per process: ``current``."""
 
     current: Session | None = None
 
     def __init__(self, channel: WorkerChannel, context: TrainContext, checkpoint: Checkpoint | None) -> None:
         self.context = context
         self.checkpoint = checkpoint
+        self.stopped = False
+        """Whether should_stop() has been true."""
+        self.released = False
+        """Whether every rank has finished."""
+        self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
+        """Converts the dict of a checkpoint when it is reported; set by the backend."""
+        self.at_report: Callable[[], None] = lambda: None
+        """Called by every report(); set by the backend."""
+        self.runs_script = False
+        """Whether this rank runs a script, as under torchrun, and no function."""
         self._channel = channel
         self._reports = 0
         self._acknowledged = 0
         self._checkpoints = 0
         self._resumed = int(checkpoint is not None)  # Ray AIR counted it
+        self._uploading: dict[int, Checkpoint] = {}
+        """By ordinal: checkpoints whose files are not stored yet."""
+        self._copy_orders: dict[int, wire.CopyFiles] = {}
+        self._storing_errors: list[str] = []
+        self._local_files: dict[int, LocalFiles] = {}
+        """By ordinal: files to delete once the checkpoint is committed."""
+        self._deletable: list[LocalFiles] = []
+        """Files to delete now."""
+        self._warned_of_functions = False
         self._collectives = 0
+        self._collective_done: wire.CollectiveDone | None = None
+        self._list_requests = 0
+        self._list: wire.CheckpointList | None = None
         self._stop_calls = 0
-        self._stop_asked = False
+        self._stop_announced = False
         self._stop_at: int | None = None
         self._vote_at = 0
-        self.stopped = False
-        """Whether should_stop() has been true."""
-        self._uploading: dict[int, Checkpoint] = {}
-        self._in_place: set[int] = set()
-        self._said_awaited = False
-        self._not_stored: list[str] = []
-        self._stored: set[int] = set()
-        self._met: wire.CollectiveDone | None = None
-        self._asks = 0
-        self._listing: wire.CheckpointList | None = None
-        self.portable: Callable[[dict[str, Any]], dict[str, Any]] = dict
-        """What a dict checkpoint becomes when it is reported; the backend may have a say."""
-        self.at_report: Callable[[], None] = lambda: None
-        self.runs_script = False
-        """Whether this rank runs a script, as under torchrun, and no function."""
-        self._grants: dict[int, wire.CopyFiles] = {}
-        self._discards: dict[int, wire.Discard] = {}
-        self._left: dict[int, Leftover] = {}
-        """What is to be deleted when nobody can need it any more, of the checkpoint of that ordinal."""
-        self.released = False
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
         """The call that holds the lock."""
         self._pid = os.getpid()
 
+    # -- report() -------------------------------------------------------------------------------------------------
+
     def report(
-        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, storing: StoreOptions = _AS_USUAL
+        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, options: StoreOptions = _DEFAULTS
     ) -> None:
+        """Do what :func:`distrain.report` does."""
         self.at_report()
         body = encode_metrics(metrics)
         check_checkpoint(checkpoint, self.context)
-        task = checked_task(storing, checkpoint, self.context)
-        if not self._channel.uploads and storing.mode is ASYNC:
-            storing = replace(storing, mode=SYNC, delete=storing.deletes)
+        validation = encoded_validation(options, checkpoint, self.context)
+        if self._channel.is_in_process and options.mode is ASYNC:
+            options = replace(options, mode=SYNC, delete=options.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
             self._listen()
             self._await_acknowledgement()
-            self._raise_what_was_not_stored()
-            ordinal, folder, files, leftover = None, None, [], None
-            if checkpoint is not None:
-                checkpoint, storing, leftover = self._to_store(checkpoint, storing)
-                if storing.mode is NO_UPLOAD:
-                    folder = folder_in_place(checkpoint, self.context)
-                else:
-                    folder = Path(stack.enter_context(checkpoint.as_directory()))
-                    files = list_files(folder)
-                ordinal = self._checkpoints + 1
-            waits = storing.mode is SYNC or not self._channel.uploads
-            said = wire.Reported(
-                attempt=self.context.attempt,
-                rank=self.context.world_rank,
-                index=self._reports + 1,
-                time=time.time(),
-                ordinal=ordinal,
-                files=files,
-                body=body,
-                folder=str(folder or ""),
-                real=leftover.real if leftover else "" if folder is None else os.path.realpath(folder),
-                mode=storing.mode.value,
-                waits=waits,
-                name=storing.name,
-                delete=storing.deletes or leftover is not None,
-                validation=task,
-            )
-            # Counted just before it is sent: a number that is missing, as an alarm came in between, is waited for.
-            self._reports, self._checkpoints = said.index, ordinal or self._checkpoints
-            self._channel.send(said)
-            if folder is None or ordinal is None:
+            self._raise_storing_error()
+            if checkpoint is None:
+                self._send_report(body)
                 return
-            if leftover is not None:
-                self._left[ordinal] = leftover
-            if storing.mode is ASYNC:
-                assert checkpoint is not None
-                self._uploading[ordinal] = checkpoint  # whose files may go with the object
-                self._await_uploads(MOST_UPLOADS)
-            elif not waits:
-                self._in_place.add(ordinal)
+            self._delete_uncommitted()
+            checkpoint, options, local_files = self._prepare(checkpoint, options)
+            folder, files = self._folder_and_files(checkpoint, options, stack)
+            waits = options.mode is SYNC or self._channel.is_in_process
+            ordinal = self._send_report(
+                body,
+                local_files,
+                folder=str(folder),
+                files=files,
+                in_place=options.mode is NO_UPLOAD,
+                waits=waits,
+                name=options.name,
+                validation=validation,
+            )
+            if waits or options.mode is ASYNC:
+                self._uploading[ordinal] = checkpoint  # which may delete its files with itself
+            if waits:
+                self._store(ordinal, folder, files)
             else:
-                self._deliver(ordinal, folder, files, delete=storing.deletes)
+                self._await_uploads(MOST_UPLOADS)
+            self._listen()
+
+    def _send_report(self, body: bytes, local_files: LocalFiles | None = None, **checkpoint: Any) -> int:
+        """Send a report, with the fields of a checkpoint if it has one. Return the checkpoint's ordinal, or 0."""
+        report = wire.Reported(
+            attempt=self.context.attempt,
+            rank=self.context.world_rank,
+            index=self._reports + 1,
+            time=time.time(),
+            ordinal=self._checkpoints + 1 if checkpoint else None,
+            body=body,
+            **{"files": [], **checkpoint},
+        )
+        ordinal = report.ordinal or 0
+        # Counted just before it is sent: the coordinator waits for a number that an alarm kept from being sent.
+        self._reports, self._checkpoints = report.index, ordinal or self._checkpoints
+        if local_files is not None:
+            self._local_files[ordinal] = local_files
+        self._channel.send(report)
+        return ordinal
 
     def _await_acknowledgement(self) -> None:
         """Wait while as many reports are on their way as may be lost."""
-        while self._channel.acknowledges and self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
+        while not self._channel.is_in_process and self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
             self._listen(wait=True)
 
-    def _to_store(
-        self, checkpoint: Checkpoint, storing: StoreOptions
-    ) -> tuple[Checkpoint, StoreOptions, Leftover | None]:
-        """A directory, what is to be done with it, and what is to be deleted when all ranks are done."""
-        leftover = None
+    def _prepare(
+        self, checkpoint: Checkpoint, options: StoreOptions
+    ) -> tuple[Checkpoint, StoreOptions, LocalFiles | None]:
+        """Return the checkpoint to store, how to store it, and the local files to delete once it is committed."""
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
-        if checkpoint.place is not None or (checkpoint.path and is_kept(checkpoint, self.context)):
-            storing = replace(storing, delete=False)
-        if storing.function is not None:
-            name = storing.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
-            if storing.mode is ASYNC:
-                self._say_that_functions_are_awaited()
-            if storing.deletes and checkpoint.path and checkpoint.place is None:
-                leftover = Leftover(Path(checkpoint.path))
-            checkpoint = storing.function(checkpoint, name)
-            if not isinstance(checkpoint, Checkpoint) or not checkpoint.path:
-                raise TypeError(
-                    f"report(): checkpoint_upload_fn must return the Checkpoint that it has stored, got {checkpoint!r}"
-                )
-            storing = replace(storing, mode=NO_UPLOAD, function=None)
-        if storing.mode is NO_UPLOAD:
+        is_local = bool(checkpoint.path) and checkpoint.place is None
+        local_files = None
+        if is_local:
+            folder = Path(checkpoint.path)
+            self._local_files = {n: files for n, files in self._local_files.items() if not files.overlaps(folder)}
+            in_place = options.mode is NO_UPLOAD and options.function is None
+            if options.deletes and not in_place and not is_kept(checkpoint, self.context):
+                local_files = LocalFiles(folder)
+        if options.function is not None:
+            checkpoint = self._call_upload_function(checkpoint, options.function, options)
+            options = replace(options, mode=NO_UPLOAD, function=None)
+        if options.mode is NO_UPLOAD:
             check_in_place(checkpoint, self.context)
-            return checkpoint, replace(storing, delete=False), leftover
-        if storing.mode is ASYNC and (not checkpoint.path or checkpoint.place is not None):
-            return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True), None
-        return checkpoint, storing, None
+        elif options.mode is ASYNC and not is_local:
+            checkpoint = Checkpoint(checkpoint.to_directory())
+            local_files = LocalFiles(Path(checkpoint.path))
+        return checkpoint, options, local_files
 
-    def _say_that_functions_are_awaited(self) -> None:
-        if self.context.world_rank == 0 and not self._said_awaited:
-            self._said_awaited = True
+    def _call_upload_function(
+        self, checkpoint: Checkpoint, function: Callable[[Checkpoint, str], Checkpoint], options: StoreOptions
+    ) -> Checkpoint:
+        name = options.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
+        if options.mode is ASYNC:
+            self._warn_of_waiting_for_functions()
+        stored = function(checkpoint, name)
+        if not isinstance(stored, Checkpoint) or not stored.path:
+            raise TypeError(
+                f"report(): checkpoint_upload_fn must return the Checkpoint that it has stored, got {stored!r}"
+            )
+        return stored
+
+    def _folder_and_files(
+        self, checkpoint: Checkpoint, options: StoreOptions, stack: contextlib.ExitStack
+    ) -> tuple[Path, list[tuple[str, int]]]:
+        """Return the directory of a checkpoint and its files; none if other ranks may still write into it."""
+        if options.mode is NO_UPLOAD:
+            return folder_in_place(checkpoint, self.context), []
+        folder = Path(stack.enter_context(checkpoint.as_directory()))
+        return folder, list_files(folder)
+
+    def _warn_of_waiting_for_functions(self) -> None:
+        if self.context.world_rank == 0 and not self._warned_of_functions:
+            self._warned_of_functions = True
             warn("report() waits for checkpoint_upload_fn, also with ASYNC, as it runs in the worker's own thread")
 
     def _await_uploads(self, most: int) -> None:
+        """Wait until at most so many checkpoints are not stored yet."""
         while len(self._uploading) > most:
             self._listen(wait=True)
 
-    def _raise_what_was_not_stored(self) -> None:
-        if self._not_stored:
-            raise CheckpointError(self._not_stored.pop(0))
+    def _raise_storing_error(self) -> None:
+        if self._storing_errors:
+            raise CheckpointError(self._storing_errors.pop(0))
 
     def finish_uploads(self) -> None:
         """Wait until all checkpoints are stored. Raises CheckpointError if one cannot be."""
         with self._alone("finish_uploads()"):
             self._await_uploads(0)
-            self._raise_what_was_not_stored()
+            self._listen()
+            self._raise_storing_error()
+
+    # -- storing files --------------------------------------------------------------------------------------------
+
+    def _store(self, ordinal: int, folder: Path, files: list[tuple[str, int]]) -> None:
+        """Copy this rank's part of the files when the coordinator orders it, or wait until an uploader has done it."""
+        try:
+            self._await_order_or_upload(ordinal)
+            order = self._copy_orders.pop(ordinal, None)
+            copied, skipped = self._copy(order, folder, files) if order is not None else ([], [])
+        except BaseException as error:  # such as an alarm of the user's: no other process can bring these files
+            self._local_files.pop(ordinal, None)
+            if not self._is_remote:
+                self._send_copied(ordinal, [], [], failed=repr(error))
+            raise
+        finally:
+            self._uploading.pop(ordinal, None)
+        if order is not None:
+            self._send_copied(ordinal, copied, skipped)
+        else:
+            self._raise_storing_error()
+
+    def _await_order_or_upload(self, ordinal: int) -> None:
+        while ordinal in self._uploading and ordinal not in self._copy_orders:
+            self._listen(wait=True)
+
+    @property
+    def _is_remote(self) -> bool:
+        return isinstance(self.context.get_storage().run, RemotePath)
+
+    def _copy(self, order: wire.CopyFiles, folder: Path, files: list[tuple[str, int]]) -> tuple[Files, Files]:
+        """Copy the files as ordered. Return facts about these files, and about those that a lower rank brings."""
+        if not order.directory:  # the files of this rank are not kept
+            return [], []
+        target = Path(order.directory)
+        if folder == target:  # all ranks have written into it
+            paths = ordered = [path for path, _ in list_files(folder)]
+        else:
+            paths, ordered = [path for path, _ in files], order.files
+            copy_folders(folder, target)
+        copy = file_copier(folder, target)
+        copied = [(path, *copy(path)) for path in paths if path in set(ordered)]
+        skipped = [(path, *crc32_of(folder / path)) for path in paths if path not in set(ordered)]
+        return copied, skipped
+
+    def _send_copied(self, ordinal: int, copied: Files, skipped: Files, failed: str | None = None) -> None:
+        self._channel.send(
+            wire.FilesCopied(
+                attempt=self.context.attempt,
+                rank=self.context.world_rank,
+                ordinal=ordinal,
+                files=copied,
+                skipped=skipped,
+                failed=failed,
+            )
+        )
+
+    # -- deleting local files -------------------------------------------------------------------------------------
+
+    def _on_committed(self, ordinal: int, *, has_files: bool) -> None:
+        """Have the local files of this checkpoint deleted, and keep those of earlier ones, which were dropped."""
+        if not self._channel.commits_for_all_ranks:
+            return
+        for number in [number for number in self._local_files if number <= ordinal]:
+            local_files = self._local_files.pop(number)
+            if number == ordinal and has_files:
+                self._deletable.append(local_files)
+
+    def _delete_uncommitted(self) -> None:
+        """Delete the local files of earlier checkpoints where no message tells that all ranks have stored theirs."""
+        while not self._channel.commits_for_all_ranks and self._local_files:
+            self._local_files.popitem()[1].delete()
+
+    def wait_for_commits(self) -> None:
+        """Wait for the commits after which local files can be deleted; not long after every rank has finished."""
+        deadline = math.inf
+        while self._local_files and time.monotonic() < deadline:
+            if self.released and deadline == math.inf:
+                deadline = time.monotonic() + _COMMIT_WAIT_S
+            self._listen(wait=True, until=None if deadline == math.inf else deadline)
+
+    def wait_for_release(self) -> None:
+        """Block until every rank has finished."""
+        while not self.released:
+            self._listen(wait=True)
+        self._delete_uncommitted()
+
+    # -- other calls ----------------------------------------------------------------------------------------------
 
     def all_checkpoints(self, mode: CheckpointConsistencyMode, timeout_s: float | None) -> list[ReportedCheckpoint]:
+        """Do what :func:`distrain.get_all_reported_checkpoints` does."""
         deadline = None if timeout_s is None or timeout_s == math.inf else time.monotonic() + timeout_s
         with self._alone("get_all_reported_checkpoints()"):
-            self._asks += 1
-            self._ask(mode, at_once=False)
-            while self._listing is None or self._listing.index != self._asks:
+            self._list_requests += 1
+            self._request_list(mode, at_once=False)
+            while self._list is None or self._list.index != self._list_requests:
                 if deadline is not None and time.monotonic() >= deadline:
                     deadline = None
-                    self._asks += 1
-                    self._ask(mode, at_once=True)
+                    self._list_requests += 1
+                    self._request_list(mode, at_once=True)
                 self._listen(wait=True, until=deadline)
-            known = json.loads(self._listing.body)
+            known = json.loads(self._list.body)
         storage = self.context.get_storage()
         return [
             ReportedCheckpoint(storage.checkpoint(c["path"]), c["metrics"], ReportedCheckpointStatus(c["status"]))
             for c in known
         ]
 
-    def _ask(self, mode: CheckpointConsistencyMode, *, at_once: bool) -> None:
+    def _request_list(self, mode: CheckpointConsistencyMode, *, at_once: bool) -> None:
         self._channel.send(
             wire.AskCheckpointList(
                 attempt=self.context.attempt,
                 rank=self.context.world_rank,
-                index=self._asks,
+                index=self._list_requests,
                 validated=mode is CheckpointConsistencyMode.VALIDATED,
                 at_once=at_once,
             )
         )
 
     def should_stop(self) -> bool:
+        """Do what :func:`distrain.should_stop` does."""
         with self._alone("should_stop()"):
             self._listen()
             self._stop_calls += 1
             if self._stop_calls == 1:
                 self._channel.send(wire.UsesShouldStop(attempt=self.context.attempt, rank=self.context.world_rank))
-            if self._stop_asked and self._stop_at is None and self._stop_calls >= self._vote_at:
+            if self._stop_announced and self._stop_at is None and self._stop_calls >= self._vote_at:
                 self._agree()
             self.stopped = self.stopped or (self._stop_at is not None and self._stop_calls >= self._stop_at)
             return self.stopped
 
     def _agree(self) -> None:
-        """Wait until it is clear at which of its calls every rank stops, or where that is to be found out (see
-        :mod:`distrain.decisions.stop_consensus`).
+        """Wait until the ranks agree at which call of should_stop() they stop, or at which they vote again.
+
+        See :mod:`distrain.decisions.stop_consensus`.
         """
         self._channel.send(
             wire.StopVote(attempt=self.context.attempt, rank=self.context.world_rank, call=self._stop_calls)
@@ -278,9 +397,9 @@ class Session:
                 self._call = ""
 
     def meet(self, operation: str, data: bytes, timeout_s: float | None = None) -> bytes:
-        """Wait until every rank is in its n-th collective, which must be the same operation; returns rank 0's data.
+        """Wait until every rank is in its n-th collective, and return rank 0's data.
 
-        Raises CollectiveError if that cannot happen any more, or has not happened within ``timeout_s``.
+        Raises CollectiveError if the ranks call different operations, if one has finished, or after ``timeout_s``.
         """
         with self._alone(operation):
             self._collectives += 1
@@ -294,114 +413,18 @@ class Session:
                     timeout_s=timeout_s,
                 )
             )
-            met = self._await_met()
-            if met.refused is not None:
-                raise CollectiveError(met.refused)
-            return met.body
+            done = self._await_collective()
+            if done.refused is not None:
+                raise CollectiveError(done.refused)
+            return done.body
 
-    def _await_met(self) -> wire.CollectiveDone:
-        while self._met is None or self._met.index != self._collectives:
+    def _await_collective(self) -> wire.CollectiveDone:
+        while self._collective_done is None or self._collective_done.index != self._collectives:
             self._listen(wait=True)
-        return self._met
-
-    def _deliver(self, ordinal: int, folder: Path, files: list[tuple[str, int]], *, delete: bool) -> None:
-        """Wait for the coordinator's word on who copies what, copy our part, and say so; or until an uploader has done
-        it.
-        """
-        try:
-            grant = self._await_grant(ordinal)
-        except BaseException as error:  # an alarm of the user's: nobody else can bring these files
-            if not isinstance(self.context.get_storage().run, RemotePath):
-                self._send_delivered(ordinal, [], [], failed=repr(error))
-            raise
-        if grant is None:
-            self._raise_what_was_not_stored()
-            if delete:
-                self._discard(ordinal, folder, None, [path for path, _ in files])
-            return
-        if grant.refused is not None:
-            raise CheckpointError(grant.refused)
-        target = Path(grant.directory)
-        files = list_files(folder) if folder == target else files  # what others have put there meanwhile
-        granted = {path for path, _ in files} if folder == target else set(grant.files)
-        delivered, skipped = [], []
-        take = file_copier(folder, target, delete=delete)
-        try:
-            if grant.directory and folder != target:
-                copy_folders(folder, target)
-            for path, _ in files if grant.directory else ():  # else nobody stores any
-                if path in granted:
-                    delivered.append((path, *take(path)))
-                else:
-                    skipped.append((path, *crc32_of(folder / path)))
-        except BaseException as error:
-            self._send_delivered(ordinal, [], [], failed=repr(error))
-            raise
-        self._send_delivered(ordinal, delivered, skipped)
-        if delete:
-            self._discard(ordinal, folder, target, [path for path, *_ in delivered])
-
-    def _discard(self, ordinal: int, folder: Path, target: Path | None, files: Sequence[str]) -> None:
-        """Delete the local files as soon as no other rank can need them; if that takes too long, later."""
-        failed = None
-        try:
-            while ordinal not in self._discards:
-                self._listen(wait=True)
-            if self._discards.pop(ordinal).at_once:
-                discard(folder, target, files)
-            else:
-                unshare(target, files)
-                self._left[ordinal] = Leftover(folder)
-        except OSError as error:
-            failed = str(error)
-        except BaseException as error:
-            self._send_discarded(ordinal, repr(error))
-            raise
-        self._send_discarded(ordinal, failed)
-
-    def _send_discarded(self, ordinal: int, failed: str | None) -> None:
-        self._channel.send(
-            wire.Discarded(attempt=self.context.attempt, rank=self.context.world_rank, ordinal=ordinal, failed=failed)
-        )
-
-    def _send_delivered(
-        self,
-        ordinal: int,
-        files: list[tuple[str, int, int]],
-        skipped: list[tuple[str, int, int]],
-        failed: str | None = None,
-    ) -> None:
-        self._channel.send(
-            wire.FilesCopied(
-                attempt=self.context.attempt,
-                rank=self.context.world_rank,
-                ordinal=ordinal,
-                files=files,
-                skipped=skipped,
-                failed=failed,
-            )
-        )
-
-    def _await_grant(self, ordinal: int) -> wire.CopyFiles | None:
-        """None if an uploader has stored the files."""
-        while ordinal not in self._grants:
-            if ordinal in self._stored:
-                self._stored.remove(ordinal)
-                return None
-            self._listen(wait=True)
-        return self._grants.pop(ordinal)
-
-    @property
-    def has_leftovers(self) -> bool:
-        """Whether there are local files that are to be deleted when all ranks have had their say."""
-        return bool(self._left)
-
-    def wait_for_release(self) -> None:
-        """Block until every rank has finished."""
-        while not self.released:
-            self._listen(wait=True)
+        return self._collective_done
 
     def get_checkpoint(self) -> Checkpoint | None:
+        """Do what :func:`distrain.get_checkpoint` does."""
         if os.getpid() == self._pid:
             with self._lock:
                 if not self._call:  # else this is a signal handler, which gets what is known
@@ -410,50 +433,52 @@ class Session:
         return self.checkpoint
 
     def _listen(self, *, wait: bool = False, until: float | None = None) -> None:
-        """Take in what there is; ``wait`` for something, but not longer than ``until`` (time.monotonic)."""
+        """Handle the messages that have arrived.
+
+        wait: for at least one message, but not longer than ``until`` (time.monotonic).
+        """
         left_s = None if until is None else max(0.0, until - time.monotonic())
         frames = self._channel.wait(left_s) if wait else self._channel.receive()
         for frame in frames:
-            match frame.message():
-                case wire.CopyFiles() as grant:
-                    self._grants[grant.ordinal] = grant
-                case wire.Acknowledged(index=index):
-                    self._acknowledged = index
-                case wire.UploadDone(ordinal=ordinal, failed=failed):
-                    if ordinal in self._in_place:
-                        self._in_place.remove(ordinal)
-                    elif self._uploading.pop(ordinal, None) is None:
-                        self._stored.add(ordinal)
-                    if failed is not None:
-                        self._not_stored.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
-                case wire.Discard(ordinal=ordinal, at_once=True) if ordinal in self._left:
-                    with contextlib.suppress(OSError):  # of files that are none of the run's any more
-                        self._left.pop(ordinal).discard()
-                case wire.Discard() as word:
-                    self._discards[word.ordinal] = word
-                case wire.CheckpointCommitted(path=path):
-                    self.checkpoint = self.context.get_storage().checkpoint(path)
-                case wire.CheckpointList() as listing:
-                    self._listing = listing
-                case wire.CollectiveDone() as met:
-                    self._met = met
-                case wire.AnnounceStop():
-                    self._stop_asked = True
-                case wire.StopAtReport(call=call, final=True):
-                    self._stop_at = call
-                case wire.StopAtReport(call=call):
-                    self._vote_at = call
-                case wire.Release():
-                    self.released = True
+            self._on_message(frame.message())
+        while self._deletable:  # when all messages are read: an alarm here must not lose one
+            self._deletable.pop().delete()
         if wait and self._channel.at_end:
-            os._exit(1)  # the agent is gone, and nobody will hear of this process again
+            os._exit(1)  # the agent is gone, and with it the connection to the coordinator
+
+    def _on_message(self, message: wire.Message) -> None:
+        match message:
+            case wire.CopyFiles(ordinal=ordinal):
+                self._copy_orders[ordinal] = message
+            case wire.FilesStored(ordinal=ordinal, failed=failed):
+                self._uploading.pop(ordinal, None)
+                if failed is not None:
+                    self._local_files.pop(ordinal, None)
+                    self._storing_errors.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
+            case wire.CheckpointCommitted(ordinal=ordinal, path=path, has_files=has_files):
+                self.checkpoint = self.context.get_storage().checkpoint(path)
+                self._on_committed(ordinal, has_files=has_files)
+            case wire.Acknowledged(index=index):
+                self._acknowledged = index
+            case wire.CheckpointList():
+                self._list = message
+            case wire.CollectiveDone():
+                self._collective_done = message
+            case wire.AnnounceStop():
+                self._stop_announced = True
+            case wire.StopAtReport(call=call, final=True):
+                self._stop_at = call
+            case wire.StopAtReport(call=call):
+                self._vote_at = call
+            case wire.Release():
+                self.released = True
 
 
 # -- the public functions --------------------------------------------------------------------------------------------
 
 
 def session_of(caller: str) -> Session:
-    """The session of this worker, for the public functions. Raises RuntimeError elsewhere."""
+    """Return the session of this worker, for the public functions. Raises RuntimeError outside of a worker."""
     if Session.current is None:
         raise RuntimeError(
             f"distrain.{caller}() only works inside a worker: call it from the function that you hand to the trainer, "

@@ -1,4 +1,4 @@
-"""Run the work in this process, and say what came of it. Runs in: worker, coordinator (without workers)."""
+"""Run the user's code in this process, and make the outcome of it. Runs in: worker, coordinator (without workers)."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ if TYPE_CHECKING:
     from distrain.work.job import Work
     from distrain.worker.session import Session, WorkerChannel
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Executed:
-    """What came of the work: as a message, and as the value or exception itself. ``work`` is None if it could not be
-    loaded.
-    """
-
-    outcome: wire.Outcome
-    work: Work | None
-    value: Any = None
-    error: BaseException | None = None
+_LONGEST_SUMMARY = 300
+"""Longest first line of an exception, in characters."""
+_LONGEST_TRACEBACK = 32 << 10
+"""Longest traceback, in characters."""
+_LARGEST_EXCEPTION = 64 << 20
+"""Largest pickled exception, in bytes. A larger one holds data, which would cost more than it helps."""
+_OWN_FILES = (os.path.dirname(os.path.dirname(__file__)), "<frozen runpy>", "<frozen importlib", runpy.__file__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCodeResult:
-    """How far the work got: ``stage``, and the value or exception."""
+    """The end of the user's code.
+
+    stage: how far it got: ``import``, ``setup`` or ``run``.
+    work: None if it could not be loaded.
+    value: what it returned.
+    error: what it raised.
+    """
 
     stage: str
     work: Work | None = None
@@ -53,13 +55,23 @@ class UserCodeResult:
     error: BaseException | None = None
 
 
-def execute(load: Callable[[], Work], session: Session, line: WorkerChannel) -> Executed:
-    """Load the work, set up its framework, run it, and put what came of it into words. Raises nothing."""
-    return conclude(attempt(load, session, line), session)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """The outcome of a rank as a message, and the work, value and exception themselves."""
+
+    outcome: wire.Outcome
+    work: Work | None
+    value: Any = None
+    error: BaseException | None = None
 
 
-def attempt(load: Callable[[], Work], session: Session, line: WorkerChannel) -> UserCodeResult:
-    """The first half of :func:`execute`: the user's part."""
+def run_rank(load: Callable[[], Work], session: Session, channel: WorkerChannel) -> RankResult:
+    """Load the work, set up its framework, run it, and make the outcome. Raises nothing."""
+    return make_rank_result(run_user_code(load, session, channel), session)
+
+
+def run_user_code(load: Callable[[], Work], session: Session, channel: WorkerChannel) -> UserCodeResult:
+    """Load the work, set up its framework, and run it. Raises nothing."""
     stage, work, pid = "import", None, os.getpid()
     context = session.context
     try:
@@ -70,20 +82,20 @@ def attempt(load: Callable[[], Work], session: Session, line: WorkerChannel) -> 
             stage = "setup"
             work.backend.setup(context)
         stage = "run"
-        line.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
+        channel.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
         value = work.run()
         if os.getpid() != pid:
-            _end_child(None)
+            _end_forked_child(None)
         session.finish_uploads()
         return UserCodeResult(stage=stage, work=work, value=value)
     except BaseException as error:
         if os.getpid() != pid:
-            _end_child(error)
+            _end_forked_child(error)
         return UserCodeResult(stage=stage, work=work, error=error)
 
 
-def conclude(done: UserCodeResult, session: Session) -> Executed:
-    """The second half of :func:`execute`: ours."""
+def make_rank_result(done: UserCodeResult, session: Session) -> RankResult:
+    """Make the outcome of the user's code. Raises nothing."""
     context, error, body = session.context, done.error, b""
     if error is None and context.world_rank == 0:
         try:
@@ -91,14 +103,17 @@ def conclude(done: UserCodeResult, session: Session) -> Executed:
         except BaseException as unpicklable:  # its __reduce__ is the user's code
             error = unpicklable
     if error is None or (isinstance(error, SystemExit) and _exit_code(error) == 0 and done.stage == "run"):
-        return Executed(outcome=_outcome(session, stage=done.stage, body=body), work=done.work, value=done.value)
+        return RankResult(outcome=_success(session, stage=done.stage, body=body), work=done.work, value=done.value)
     if isinstance(error, SystemExit) and isinstance(error.code, str):
         print(error.code, file=sys.stderr)  # as the interpreter does
-    return Executed(outcome=_failure(context, done, error), work=done.work, error=error)
+    return RankResult(outcome=_failure(context, done, error), work=done.work, error=error)
 
 
-def _end_child(error: BaseException | None) -> NoReturn:
-    """End a child of the user's ``os.fork()`` that came back to us, as the interpreter ends it in a plain script."""
+# -- the end of the process ------------------------------------------------------------------------------------------
+
+
+def _end_forked_child(error: BaseException | None) -> NoReturn:
+    """End a child of the user's ``os.fork()`` that returned from train_func, as the interpreter ends a script."""
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
@@ -106,36 +121,41 @@ def _end_child(error: BaseException | None) -> NoReturn:
         with contextlib.suppress(BaseException):
             error.__traceback__ = _users_part(error)
             sys.excepthook(type(error), error, error.__traceback__)
-    leave(0 if error is None else _exit_code(error))
+    exit_process(0 if error is None else _exit_code(error))
 
 
-def leave(code: int) -> NoReturn:
-    """Do what the interpreter does at exit, without taking itself down."""
+def exit_process(code: int) -> NoReturn:
+    """Run exit handlers as the interpreter does, and exit without finalizing the interpreter."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    flush()
+    flush_output()
     os._exit(code)
 
 
-def flush() -> None:
+def flush_output() -> None:
+    """Flush stdout and stderr. Raises nothing."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 class Terminated(SystemExit):
-    """A signal that ends a process, SIGTERM as a rule, as an exception."""
+    """A signal that ends the process, usually SIGTERM, as an exception."""
 
     @property
     def number(self) -> int:
-        """The signal's."""
+        """The number of the signal."""
         return _exit_code(self) - 128
 
 
 def terminate(number: int, frame: object) -> NoReturn:
+    """Handle a signal: raise :class:`Terminated`."""
     raise Terminated(128 + number)
+
+
+# -- the outcome -----------------------------------------------------------------------------------------------------
 
 
 def _pickled_value(value: object) -> bytes:
@@ -149,7 +169,7 @@ def _pickled_value(value: object) -> bytes:
     return body
 
 
-def _outcome(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome:
+def _success(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome:
     return wire.Outcome(
         attempt=session.context.attempt,
         rank=session.context.world_rank,
@@ -176,23 +196,14 @@ def _failure(context: TrainContext, done: UserCodeResult, error: BaseException) 
     )
 
 
-def _explanation(work: Work | None, error: BaseException) -> str:
-    """Return what distrain or the framework's leaf adds to the text of an exception."""
-    text = work.backend.explain(error) if work is not None else None
-    innermost = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
-    if any(frame.f_globals.get("__name__") in ("bdb", "pdb") for frame, _ in innermost) and _reads_nothing():
-        text = (
-            "a debugger, such as breakpoint(), needs a terminal, which workers do not have: train in your own process "
-            "with ScalingConfig(num_workers=0), or --num-workers 0"
-        )
-    return f"distrain: {text}\n" if text else ""
-
-
-def _reads_nothing() -> bool:
-    """Tell whether stdin is /dev/null, as in workers."""
-    with contextlib.suppress(OSError):
-        return os.path.samestat(os.fstat(0), os.stat(os.devnull))
-    return True
+def _pickled_exception(error: BaseException) -> bytes:
+    """Return the pickled exception, or empty bytes if it cannot be pickled, cannot be unpickled or is too large."""
+    try:
+        body: bytes = cloudpickle.dumps(Portable(error))
+        pickle.loads(body)  # noqa: S301 - pickled in the line before
+    except Exception:
+        return b""
+    return body if len(body) <= _LARGEST_EXCEPTION else b""
 
 
 def _exit_code(error: BaseException) -> int:
@@ -203,43 +214,14 @@ def _exit_code(error: BaseException) -> int:
     return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
-def _traceback_text(error: BaseException) -> str:
-    """The traceback without our own frames on top; none for sys.exit(), which is no crash."""
-    if isinstance(error, SystemExit):
-        return ""
-    try:
-        return _shortened("".join(traceback.format_exception(type(error), error, _users_part(error))))
-    except Exception as broken:  # an exception that cannot even be formatted
-        return f"{type(error).__qualname__} (its text cannot be had: {broken!r})\n"
-
-
-def _users_part(error: BaseException) -> TracebackType | None:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
-        trace = trace.tb_next
-    if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
-        trace = error.__traceback__  # only our frames: then they are what there is to see
-    return trace
-
-
-def _shortened(text: str) -> str:
-    """The text, without its middle if it is long: everybody who gets it searches it."""
-    left_out = len(text) - _LONGEST_TRACEBACK
-    if left_out <= 0:
-        return text
-    half = _LONGEST_TRACEBACK // 2
-    return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
-
-
-_LONGEST_TRACEBACK = 32 << 10
-_OWN_FILES = (os.path.dirname(os.path.dirname(__file__)), "<frozen runpy>", "<frozen importlib", runpy.__file__)
+# -- the text of an exception ----------------------------------------------------------------------------------------
 
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, Terminated):
-        return f"was ended by {signal_in_words(error.number)}, not sent by distrain{_place(error)}"
+        return f"was ended by {signal_in_words(error.number)}, not sent by distrain{_origin(error)}"
     if isinstance(error, SystemExit):
-        return f"sys.exit({error.code!r:.300}){_place(error)}"
+        return f"sys.exit({error.code!r:.300}){_origin(error)}"
     try:
         text = str(error).strip()
     except Exception:
@@ -250,25 +232,55 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__qualname__}: {first}" if first else type(error).__qualname__
 
 
-_LONGEST_SUMMARY = 300
-
-
-def _place(error: BaseException) -> str:
-    """Where an exception without a traceback on the screen was raised: the innermost line outside of libraries."""
+def _origin(error: BaseException) -> str:
+    """Return the innermost line outside of libraries, for an exception that is shown without a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not f.filename.startswith(_OWN_FILES) and not LIBRARY_FILE.search(f.filename)]
     return f" at {os.path.basename(theirs[-1].filename)}:{theirs[-1].lineno}, in {theirs[-1].name}" if theirs else ""
 
 
-def _pickled_exception(error: BaseException) -> bytes:
-    """Best effort; it must also come back."""
+def _traceback_text(error: BaseException) -> str:
+    """Return the traceback without distrain's outer frames; an empty string for sys.exit(), which is no crash."""
+    if isinstance(error, SystemExit):
+        return ""
     try:
-        body: bytes = cloudpickle.dumps(Portable(error))
-        pickle.loads(body)  # noqa: S301 - our own
-    except Exception:
-        return b""
-    return body if len(body) <= _LARGEST_EXCEPTION else b""
+        return _shortened("".join(traceback.format_exception(type(error), error, _users_part(error))))
+    except Exception as broken:  # an exception that cannot be formatted
+        return f"{type(error).__qualname__} (its text is not available: {broken!r})\n"
 
 
-_LARGEST_EXCEPTION = 64 << 20
-"""Beyond it, an exception that holds data costs more than it tells."""
+def _users_part(error: BaseException) -> TracebackType | None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
+        trace = error.__traceback__  # there are only frames of distrain, so show them
+    return trace
+
+
+def _shortened(text: str) -> str:
+    """Return the text without its middle if it is long: every process that gets it searches it."""
+    left_out = len(text) - _LONGEST_TRACEBACK
+    if left_out <= 0:
+        return text
+    half = _LONGEST_TRACEBACK // 2
+    return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
+
+
+def _explanation(work: Work | None, error: BaseException) -> str:
+    """Return what distrain or the framework's backend adds to the text of an exception."""
+    text = work.backend.explain(error) if work is not None else None
+    innermost = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
+    if any(frame.f_globals.get("__name__") in ("bdb", "pdb") for frame, _ in innermost) and _has_no_stdin():
+        text = (
+            "a debugger, such as breakpoint(), needs a terminal, which workers do not have: train in your own process "
+            "with ScalingConfig(num_workers=0), or --num-workers 0"
+        )
+    return f"distrain: {text}\n" if text else ""
+
+
+def _has_no_stdin() -> bool:
+    """Return True if stdin is /dev/null, as in workers."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    return True

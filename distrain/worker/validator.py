@@ -1,6 +1,7 @@
-"""Validates one checkpoint: calls the user's function in a process of its own. Runs in: validator, one at a time.
+"""Validate one checkpoint: call the user's function in a process of its own. Runs in: validator, one at a time.
 
-The order comes in on stdin, the answer goes out on stdout; what the function prints goes to stderr, a log file.
+The process reads the order from stdin and writes the result to stdout. The function's output goes to stderr, which is a
+log file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from distrain.worker.metrics import encode_metrics
 
 
 def main(arguments: list[str]) -> None:
-    """``arguments``: the pid of the coordinator."""
+    """Read an order, validate, and send the result. ``arguments``: the pid of the coordinator."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.die_with_parent(int(arguments[0]))
     channel = Channel(*process.private_stdio())
@@ -40,11 +41,13 @@ def _validate(order: wire.RunValidation) -> wire.ValidationResult:
         sys.path[:] = order.sys_path
         work = job.loads(order.body)
         assert isinstance(work, job.FunctionWork)
-        overrides = pickle.loads(base64.b64decode(order.overrides))  # noqa: S301 - of our own worker
+        overrides = pickle.loads(base64.b64decode(order.overrides))  # noqa: S301 - the worker of this run has pickled it
         checkpoint = Checkpoint(order.checkpoint, decode_filesystem(order.filesystem))
         metrics = work.function(checkpoint, **{**work.config, **overrides})
         if not isinstance(metrics, dict):
-            raise TypeError(f"it must return a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})")
+            raise TypeError(
+                f"the function must return a dict of metrics, got {metrics!r:.80} ({type(metrics).__name__})"
+            )
         return wire.ValidationResult(body=encode_metrics(metrics))
     except BaseException as error:
         traceback.print_exc()

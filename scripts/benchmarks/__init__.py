@@ -1,1 +1,1 @@
-"""The parts of ``scripts/benchmark``: what is launched, how it is contained, what is measured, how it is shown."""
+"""The parts of ``scripts/benchmark``: launchers, containment of runs, measures, and the table."""

@@ -1,4 +1,4 @@
-"""What a checkpoint costs the training loop: a report of it in every way, beside ``cp`` and fsync on the same disk."""
+"""Measure how long checkpoints block the training loop, and compare with ``cp`` and fsync on the same disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CHECKPOINT = "checkpoint"
-"""Name on the command line, and task of the workers."""
+"""Name of the measure on the command line, and of the workers' task."""
 CHECKPOINT_WORKERS = (1,)
 CHECKPOINTS_ON_DISK = 6
-"""Of one run, at most: four committed ones, and two that are written before the last way."""
+"""Most checkpoints of one run that are on the disk together: four committed ones and two files of the last way."""
 TITLES = (
     "checkpoint, SYNC",
     "checkpoint, SYNC, delete",
@@ -38,24 +38,24 @@ BOUNDS = (
     ("checkpoint, ASYNC", "cp", 1.0),
     ("checkpoint, ASYNC, delete", "checkpoint, SYNC", 0.1),
 )
-"""What should take how many times as long as what, at most, with distrain."""
+"""Limits for distrain: the first measure should take at most this many times as long as the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """Where checkpoints are written, sources and run directories alike (an absolute path), and how large they are."""
+    """The absolute path of the directory for sources and run directories, and the size of a checkpoint."""
 
     folder: Path
     megabytes: int
 
     @property
     def file_system(self) -> str:
-        """Its type; "" if the system does not tell."""
+        """The type of the file system, or "" if it is unknown."""
         mounts = [part for part in psutil.disk_partitions(all=True) if self.folder.is_relative_to(part.mountpoint)]
         return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else ""
 
     def complaint(self) -> str | None:
-        """Why nothing can be measured there."""
+        """Return why nothing can be measured in the directory, or None."""
         if not self.folder.is_dir():
             return f"{self.folder}: there is no such directory"
         needed, free = CHECKPOINTS_ON_DISK * self.megabytes, psutil.disk_usage(str(self.folder)).free // 1_000_000
@@ -67,7 +67,7 @@ class Disk:
 def measure_checkpoints(
     launchers: Sequence[Launcher], runs: int, disk: Disk, *, timeout_s: float, progress: Callable[[str], None]
 ) -> list[Row]:
-    """One run of each launcher in turn, ``runs`` times; in a run, each way to report and to copy once."""
+    """Run each launcher in turn, ``runs`` times. A run reports and copies once in each way."""
     able = [launcher for launcher in launchers if CHECKPOINT in launcher.tasks]
     rows = {name: [_row(title, name, disk) for title in TITLES] for name in (launcher.name for launcher in able)}
     for index in range(runs):
@@ -89,7 +89,7 @@ def _row(title: str, launcher: str, disk: Disk) -> Row:
 def _run_once(
     launcher: Launcher, index: int, disk: Disk, timeout_s: float
 ) -> tuple[dict[str, float], list[str], list[str]]:
-    """Seconds by title, remarks, failures."""
+    """Return the seconds by title, the remarks, and the failures."""
     with (
         tempfile.TemporaryDirectory(prefix="b-", dir="/tmp", ignore_cleanup_errors=True) as out,
         tempfile.TemporaryDirectory(prefix="benchmark-", dir=disk.folder, ignore_cleanup_errors=True) as place,
@@ -109,7 +109,7 @@ def _run_once(
 
 
 def checkpoint_bounds(rows: Sequence[Row]) -> list[str]:
-    """What reports should take at most, from what a copy and a flush take on this disk."""
+    """Return one line per limit in BOUNDS: the ratio that was measured, and the limit."""
     found = {row.measure: row for row in rows if row.launcher == DISTRAIN}
     return [
         f"{DISTRAIN}, {title}: {ratio:.2f} x ({reference}), {bound:g} x at most wanted"

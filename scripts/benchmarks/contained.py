@@ -1,8 +1,8 @@
-"""One command at a time, timed from its start, with nothing of it left afterwards.
+"""Run one command at a time, measure its time from its start, and leave no process of it behind.
 
-This process is made the subreaper: whatever a run starts, daemons in sessions of their own included, stays its
-descendant. So the memory of a run is the memory of all descendants, and the end of a run is the end of them all;
-nothing is killed by name.
+This process becomes the subreaper. So every process that a run starts stays a descendant, including daemons in their
+own sessions. The memory of a run is the memory of all descendants. A run has ended when all of them have ended. Nothing
+is killed by name.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RunFailedError(Exception):
-    """A run gave no figure; the text is one line that says why."""
+    """A run without a result. The text is one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A run that is over: its folder, begin and end (time.time()), and what was to be cleared away after it."""
+    """A run that has ended: its folder, begin and end (time.time()), exit code, and number of killed processes."""
 
     out: Path
     begun: float
@@ -55,7 +55,7 @@ class Finished:
     killed: int
 
     def value(self, name: str) -> Any:
-        """What a program wrote under this name; RunFailedError if it did not."""
+        """Return what a program wrote under this name. Raises RunFailedError if it wrote nothing."""
         try:
             return json.loads((self.out / f"{name}.json").read_text())
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class Finished:
         return f"exit code {self.exit_code}: {last_line(self.out / 'output')}"
 
     def remarks(self) -> list[str]:
-        """What is odd about a run that did its work."""
+        """Return what is unusual about a run that has done its work."""
         remarks = [f"then {self.how_it_ended()}"] if self.exit_code else []
         return [*remarks, f"left {self.killed} processes"] if self.killed else remarks
 
@@ -87,7 +87,7 @@ def become_subreaper() -> None:
 
 
 def enter_network_namespace() -> None:
-    """Leave for a network with nothing but a loopback interface; OSError where that is not allowed."""
+    """Enter a network that has only a loopback interface. Raises OSError if that is not allowed."""
     user, group = os.getuid(), os.getgid()
     if libc.unshare(CLONE_NEWNET | (CLONE_NEWUSER if user else 0)) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -109,9 +109,10 @@ def run_contained(
     timeout_s: float,
     while_running: Callable[[Callable[[], bool]], None] | None = None,
 ) -> Finished:
-    """Run to the end, output into ``out/output``; RunFailedError after ``timeout_s``. Nothing of the run is left.
+    """Run the command to its end, with its output in ``out/output``. No process of it is left afterwards.
 
-    while_running: called once with a function that tells whether the command has ended or is out of time.
+    while_running: called once with a function that returns True if the command has ended or its time is over.
+    Raises RunFailedError after ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     with open(out / "output", "wb") as output, no_descendants_left() as killed:
@@ -135,7 +136,7 @@ def run_contained(
 
 
 def _has_ended(process: subprocess.Popen[bytes], deadline: float) -> bool:
-    """Wait for the end at once, where Popen.wait(timeout) would look every 50 ms."""
+    """Wait until the process has ended, and return False after the deadline. Popen.wait(timeout) polls every 50 ms."""
     if process.poll() is not None:
         return True
     descriptor = os.pidfd_open(process.pid)
@@ -147,9 +148,9 @@ def _has_ended(process: subprocess.Popen[bytes], deadline: float) -> bool:
 
 @contextmanager
 def no_descendants_left() -> Iterator[list[int]]:
-    """At the end kill what has not left by itself; the list then holds how many that were.
+    """Kill the descendants that have not ended by themselves. The list then contains their number.
 
-    After a failure or Ctrl-C nothing is waited for.
+    After a failure or Ctrl-C, kill them without waiting.
     """
     killed = [0]
     grace_s = 0.0
@@ -176,7 +177,7 @@ def _kill(pid: int) -> None:
 
 
 def descendants() -> list[psutil.Process]:
-    """The living ones; dead orphans are reaped."""
+    """Return the living descendants, and reap dead orphans."""
     living = []
     for member in psutil.Process().children(recursive=True):
         try:
@@ -190,7 +191,7 @@ def descendants() -> list[psutil.Process]:
 
 
 def look_at_memory() -> list[Member]:
-    """All processes of the run."""
+    """Return all processes of the run, with their memory."""
     members = []
     for member in descendants():
         try:
@@ -201,7 +202,7 @@ def look_at_memory() -> list[Member]:
 
 
 def last_line(path: Path) -> str:
-    """The last line that names an error, else the last one that says something."""
+    """Return the last line that names an error, else the last line with text."""
     lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if re.search(r"\b\w*(Error|Exception|Killed|Timeout)\b.*: \S", line)]
     spoken = [line for line in lines if re.search(r"\w", line)]

@@ -1,4 +1,4 @@
-"""Who is compared: the command of each launcher for each task, and whether an interpreter has what it needs."""
+"""The launchers: the command of each for each task, and a check of the interpreters that they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DISTRAIN_HOSTS = "distrain fit(), hosts"
 TORCHRUN = "torchrun"
 RAY_REPORTS, RAY_TUNED_REPORTS = 4, 20
 
-# Options that name an interpreter, what it must be able to import, and how to get that.
+# Role of an interpreter -> the modules that it has to import, and the command that installs them.
 NEEDS = {
     "distrain": (("torch", "distrain", "psutil"), "scripts/setup_venv examples,test"),
     "torchrunx": (("torch", "torchrunx"), "{python} -m pip install torchrunx"),
@@ -45,12 +45,12 @@ CHECK_TIMEOUT_S = 120
 
 
 class BadInterpreterError(Exception):
-    """An interpreter that cannot run what it was given for; the text says what is missing."""
+    """An interpreter lacks something that its role needs. The text names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """command: (task, workers) -> argv. tasks: what it can do."""
+    """A launcher. command: (task, workers) -> argv. tasks: the tasks that it can run."""
 
     name: str
     command: Callable[[str, int], Sequence[str]]
@@ -61,7 +61,7 @@ class Launcher:
 
 
 def check_interpreter(role: str, python: str) -> dict[str, str]:
-    """The versions of what this role needs; BadInterpreterError if something is missing."""
+    """Return the versions of the modules for this role. Raises BadInterpreterError if one is missing."""
     modules, remedy = NEEDS[role]
     option = "this interpreter" if role == "distrain" else f"--{role}-python"
     try:
@@ -86,13 +86,13 @@ def check_interpreter(role: str, python: str) -> dict[str, str]:
 
 
 def environment_of_runs() -> dict[str, str]:
-    """What all runs share: the programs' own module can be imported, and nothing calls home."""
+    """Return the environment of all runs. They can import the module of the programs, and send no usage data."""
     path = [str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def all_launchers(pythons: Mapping[str, str], hostfile: Path | None = None) -> list[Launcher]:
-    """In the order of the table, distrain first. pythons: role -> interpreter, for the optional ones that are there."""
+    """Return the launchers in the order of the table. pythons: role -> interpreter, for the optional roles given."""
     launchers = [*_distrain(), *([_distrain_on(hostfile)] if hostfile else []), *_torchrun()]
     if "torchrunx" in pythons:
         launchers.append(_torchrunx(pythons["torchrunx"]))
@@ -184,15 +184,17 @@ def _torchrunx(python: str) -> Launcher:
 
 
 def _accelerate(python: str) -> Launcher:
-    """--multi_gpu, also without one: that makes it start several processes here, where --cpu asks for MPI. The script's
-    Accelerator(cpu=True) then uses gloo."""
+    """Return ``accelerate launch`` with --multi_gpu, which starts several processes even without a GPU.
+
+    With --cpu, accelerate would need MPI. The script's Accelerator(cpu=True) then uses gloo.
+    """
     launch = [python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
     settings = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "--num_processes"]
     return Launcher(
         name="accelerate launch",
         command=lambda task, workers: [*launch, *settings, str(workers), *_script(task, "accelerate_script")],
         tasks=frozenset({"start", "empty", "hold", "ddp"}),
-        min_workers=2,  # a single process gets no process group
+        min_workers=2,  # accelerate makes no process group for a single process
     )
 
 

@@ -1,4 +1,4 @@
-"""What is measured: a task for the workers, and how its figures are read from a finished run."""
+"""The measures: a task for the workers, and the figures from a finished run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEASURES = {name: name for name in ("start", "second", "empty", "report")} | {
     "ddp": "ddp",
     "tensorflow": "tensorflow",
 }
-# Task -> the measure that it gives first.
+# Task -> its first measure.
 TITLES = {
     "start": "start",
     "second": "second fit()",
@@ -38,13 +38,13 @@ SETTLE_S = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What has come out beside the rows; facts are made of it at the end."""
+    """Results that are not in the rows. At the end they become facts."""
 
     losses: dict[str, list[Any]] = field(default_factory=dict)
     reports_kept: list[Mapping[str, int]] = field(default_factory=list)
 
     def facts(self, versions: Mapping[str, str]) -> list[str]:
-        """Sentences. versions: launcher -> version of its torch."""
+        """Return one sentence per fact. versions: launcher -> version of its torch."""
         facts = [_compare_losses(name, self.losses, versions) for name in self.losses if name != TORCHRUN]
         if self.reports_kept:
             kept = sum(count["kept"] for count in self.reports_kept)
@@ -54,7 +54,7 @@ class Measured:
 
 
 def _compare_losses(name: str, losses: Mapping[str, list[Any]], versions: Mapping[str, str]) -> str:
-    """Round by round, all ranks, every bit; failed runs are None."""
+    """Compare every bit of the losses of all ranks, round by round. Failed runs are None."""
     pairs = zip(losses[name], losses.get(TORCHRUN, []), strict=False)
     compared = [ours == theirs for ours, theirs in pairs if ours is not None and theirs is not None]
     if not compared:
@@ -79,7 +79,7 @@ def measure(
     timeout_s: float,
     progress: Callable[[str], None],
 ) -> list[Row]:
-    """One run of each launcher in turn, ``runs`` times; rows in the order of the launchers, a failure is one too."""
+    """Run each launcher in turn, ``runs`` times. Return rows in the order of the launchers, also for failures."""
     able = [launcher for launcher in launchers if task in launcher.tasks and workers >= launcher.min_workers]
     rows: dict[str, dict[tuple[str, str], Row]] = {launcher.name: {} for launcher in able}
     failures: dict[str, list[str]] = {launcher.name: [] for launcher in able}
@@ -112,12 +112,12 @@ def _add(
     figures: Sequence[Figure],
     remarks: Sequence[str],
 ) -> None:
-    """Note the figures of round ``index``; rounds that gave none are filled up."""
+    """Add the figures of round ``index``. Earlier rounds without a figure get None."""
     for figure in figures:
         key = (figure.measure, figure.variant)
         name = ", ".join(filter(None, [launcher.name, figure.variant]))
         fresh = Row(measure=figure.measure, workers=workers, launcher=name, unit=figure.unit, values=[])
-        fresh.remarks += filter(None, [launcher.remark, figure.remark])  # of the first run; later ones differ little
+        fresh.remarks += filter(None, [launcher.remark, figure.remark])  # of the first run; later ones are similar
         row = rows.setdefault(key, fresh)
         row.values += [None] * (index - len(row.values)) + [figure.value]
         row.remarks += remarks
@@ -126,13 +126,13 @@ def _add(
 def _run_once(
     launcher: Launcher, task: str, workers: int, measured: Measured, timeout_s: float
 ) -> tuple[list[Figure], list[str]]:
-    # A short path: Ray puts sockets there, whose paths may have 107 characters.
+    # A short path, because Ray puts sockets there: their paths may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         out = Path(folder)
         environment = {**environment_of_runs(), **launcher.environment}
         environment |= {"BENCHMARK_OUT": folder, "RAY_TMPDIR": folder}
         if task == "ddp":
-            environment["OMP_NUM_THREADS"] = "1"  # the launchers' defaults differ
+            environment["OMP_NUM_THREADS"] = "1"  # because the defaults of the launchers differ
         members: list[Member] = []
         finished = run_contained(
             launcher.command(task, workers),
@@ -206,7 +206,7 @@ def _read_memory(finished: Finished, workers: int, members: Sequence[Member]) ->
 
 
 def measure_imports(pythons: Mapping[str, str], runs: int, *, timeout_s: float) -> list[Row]:
-    """What a bare ``import torch`` takes, for each of the interpreters: label -> path."""
+    """Measure ``import torch`` for each interpreter. pythons: label -> path."""
     rows = [
         Row(measure="python -c 'import torch'", workers=0, launcher=label, unit="s", values=[]) for label in pythons
     ]
@@ -228,6 +228,6 @@ def measure_imports(pythons: Mapping[str, str], runs: int, *, timeout_s: float) 
 
 
 def say_progress(text: str) -> None:
-    """One line that the next one overwrites; nothing where nobody watches."""
+    """Show one line, which the next one overwrites. Show nothing if stderr is no terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

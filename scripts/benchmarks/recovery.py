@@ -1,4 +1,4 @@
-"""After a failure: kill -9 of a rank to the next all_reduce, or, without restarts, to the error."""
+"""Measure the time from kill -9 of a rank to the next all_reduce, or, without restarts, to the error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RECOVERY = "recovery"
-"""Name on the command line."""
+"""Name of the measure on the command line."""
 RECOVERY_WORKERS = (2, 8)
 TITLES = {True: "kill to next all_reduce", False: "kill to error"}
 MAX_RESTARTS = 3
 LONGEST_S = 40.0
-"""A restart that takes longer has failed: gloo waits for addresses of the last attempt, where nobody is."""
+"""Seconds after which a restart has failed: gloo then waits for ranks of the last attempt, which have ended."""
 SETTLE_S = 0.3
 LOOK_EVERY_S = 0.002
 
@@ -32,7 +32,7 @@ LOOK_EVERY_S = 0.002
 def measure_recovery(
     workers: int, runs: int, skip: list[str], *, timeout_s: float, progress: Callable[[str], None]
 ) -> list[Row]:
-    """The same kill for each launcher in turn, ``runs`` times, with and without restarts."""
+    """Kill a rank under each launcher in turn, ``runs`` times, with and without restarts."""
     rows = []
     for restarts, title in TITLES.items():
         launchers = [name for name in (DISTRAIN, TORCHRUN) if name not in skip]
@@ -78,8 +78,10 @@ def _run_once(launcher: str, workers: int, *, restarts: bool, timeout_s: float) 
 
 
 class _Killing:
-    """Called while a run is at work: kills its last rank once all have trained for a while, and waits for them to be
-    back. Times are time.time() of this machine, 0 or None if it did not come to that."""
+    """Kill the last rank of a run when all ranks have trained for a while, then wait until all ranks train again.
+
+    Times are time.time() of this machine; 0 or None if the run ended before.
+    """
 
     def __init__(self, out: Path, workers: int, *, restarts: bool) -> None:
         self.out = out
@@ -105,7 +107,7 @@ class _Killing:
         (self.out / "recovered.json").write_text("true")
 
     def remarks(self) -> list[str]:
-        """Restarts that did not come to an all_reduce of all ranks."""
+        """Return a remark about restarts without an all_reduce of all ranks, if there were any."""
         failed = self._latest(0)["restarts"] - 1
         return [f"after {failed} failed restart(s): {last_line(self.out / 'output')}"] if failed > 0 else []
 
@@ -114,7 +116,7 @@ class _Killing:
         return found
 
     def _all_since(self, moment: float) -> float | None:
-        """When the last rank had its first all_reduce after the moment; None if not all have had it."""
+        """Return when the last rank made its first all_reduce after ``moment``, or None if one has not."""
         first: dict[str, float] = {}
         for path in self.out.glob("first_*.json"):
             _, rank, nanoseconds = path.stem.split("_")

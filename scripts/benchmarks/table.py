@@ -14,7 +14,7 @@ COLUMNS = "{measure:<25} {workers:>7}  {launcher:<28} {median:>10}  {spread:<22}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One value of one run. variant: what sets it apart from the launcher's other values of the same measure."""
+    """One value of one run. variant: distinguishes several values of the same launcher and measure."""
 
     measure: str
     value: float
@@ -25,7 +25,7 @@ class Figure:
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """All runs of a launcher for a measure. values: by round, None where it failed. workers: 0 if there are none."""
+    """All runs of a launcher for a measure. values: by round, None for a failure. workers: 0 if it has none."""
 
     measure: str
     workers: int
@@ -40,7 +40,7 @@ class Row:
         return [value for value in self.values if value is not None]
 
     def ratio_to(self, reference: Row | None) -> float | None:
-        """The median of the ratios of the runs that were made in the same round."""
+        """Return the median of the ratios within the rounds."""
         if reference is None:
             return None
         pairs = zip(self.values, reference.values, strict=True)
@@ -55,7 +55,7 @@ def header() -> str:
 
 
 def show_row(row: Row, reference: Row | None) -> str:
-    """reference: distrain's row of the same measure."""
+    """Return the row as a line of the table. reference: distrain's row of the same measure."""
     ratio = row.ratio_to(reference)
     values = row.measured
     remarks = sorted(set(row.remarks))
@@ -74,7 +74,7 @@ def show_row(row: Row, reference: Row | None) -> str:
 
 
 def show(value: float, unit: str) -> str:
-    """Three digits or so, never an exponent; long times are not in microseconds."""
+    """Return the value with its unit, with about three digits. Long times are in ms or s."""
     for smaller, larger in (("us", "ms"), ("ms", "s")):
         if unit == smaller and value >= 1000:
             value, unit = value / 1000, larger

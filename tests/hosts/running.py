@@ -1,4 +1,4 @@
-"""A run over hosts, seen from outside while it trains: its processes, and what happens to its hosts."""
+"""A run on several hosts, seen from outside while it trains: find its processes, and strike its hosts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.conftest import run_members, wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.hosts.conftest import Hosts, Lab
+    from tests.hosts.lab import Hosts, Lab
 
 LEASE_S = 2.0
 
 
 class Running:
-    """A user's process in ``head``, which runs ``script`` with a place for files, a scaling config and a failure config
-    as its arguments. When it trains, one rank on each host, each has made a file ``ready-0-RANK`` in that place."""
+    """A user's process in ``head`` that runs ``script`` with one rank on each host. The arguments of the script are a
+    folder, a scaling config and a failure config. When a rank trains, it makes a file ``ready-0-RANK`` there."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Running:
         assert self.user.poll() is None, self.user.communicate()[0]
 
     def end(self) -> tuple[str, float]:
-        """What it said, and when it ended."""
+        """Wait for the end; return the output, and when it ended."""
         output, _ = self.user.communicate(timeout=100.0)
         return output, time.monotonic()
 
@@ -68,17 +68,17 @@ class Running:
         assert self.user.stdout is not None
         self.user.stdout.close()
 
-    def go_on(self) -> None:
+    def let_it_finish(self) -> None:
         (self.place / "end").touch()
 
     # -- its processes --
 
     def on(self, host: str) -> list[psutil.Process]:
-        """The run's processes on a host."""
+        """Return the run's processes on a host."""
         return [member for member in run_members(self.run_id) if self.lab.has(host, member)]
 
     def program(self, host: str, name: str) -> psutil.Process:
-        """The agent or the forkserver of a host."""
+        """Return the agent or the forkserver of a host."""
         members = [member for member in self.on(host) if member.name() != "distrain-guard"]
         found = [member for member in members if name in member.cmdline()]
         return next(member for member in found if member.ppid() not in {other.pid for other in found})
@@ -88,7 +88,7 @@ class Running:
         return worker
 
     def sshd(self, host: str) -> psutil.Process:
-        """The one of this connection, not the one that listens."""
+        """Return the sshd of this connection, not the one that listens."""
         return next(parent for parent in self.program(host, "agent").parents() if "sshd" in parent.name())
 
     def ssh(self, host: str) -> psutil.Process:
@@ -97,12 +97,12 @@ class Running:
 
 
 def set_link(lab: Hosts, host: str, state: str) -> None:
-    """``down``: the cable is out."""
+    """Plug the network cable of a host in (``up``) or out (``down``)."""
     done = lab.run("switch", "ip", "link", "set", host, state)
     assert done.returncode == 0, done.stderr
 
 
 def cut_power(lab: Lab, host: str) -> None:
-    """It has no time to say anything: all of it is gone at once, its address, too."""
+    """End a host without a word: all its processes and its address are gone at once."""
     set_link(lab, host, "down")
     os.kill(json.loads((lab.folder / "pids.json").read_text())[host][0], signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""The crash table's rows of several hosts: what is killed, cut or frozen x on which host x whether there is a restart.
+"""The crash table of hosts: what is killed, cut or frozen x on which host x whether there is a restart, over hosts of
+each kind. (That of ranks, which fail by themselves, is tests/process/test_crash_table.py.)
 
 Each cell trains on alpha and beta, strikes one of them, and is followed by the census of tests/conftest.py, which sees
 the processes of all hosts. A run of the tests takes a sample of the cells, whose seed is in their names
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from distrain.hosts.reachability import REACH_S
+from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from tests.conftest import NOTHING_LEFT_WITHIN_S, is_alive, run_members, wait_until
-from tests.hosts.conftest import Hosts, Lab, end_lab, start_lab
+from tests.hosts.lab import Hosts, Lab, end_lab, start_lab
 from tests.hosts.running import LEASE_S, Running, cut_power, set_link
 from tests.tables import BUSY_FACTOR, deal_cells
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-SAMPLE = 5
+SAMPLE = 8
 SEEN_WITHIN_S = 1.0
 """After a connection has broken, or a lease has run out."""
 HANG_TIMEOUT_S = 6.0
@@ -104,6 +105,13 @@ def everybody(number: int) -> Callable[[Running, str], None]:
     return strike
 
 
+def agent(number: int) -> Callable[[Running, str], None]:
+    def strike(running: Running, host: str) -> None:
+        running.program(host, "agent").send_signal(number)
+
+    return strike
+
+
 def nothing(running: Running, host: str) -> None:
     pass
 
@@ -143,22 +151,38 @@ BLOWS: dict[str, Blow] = {
         phrase="HOST: its agent has been silent for 2 s",
         silent=True,
     ),
+    "SIGSTOP of the agent": Blow(
+        strike=agent(signal.SIGSTOP),
+        undo=everybody(signal.SIGCONT),
+        phrase="HOST: its agent has been silent for 2 s: host or network down",
+        silent=True,
+    ),
 }
 HOSTS = ["alpha", "beta"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
+    over: str
     blow: str
     host: str
     restarts: int
 
     def __str__(self) -> str:
-        return f"{self.blow} - {self.host} - {'a restart' if self.restarts else 'no restart'}"
+        return f"{self.blow} - {self.host} - {'a restart' if self.restarts else 'no restart'} - {self.over}"
+
+
+HAVE = {
+    "namespaces": [blow for blow in BLOWS if blow != "SIGSTOP of the agent"],
+    "one_sshd": ["kill -9 sshd", "kill -9 agent"],
+    "fake_ssh": [blow for blow in BLOWS if blow not in ("kill -9 sshd", "kill -9 ssh", "link down")],
+}
+"""By kind of the hosts."""
 
 
 def cells() -> list[Cell]:
-    return [Cell(blow=b, host=h, restarts=r) for b, h, r in itertools.product(BLOWS, HOSTS, (0, 1))]
+    places = itertools.product(HOSTS, (0, 1))
+    return [Cell(over=o, blow=b, host=h, restarts=r) for h, r in places for o, blows in HAVE.items() for b in blows]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -166,10 +190,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def start(lab: Hosts, tmp_path: Path, test_run_id: str) -> Iterator[Callable[..., Running]]:
+def start(request: pytest.FixtureRequest, tmp_path: Path, test_run_id: str) -> Iterator[Callable[..., Running]]:
+    """Start a run, and wait until it trains. ``over``: hosts, or the name of a fixture of some."""
     started: list[Running] = []
 
-    def start(*, lab: Hosts = lab, hosts: list[str] = HOSTS, script: str = SCRIPT, **failures: float) -> Running:
+    def start(
+        *, over: Hosts | str = "namespaces", hosts: list[str] = HOSTS, script: str = SCRIPT, **failures: float
+    ) -> Running:
+        lab = request.getfixturevalue(over) if isinstance(over, str) else over
         spare = ["gamma"] if "alpha" in hosts else []
         place = lab.folder_for(tmp_path)
         started.append(Running(lab, place, test_run_id, script, hosts=hosts, spare=spare, **failures))
@@ -183,7 +211,7 @@ def start(lab: Hosts, tmp_path: Path, test_run_id: str) -> Iterator[Callable[...
 
 def test_a_blow(cell: Cell, start: Callable[..., Running]) -> None:
     blow, rank = BLOWS[cell.blow], HOSTS.index(cell.host)
-    running = start(max_failures=cell.restarts)
+    running = start(over=cell.over, max_failures=cell.restarts)
     struck_worker, others_worker = running.worker(cell.host), running.worker(HOSTS[1 - rank])
     struck = time.monotonic()
     blow.strike(running, cell.host)
@@ -196,10 +224,15 @@ def test_a_blow(cell: Cell, start: Callable[..., Running]) -> None:
         assert ended - struck < blow.seen_within_s + ENDS_WITHIN_S
         if cell.restarts:
             assert output.splitlines()[-1] == "FINISHED 1", output
+            if blow.loses:
+                assert f"distrain: rank(s) {rank} on {cell.host} were lost: its agent has " in output
+                assert f"distrain: 2 workers on {HOSTS[1 - rank]}, gamma, without {cell.host}\n" in output
+                assert "distrain: trying to reach gamma\n" in output  # and not the host that is left
         else:
             title = "ENDED ControllerError" if blow.loses else "ENDED WorkerGroupError"
             phrase = blow.phrase.replace("HOST", cell.host).replace("RANK", f"rank {rank}")
             assert f"{title} {phrase}" in output
+            assert not blow.loses or "FailureConfig(max_failures=1) lets a run continue once" in output
         if "SIGSTOP" not in cell.blow:  # by itself, while nobody can reach it
             wait_until(lambda: not is_alive(struck_worker), LEASE_S + BUSY_FACTOR, "the end of the struck host's rank")
     finally:
@@ -218,26 +251,30 @@ def test_a_link_that_is_down_for_less_than_the_lease_does_no_harm(
             running.user.wait(timeout=down_s)
     finally:
         link("up")(running, "beta")
-    running.go_on()
+    running.let_it_finish()
     output, _ = running.end()
     assert output.splitlines()[-1] == "FINISHED 0", output
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_nothing_is_left_on_any_host_when_the_users_process_is_killed(start: Callable[..., Running], host: str) -> None:
+@pytest.mark.parametrize(
+    ("over", "host"), [("namespaces", "alpha"), ("namespaces", "beta"), ("one_sshd", "beta"), ("fake_ssh", "beta")]
+)
+def test_nothing_is_left_on_any_host_when_the_users_process_is_killed(
+    start: Callable[..., Running], over: str, host: str
+) -> None:
     """Also with an agent that dies in the same moment."""
-    running = start()
+    running = start(over=over)
     agent = running.program(host, "agent")
     running.user.kill()
     agent.kill()
     wait_until(lambda: not run_members(running.run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
 
 
-def test_a_host_without_power_is_named(start: Callable[..., Running], lab: Lab, tmp_path: Path) -> None:
+def test_a_host_without_power_is_named(start: Callable[..., Running], tmp_path: Path) -> None:
     holder = start_lab(tmp_path / "other lab", "one:1", "two:1")
     try:
-        other = Lab(folder=tmp_path / "other lab", other_python=lab.other_python)
-        running = start(lab=other, hosts=["one", "two"], max_failures=1)
+        other = Lab(folder=tmp_path / "other lab")
+        running = start(over=other, hosts=["one", "two"], max_failures=1)
         worker = running.worker("one")
         cut_power(other, "two")
         struck = time.monotonic()
@@ -273,7 +310,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(star
         output, ended = running.end()
     finally:
         isolate(running.lab, "off")
-    assert ended - struck < HANG_TIMEOUT_S + REACH_S + ENDS_WITHIN_S
+    assert ended - struck < HANG_TIMEOUT_S + CONNECT_TIMEOUT_S + ENDS_WITHIN_S
     assert "ENDED HangError no rank has reported or printed anything for 6 s; they were:" in output
     for one, other in (("alpha", "beta"), ("beta", "alpha")):
         assert re.search(rf"{one}: {other} cannot connect to it at [0-9.]+ \(\w+\): no answer within 4 s", output)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import wait_until
-from tests.hosts.conftest import HOSTS, NETLAB, Lab, end_lab, members, start_lab
+from tests.hosts.lab import HOSTS, NETLAB, Lab, end_lab, members, start_lab
 
 
 def interfaces() -> set[str]:
@@ -73,7 +73,7 @@ def test_people_bring_it_up_and_down(lab: Lab, tmp_path: Path) -> None:
         assert (folder / "hostfile").read_text() == "one slots=4\ntwo slots=1\n"
         assert "already" in netlab("up").stderr
         assert netlab("exec", "head", "ssh", "two", "hostname").stdout == "two\n"
-        assert "there is no host 'three', but switch, head, one, two" in netlab("exec", "three", "true").stderr
+        assert "no host 'three'; hosts: switch, head, one, two" in netlab("exec", "three", "true").stderr
         began = members(folder)
     finally:
         down = netlab("down")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distrain.hosts.reachability import MOST_ECHOED
+from distrain.hosts.reachability import MAX_ECHOED_BYTES
 from tests.conftest import wait_until
-from tests.hosts.conftest import HOSTS, ROOT, Lab
-from tests.hosts.test_preflight import check, python_with
-from tests.hosts.test_training import OVER_TORCH, PLACES
+from tests.hosts.conftest import over
+from tests.hosts.faults import python_with
+from tests.hosts.lab import HOSTS, ROOT, Hosts
+from tests.hosts.test_training import OVER_TORCH
 from tests.strangers import ANY_ADDRESS, Listener, Visit, messages
 
 if TYPE_CHECKING:
@@ -24,23 +25,12 @@ if TYPE_CHECKING:
 
     from tests.hosts.user import Ran, User
 
-SSH_PORTS = {22, 2222}
 Answers = dict[tuple[str, int], list[str]]
 """By address and port, to each message; empty if nobody could be reached there."""
-ADDRESSES = {name: (f"10.77.0.{number}", f"fd77::{number}") for number, name in enumerate(HOSTS, start=11)}
-
-
-def listeners_on(lab: Lab, host: str) -> list[Listener]:
-    """As the host itself sees them, but for sshd's."""
-    done = lab.run(host, str(lab.other_python), "-m", "tests.strangers", "listeners", cwd=lab.folder)
-    assert done.returncode == 0, done.stderr
-    found = [Listener(**fields) for fields in json.loads(done.stdout)]
-    assert {listener.port for listener in found} >= (SSH_PORTS if host != "head" else set()), "it can see"
-    return [listener for listener in found if listener.port not in SSH_PORTS]
 
 
 @contextlib.contextmanager
-def stranger_in(lab: Lab, host: str, bomb: Path, where: Sequence[tuple[str, int]]) -> Iterator[Answers]:
+def stranger_in(lab: Hosts, host: str, bomb: Path, where: Sequence[tuple[str, int]]) -> Iterator[Answers]:
     """What the stranger was answered. He stays connected, silent, until the end."""
     argv = lab.argv(host, str(lab.other_python), "-m", "tests.strangers", "visit", str(bomb), json.dumps(where))
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -74,41 +64,46 @@ def train():
 """
 
 
-def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled_on_any_host(user: User) -> None:
+@over("this_machine", "namespaces")
+def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled(user: User) -> None:
     """As the README's table says: the store on all interfaces of one host, gloo on each host's own; and for some
-    seconds the agents."""
+    seconds the agents, if there are several hosts."""
+    lab, hosts, ranks = user.lab, list(user.lab.slots), sum(user.lab.slots.values())
+    own_head = ["head"] if len(hosts) > 1 else []
     first: dict[str, list[Listener]] = {}
     later: dict[str, list[Listener]] = {}
 
     def come_by() -> Answers:
-        wait_until(lambda: len(list(user.folder.glob("before-*"))) == 6, 60.0, "the first all_reduce")
-        first.update({host: listeners_on(user.lab, host) for host in ("head", *HOSTS)})
-        where = [(to, found.port) for host in HOSTS for found in first[host] for to in ADDRESSES[host]]
-        with stranger_in(user.lab, "head", user.folder / "bomb", where) as answered:
-            wait_until(lambda: not any(agents_of(listeners_on(user.lab, host)) for host in HOSTS), what="LISTEN_S")
-            later.update({host: listeners_on(user.lab, host) for host in ("head", *HOSTS)})
+        wait_until(lambda: len(list(user.folder.glob("before-*"))) == ranks, 60.0, "the first all_reduce")
+        first.update({host: lab.listeners(host) for host in [*own_head, *hosts]})
+        where = [(to, found.port) for host in hosts for found in first[host] for to in lab.addresses(host)]
+        with stranger_in(lab, "head", user.folder / "bomb", where) as answered:
+            wait_until(lambda: not any(agents_of(lab.listeners(host)) for host in hosts), what="PORT_OPEN_S")
+            later.update({host: lab.listeners(host) for host in [*own_head, *hosts]})
             (user.folder / "go").touch()
-            wait_until(lambda: len(list(user.folder.glob("after-*"))) == 6, 60.0, "the second all_reduce")
+            wait_until(lambda: len(list(user.folder.glob("after-*"))) == ranks, 60.0, "the second all_reduce")
             return answered
 
-    ran, answered = meanwhile(user, TRAIN, "TorchTrainer, num_workers=6, hostfile=hostfile", come_by)
+    ran, answered = meanwhile(user, TRAIN, f"TorchTrainer, num_workers={ranks}, hostfile=hostfile", come_by)
     reports = ran.reports()
-    assert [report["place"] for report in reports] == PLACES
-    assert [report["sum"] for report in reports] == [21.0] * 6, "strangers do not disturb"
+    assert [report["place"] for report in reports] == lab.places
+    assert [report["sum"] for report in reports] == [ranks * (ranks + 1) / 2] * ranks, "strangers do not disturb"
     assert not (user.folder / "bomb").exists()
 
-    assert first["head"] == later["head"] == [], "the coordinator listens nowhere"
+    assert [*map(first.get, own_head), *map(later.get, own_head)] == [[]] * 2 * len(own_head), "nor the coordinator"
     workers = {(report["place"][0], report["pid"]) for report in reports}
-    assert {(host, found.pid) for host in HOSTS for found in later[host]} == workers
-    open_to_all = {(host, f.port, f.pid) for host in HOSTS for f in first[host] if f.address in ANY_ADDRESS}
-    assert open_to_all == {("alpha", int(reports[0]["port"]), reports[0]["pid"])}, "the store"
-    own = {(host, found.address) for host in HOSTS for found in first[host] if found.address not in ANY_ADDRESS}
-    assert own == {(host, ADDRESSES[host][0]) for host in HOSTS}
+    if len(hosts) == 1:
+        assert {("localhost", found.pid) for found in first["localhost"]} == workers, "nor the agent"
+    assert {(host, found.pid) for host in hosts for found in later[host]} == workers
+    open_to_all = {(host, f.port, f.pid) for host in hosts for f in first[host] if f.address in ANY_ADDRESS}
+    assert open_to_all == {(hosts[0], int(reports[0]["port"]), reports[0]["pid"])}, "the store"
+    own = {(host, found.address) for host in hosts for found in first[host] if found.address not in ANY_ADDRESS}
+    assert own == {(host, lab.addresses(host)[0]) for host in hosts}
     lasting = {
         (to, found.port)
-        for host in HOSTS
+        for host in hosts
         for found in later[host]
-        for to in (ADDRESSES[host] if found.address in ANY_ADDRESS else [found.address])
+        for to in (lab.addresses(host) if found.address in ANY_ADDRESS else [found.address])
     }
     assert {where for where, answers in answered.items() if answers} >= lasting, "the stranger has reached them"
 
@@ -161,10 +156,10 @@ def stranger_at_the_agent(user: User) -> Iterator[None]:
     """Of alpha, before anybody else comes. He gets back what he has sent, is silent from then on, and stays."""
     wait_until((user.folder / "told").exists, 60.0, "that agents are told to listen")
     agents: list[Listener] = []
-    wait_until(lambda: agents.extend(agents_of(listeners_on(user.lab, "alpha"))) or agents, what="alpha's listener")
+    wait_until(lambda: agents.extend(agents_of(user.lab.listeners("alpha"))) or agents, what="alpha's listener")
     where = (agents[0].address, agents[0].port)
     with stranger_in(user.lab, "gamma", user.folder / "bomb", [where]) as answered:
-        assert answered[where] == [message[:MOST_ECHOED].hex() for message in messages(user.folder / "bomb")]
+        assert answered[where] == [message[:MAX_ECHOED_BYTES].hex() for message in messages(user.folder / "bomb")]
         (user.folder / "visited").touch()
         yield
     assert not (user.folder / "bomb").exists()
@@ -174,7 +169,7 @@ def stranger_at_the_agent(user: User) -> Iterator[None]:
 def test_a_stranger_does_not_disturb_a_check(user: User) -> None:
     began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        checked = pool.submit(check, user)
+        checked = pool.submit(user.checks)
         with stranger_at_the_agent(user):
             ran = checked.result()
     assert time.monotonic() - began < 20.0
@@ -196,7 +191,9 @@ def test_a_stranger_does_not_disturb_a_launch(user: User) -> None:
 # -- the stranger ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(
+    ("lab", "host"), [("this_machine", "localhost"), *(("namespaces", host) for host in HOSTS)], indirect=["lab"]
+)
 def test_the_bomb_of_the_stranger_would_be_seen_from_every_host(user: User, host: str) -> None:
     (user.folder / "message").write_bytes(messages(user.folder / "bomb")[0])
     source = "import pickle, sys; pickle.load(open('message', 'rb'))"

@@ -12,7 +12,8 @@ from collections import Counter
 import pytest
 
 from tests.conftest import run_members, wait_until
-from tests.hosts.conftest import ROOT
+from tests.hosts.conftest import over
+from tests.hosts.lab import ROOT
 from tests.hosts.user import HEADER, MAIN, User
 
 OVER_TORCH = """
@@ -25,22 +26,15 @@ def train():
     distrain.report({"sum": total.item(), "place": place(), "address": os.environ["MASTER_ADDR"],
                      "interface": os.environ["GLOO_SOCKET_IFNAME"], "nccl": os.environ.get("NCCL_SOCKET_IFNAME")})
 """
-PLACES = [
-    ["alpha", 0, 0, 0, 2, 6],
-    ["alpha", 1, 1, 0, 2, 6],
-    ["beta", 2, 0, 1, 1, 6],
-    ["gamma", 3, 0, 2, 3, 6],
-    ["gamma", 4, 1, 2, 3, 6],
-    ["gamma", 5, 2, 2, 3, 6],
-]
 
 
 # -- placement and rendezvous ----------------------------------------------------------------------------------------
 
 
+@over("namespaces", "one_sshd")
 def test_torch_trains_over_three_hosts_with_different_slots(user: User) -> None:
     reports = user.trains(OVER_TORCH, "TorchTrainer, num_workers=6, hostfile=hostfile").reports()
-    assert [report["place"] for report in reports] == PLACES
+    assert [report["place"] for report in reports] == user.lab.places
     assert [report["sum"] for report in reports] == [21.0] * 6
     network = {(report["address"], report["interface"], report["nccl"]) for report in reports}
     assert network == {user.lab.network}
@@ -164,6 +158,7 @@ def look():
 """
 
 
+@over("namespaces", "one_sshd")
 def test_no_value_is_in_the_arguments_of_any_process(user: User) -> None:
     """Which every user of a host can read. Processes of all hosts are looked at from here, too."""
     (user.folder / "hosts").write_text("alpha\nbeta env.TOKEN=password-7\n")
@@ -217,7 +212,9 @@ def test_a_torchrun_script_runs_on_all_slots(user: User) -> None:
     arguments = ("--hostfile", str(user.lab.hostfile), "--storage-path", "runs", "--env", "MINE=my own")
     ran = user.launches(*arguments, "train.py", "--lr", "1")
     assert ran.code == 0, ran.err
-    expected = [f"[rank {rank} {host}] 21 {host} {local} my own ['--lr', '1']" for host, rank, local, *_ in PLACES]
+    expected = [
+        f"[rank {rank} {host}] 21 {host} {local} my own ['--lr', '1']" for host, rank, local, *_ in user.lab.places
+    ]
     shown = [re.sub(r"^(\[rank \d) [^]]*\]", rf"\1 {line.split()[4]}]", line) for line in ran.out.splitlines()]
     assert sorted(shown) == expected
     assert "[rank 2 beta:2222] 21 beta" in ran.out
@@ -332,7 +329,7 @@ def test_the_quick_start_from_python_trains_on_all_slots_of_three_hosts(user: Us
     epochs = ran.reports_in_turn()
     assert len(epochs) == 3
     for reports in epochs:
-        assert [report["place"] for report in reports] == PLACES
+        assert [report["place"] for report in reports] == user.lab.places
         assert [report["sum"] for report in reports] == [21.0] * 6
         assert {(report["is_shared_out"], report["of"]) for report in reports} == {(True, 240)}  # of 1437
         assert len({report["weights"] for report in reports}) == 1

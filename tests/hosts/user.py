@@ -1,4 +1,4 @@
-"""Who sits in front of the hosts, and trains on them: scripts of his own, and the command line."""
+"""The user, who sits in front of the hosts: run scripts and the command line as the user does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.hosts.conftest import Hosts
+    from tests.hosts.lab import Hosts
 
 HEADER = """
 import json, os, socket, sys
@@ -31,7 +31,7 @@ def main(trainer=DataParallelTrainer, run={}, **scaling):
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a script that a user has run in ``head``."""
+    """The outcome of a script or a command that the user ran in ``head``."""
 
     folder: Path
     code: int
@@ -39,13 +39,13 @@ class Ran:
     err: str
 
     def reports(self) -> list[dict[str, Any]]:
-        """The one report of each rank, by rank."""
+        """Return the only report of each rank, by rank."""
         assert self.code == 0, self.err
         [reports] = self.reports_in_turn()
         return reports
 
     def reports_in_turn(self) -> list[list[dict[str, Any]]]:
-        """The first report of each rank, by rank, then the second ones, and so on."""
+        """Return the first report of each rank, by rank, then the second ones, and so on."""
         [run] = (self.folder / "runs").iterdir()
         ranks: dict[int, list[dict[str, Any]]] = {}
         for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
@@ -54,7 +54,7 @@ class Ran:
 
 
 class User:
-    """Who sits in ``head``, in a directory of his own, which all hosts share."""
+    """The user in ``head``, in a directory that all hosts share."""
 
     def __init__(self, lab: Hosts, folder: Path) -> None:
         self.lab = lab
@@ -65,7 +65,7 @@ class User:
         return self.python("script.py", *arguments, **environment)
 
     def trains(self, train: str, call: str, **environment: str) -> Ran:
-        """``call`` are the arguments of ``main()``; ``hostfile`` is the lab's."""
+        """Run a training. ``call``: the arguments of ``main()``, in which ``hostfile`` is the lab's."""
         main = f"if __name__ == '__main__':\n    hostfile = {str(self.lab.hostfile)!r}\n    main({call})\n"
         return self.runs(train + MAIN + main, **environment)
 
@@ -74,6 +74,12 @@ class User:
 
     def launches(self, *arguments: str, timeout_s: float = 90.0, **environment: str) -> Ran:
         return self.python("-m", "distrain.launch", *arguments, timeout_s=timeout_s, **environment)
+
+    def checks(self, *arguments: str, **environment: str) -> Ran:
+        """Run ``--check``: of the hosts in the file ``hosts``, if there is one and ``arguments`` name no others."""
+        if (self.folder / "hosts").exists() and "--hosts" not in arguments:
+            arguments = ("--hostfile", "hosts", *arguments)
+        return self.launches("--check", "--storage-path", "runs", *arguments, **{"COLUMNS": "200", **environment})
 
     def _ran(self, *argv: str, timeout_s: float = 90.0, **environment: str) -> Ran:
         done = self.lab.run("head", *argv, cwd=self.folder, timeout_s=timeout_s, **environment)

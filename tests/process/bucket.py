@@ -30,7 +30,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def moto_server() -> Iterator[int]:
-    """The port of a server with an empty bucket."""
+    """Run an S3 server, and yield its port."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -43,7 +43,7 @@ def moto_server() -> Iterator[int]:
 
 
 def forget_connections() -> None:
-    """Of this process to any S3 server: they are kept for the next request, which may be another test's."""
+    """Close the connections that fsspec keeps in this process: the next test has another server."""
     kind = fsspec.get_filesystem_class("s3")
     for filesystem in list(kind._cache.values()):
         if filesystem._s3 is not None:
@@ -59,8 +59,8 @@ def can_connect(port: int) -> bool:
 
 @dataclass
 class Door:
-    """Passes connections on to the server, as long as it is ``open``; ``shut()``: they are reset; ``fail()``: every
-    request is answered by 503; ``hold()``: nothing is answered before it opens again."""
+    """A proxy in front of the server. After ``open()`` it passes connections on. After ``shut()`` it resets them, after
+    ``fail()`` it answers every request with 503, after ``hold()`` it answers nothing until it opens again."""
 
     target: int
     port: int = 0
@@ -86,6 +86,11 @@ class Door:
 
     def hold(self) -> None:
         self._change("hold")
+
+    def wait_for_requests(self, count: int) -> None:
+        """Wait for ``count`` more requests."""
+        goal = self.requests + count
+        wait_until(lambda: self.requests >= goal, timeout_s=60.0, what=f"{count} requests")
 
     def _change(self, mood: str) -> None:
         self._opened.clear()
@@ -138,12 +143,12 @@ def pump(source: socket.socket, target: socket.socket) -> None:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The bucket as the test sees it, past the door; ``environment`` leads programs through the door."""
+    """The bucket as the test sees it, without the door; ``environment`` leads programs through the door."""
 
     server: int
     door: Door
     prefix: str
-    """The bucket and the directory in it that this test has for itself."""
+    """The bucket, and the directory in it that belongs to this test."""
 
     @property
     def url(self) -> str:
@@ -170,7 +175,7 @@ class Bucket:
         )
 
     def files(self, run: str) -> dict[str, int]:
-        """Path within the run directory -> size in bytes."""
+        """Return the sizes of the files in a run directory, in bytes, by relative path."""
         found = self.filesystem.find(f"{self.prefix}/{run}", detail=True)
         return {path.removeprefix(f"{self.prefix}/{run}/"): info["size"] for path, info in found.items()}
 
@@ -185,7 +190,7 @@ class Bucket:
         self.filesystem.rm_file(f"{self.prefix}/{run}/{path}")
 
     def committed(self, run: str) -> list[str]:
-        """Names of the checkpoints that have a manifest, none of which may be half one."""
+        """Return the names of the checkpoints that have a manifest, and check that each is complete."""
         files = self.files(run)
         names = sorted(path.partition("/")[0] for path in files if path.endswith("/.manifest.json"))
         for name in names:

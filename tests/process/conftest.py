@@ -1,16 +1,21 @@
-"""What the process tests share: fits over every way to start, a fake ssh, and reading a run directory by hand."""
+"""Fixtures of the tests with real processes: fits over each way to start, a fake ssh, and an object store."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import sys
+import tempfile
+import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import fsspec
 import pytest
 
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
@@ -18,26 +23,27 @@ from distrain.coordinator.transport import LocalTransport, PrefixTransport, Tran
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
+from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 from tests.tables import choose
 
 Function = Callable[..., Any]
 
 WAYS = ("forkserver-local", "spawn-local", "forkserver-ssh", "spawn-ssh")
-"""Start method and transport."""
+"""Start methods and transports."""
 
 OPPOSITE_WAYS = ("forkserver-local", "spawn-ssh")
 """Two that have nothing in common."""
 
 SSH_THAT_EXECUTES = 'for command; do :; done; cd /; exec sh -c "$command"'
-"""Body of a fake ssh: runs its last argument through a shell, in another directory, as the real one would."""
+"""Body of a fake ssh. It runs its last argument through a shell, in another directory, as the real ssh would."""
 
 SSH_THAT_CLEARS_THE_ENVIRONMENT = 'for command; do :; done; cd /; exec env -i PATH=/usr/bin:/bin sh -c "$command"'
-"""Likewise, with nothing of this machine's environment, as the real one would."""
+"""The same without the environment of this machine, which the real ssh would not pass on either."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """``fit(function, config)`` in this process. What is not a field of this class goes into the RunConfig."""
+    """``fit(function, config)`` in this process. Other keyword arguments go into the RunConfig."""
 
     storage: Path
     start_method: Any = "forkserver"
@@ -63,7 +69,7 @@ class Fit:
 
 
 def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> PrefixTransport:
-    """A host behind a shell script."""
+    """Return a host behind a shell script that plays ssh."""
     script = folder / "ssh"
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
@@ -79,7 +85,7 @@ def make_fit(way: str, folder: Path) -> Fit:
 
 @pytest.fixture(autouse=True)
 def _train_functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Workers cannot import a test module."""
+    """Pickle train functions by value, as workers cannot import a test module."""
     module = sys.modules[request.module.__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -88,13 +94,13 @@ def _train_functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture
 def fit(storage: Path) -> Fit:
-    """The default way: this machine, forked workers."""
+    """A fit in the default way: on this machine, with forked workers."""
     return Fit(storage=storage)
 
 
 @pytest.fixture
 def any_fit(request: pytest.FixtureRequest, tmp_path: Path) -> Fit:
-    """One of two ways that have nothing in common, chosen by the seed; both with ``--all``."""
+    """A fit in one of two opposite ways, chosen by the seed; with ``--all`` in both."""
     return make_fit(request.param, tmp_path)
 
 
@@ -104,17 +110,70 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("any_fit", ways, indirect=True)
 
 
+@contextlib.contextmanager
+def when_shown(phrase: str, act: Callable[[], object]) -> Iterator[None]:
+    """Call ``act`` each time the coordinator in this process shows a line with this phrase."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if phrase in record.getMessage():
+                act()
+
+    logger, listener = logging.getLogger("distrain"), Listener()
+    logger.addHandler(listener)
+    try:
+        yield
+    finally:
+        logger.removeHandler(listener)
+
+
+# -- an object store -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    with moto_server() as port:
+        fsspec.filesystem("s3", key="test", secret="test", endpoint_url=f"http://127.0.0.1:{port}").mkdir(BUCKET)
+        yield port
+
+
+@pytest.fixture
+def bucket(server: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
+    """An own directory in the bucket. The environment leads the processes of the test there."""
+    forget_connections()
+    door = Door(server)
+    found = Bucket(server, door, f"{BUCKET}/{uuid.uuid4().hex[:8]}")
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield found
+    forget_connections()
+    door.close()
+
+
+@pytest.fixture
+def s3_fit(any_fit: Fit, bucket: Bucket) -> Fit:
+    return replace(any_fit, storage=bucket.url)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def one_fit(fit: Fit, bucket: Bucket) -> Fit:
+    return replace(fit, storage=bucket.url)  # type: ignore[arg-type]
+
+
 # -- reading a run directory without distrain ------------------------------------------------------------------------
 
 
 def records(run: str | Path, rank: int | None = None) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl, of one rank or of all."""
+    """Return the lines of metrics.jsonl, of one rank or of all."""
     lines = (json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if rank is None or line["rank"] == rank]
 
 
 def reported(run: str | Path, rank: int | None = None) -> list[dict[str, Any]]:
-    """Metrics in metrics.jsonl, of one rank or of all."""
+    """Return the metrics in metrics.jsonl, of one rank or of all."""
     return [record["metrics"] for record in records(run, rank)]
 
 
@@ -123,7 +182,7 @@ def log_of(run: str | Path, rank: int, attempt: int = 0) -> str:
 
 
 def files_of(checkpoint: Checkpoint | None) -> dict[str, str]:
-    """Relative path -> text of every file that the user put into a checkpoint."""
+    """Return the text of every file that the user put into a checkpoint, by relative path."""
     assert checkpoint is not None
     root = Path(checkpoint.path)
     files = [path for path in root.rglob("*") if path.is_file() and path.name != ".manifest.json"]
@@ -131,7 +190,7 @@ def files_of(checkpoint: Checkpoint | None) -> dict[str, str]:
 
 
 def assert_no_half_checkpoint(storage: Path) -> None:
-    """Every directory named ``checkpoint_...`` is complete, to the byte."""
+    """Check that every directory named ``checkpoint_...`` is complete, to the byte."""
     for folder in storage.glob("*/checkpoint_*"):
         manifest = json.loads((folder / ".manifest.json").read_text())
         for name, entry in manifest["files"].items():

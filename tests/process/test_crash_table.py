@@ -356,9 +356,9 @@ class Cell:
         if self.expected in ("preemption", "hang"):
             return [FAILURES[self.failure].phrase]
         if self.place in BEFORE_TRAINING:
-            when = "before train_func" if self.expected == "exception" else "before it got into train_func"
+            when = "before train_func" if self.expected == "exception" else "before it entered train_func"
         else:
-            when = "" if self.expected == "exception" else "in the middle of the training"
+            when = "" if self.expected == "exception" else "during training"
         return [FAILURES[self.failure].phrase, when]
 
     @property

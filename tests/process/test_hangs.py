@@ -101,7 +101,7 @@ def test_a_hang_that_may_not_be_retried_blames_those_who_hang_and_not_those_who_
 def test_collectives_that_do_not_match_are_shown_early(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], matching: bool
 ) -> None:
-    monkeypatch.setattr(hang_monitor, "LOOKS_S", (0.3, 0.5, 0.7))
+    monkeypatch.setattr(hang_monitor, "MISMATCH_CHECKS_S", (0.3, 0.5, 0.7))
 
     def train() -> None:
         code = "import time\ndef all_reduce(): time.sleep(1000)\ndef broadcast(): time.sleep(1000)\n"

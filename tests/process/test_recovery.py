@@ -19,13 +19,14 @@ from distrain.backend import BackendConfig
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
 from tests.process.conftest import files_of, log_of, records
+from tests.tables import BUSY_FACTOR
 
 if TYPE_CHECKING:
     from tests.process.conftest import Fit
 
 SAME_FAILURE = (
-    "no restart, as the same rank has failed twice in the same way at the same place: a bug? "
-    "(FailureConfig.retry_same_failure)"
+    "no restart: the same rank has failed twice in the same way at the same place, which is probably a bug "
+    "(FailureConfig(retry_same_failure=True) restarts anyway)"
 )
 
 
@@ -157,7 +158,7 @@ def test_kills_are_retried_until_the_budget_is_used_up(fit: Fit, capsys: pytest.
     assert attempts_of(error) == 5
     shown = capsys.readouterr().err
     assert [f"restart {n} (of 4)" in shown for n in (1, 2, 3, 4, 5)] == [True, True, True, True, False]
-    assert "from the beginning, as there is no checkpoint" in shown
+    assert "from scratch (no checkpoint yet)" in shown
 
 
 def test_minus_one_is_no_limit(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,14 +200,14 @@ def fit_with_a_broken_backend(fit: Fit, place: Path, **failure_config: Any) -> W
 
 def test_there_is_no_restart_when_no_rank_ever_got_into_train_func(fit: Fit, tmp_path: Path) -> None:
     error = fit_with_a_broken_backend(fit, tmp_path, max_failures=-1)
-    assert "no restart, as no rank ever got into train_func" in str(error).splitlines()
+    assert "no restart: no rank has ever entered train_func" in str(error).splitlines()
     assert "RuntimeError: no such interface" in str(error)
     assert (tmp_path / "attempts").read_text() == "0\n"
 
 
 def test_what_is_retried_whatever_it_is_still_needs_a_start(fit: Fit, tmp_path: Path) -> None:
     error = fit_with_a_broken_backend(fit, tmp_path, max_failures=3, retry_same_failure=True)
-    assert "no rank ever got into train_func" in str(error)
+    assert "no rank has ever entered train_func" in str(error)
 
 
 def test_a_failure_before_train_func_in_a_later_attempt_is_retried(fit: Fit, tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_an_attempt_follows_a_kill_at_once(fit: Fit) -> None:
 
     begun, failed = begun_and_failed(fit(train, workers=1, failure_config=FailureConfig(max_failures=3)))
     fastest_s = min(begin - fail for begin, fail in zip(begun[1:], failed, strict=False))
-    assert fastest_s < 0.3
+    assert fastest_s < 0.3 * BUSY_FACTOR
 
 
 # -- from where, and what is kept ------------------------------------------------------------------------------------
@@ -381,7 +382,10 @@ def save_and_raise(config: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize(
     ("saving", "said"),
-    [(False, "30 s for the checkpoint that rank 0 is storing"), (True, "5 s for the checkpoint that rank 0 is due to")],
+    [
+        (False, "30 s for the checkpoint that rank 0 is storing"),
+        (True, "5 s for the checkpoint that rank 0 is expected to"),
+    ],
 )
 def test_a_checkpoint_that_is_being_stored_when_another_rank_fails_is_kept(
     any_fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, saving: bool, said: str

@@ -56,7 +56,7 @@ def failure(fit: Fit) -> str:
     began = time.monotonic()
     with pytest.raises(LaunchError) as raised:
         fit(lambda: None)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 15.0
     assert raised.value.result is not None
     return str(raised.value)
 

@@ -11,16 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from distrain import PreemptionError, Result
 from tests.conftest import wait_until
 from tests.process.conftest import files_of, records
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRIPT = '''
 import os, signal, sys, time
@@ -142,6 +139,9 @@ class Running:
 
 Start = Callable[..., Running]
 
+AT_ONCE_S = 15.0
+"""On a machine that has other things to do, too; the grace is 30 s or more where it is not to be waited for."""
+
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
@@ -187,7 +187,7 @@ def test_all_ranks_stop_at_the_same_call_and_the_run_goes_on_next_time(
     code, output, took_s = running.end()
     assert said in output
     assert code == (-number if number == signal.SIGINT else 143)
-    assert took_s < 10.0  # of a grace of 30
+    assert took_s < AT_ONCE_S
     stopped_at = running.stopped_at()
     assert set(stopped_at) == {0, 1, 2, 3}
     assert len(set(stopped_at.values())) == 1
@@ -222,20 +222,18 @@ def train():
         wait_for("asked")
     step = 0
     while True:
-        if rank == 0 and step == 0:
-            here("trains")
         if distrain.should_stop():
             stop_at(step)
             return
         if rank == 0:
+            here("listens")
             wait_for("asked")
             time.sleep(0.2)
         distrain.collective.barrier()
         step += 1
 """
     running = start(source)
-    running.wait_for("trains-0")
-    time.sleep(0.1)  # it listens
+    running.wait_for("listens-0")
     running.ask(signal.SIGTERM)
     wait_until_asked(running)
     code, output, _ = running.end()
@@ -262,7 +260,7 @@ def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number
     running.ask(number)
     code, output, _ = running.end()
     assert code == 128 + number, output
-    assert "started again with --name run, it goes on at checkpoint_0" in output
+    assert "start the run again with --name run to continue at checkpoint_0" in output
     assert set(running.stopped_at()) == {0, 1}
 
 
@@ -417,7 +415,7 @@ def train():
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
     assert code == 143
-    assert 1.0 <= took_s < 6.0
+    assert 1.0 <= took_s < AT_ONCE_S
     assert set(running.stopped_at()) == {0}
     assert {path.name for path in running.place.glob("unwound-*")} == {"unwound-1", "unwound-2"}
     assert files_of(Result.from_path(running.run).checkpoint) == {"step.txt": str(running.stopped_at()[0])}
@@ -445,14 +443,13 @@ def train():
     running.wait_for("trains-0", "trains-1", "trains-2")
     asked = time.time()
     running.ask(signal.SIGTERM)
-    code, output, took_s = running.end()
+    code, output, _ = running.end()
     assert "PREEMPTED" in output
     assert code == 143
     sigterm_s = float((running.place / "sigterm").read_text()) - asked
     lived_s = float((running.place / "lived").read_text()) - asked
-    assert 1.0 <= sigterm_s < 3.0
-    assert sigterm_s + 1.5 < lived_s < sigterm_s + 4.0
-    assert took_s < 8.0
+    assert 1.0 <= sigterm_s < AT_ONCE_S
+    assert sigterm_s + 1.5 < lived_s < sigterm_s + AT_ONCE_S
     assert not list(running.place.glob("heard-*"))  # it was for nothing to stop at another step than the others
 
 
@@ -472,7 +469,7 @@ def train():
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
     assert code == 143
-    assert took_s < 5.0
+    assert took_s < AT_ONCE_S
     assert len(list(running.place.glob("unwound-*"))) == 3
 
 
@@ -496,7 +493,7 @@ def train():
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
     assert code == 143
-    assert took_s < 10.0
+    assert took_s < AT_ONCE_S
     stopped_at = running.stopped_at()
     assert set(stopped_at) == {0, 1, 2}
     assert stopped_at[0] == stopped_at[2]
@@ -526,7 +523,7 @@ def train():
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
     assert code == 143
-    assert took_s < 10.0
+    assert took_s < AT_ONCE_S
     assert set(running.stopped_at()) == {0, 2}
 
 
@@ -554,7 +551,7 @@ def train():
     code, output, took_s = running.end()
     assert "PREEMPTED the run was stopped by SIGTERM" in output
     assert code == 143
-    assert took_s < 5.0
+    assert took_s < AT_ONCE_S
 
 
 # -- without workers -------------------------------------------------------------------------------------------------
@@ -570,12 +567,19 @@ def test_without_workers_should_stop_hears_the_signal(start: Start, number: sign
     code, output, took_s = running.end()
     assert said in output
     assert code == (-number if number == signal.SIGINT else 143)
-    assert took_s < 5.0
+    assert took_s < AT_ONCE_S
     step = running.stopped_at()[0]
     assert files_of(Result.from_path(running.run).checkpoint) == {"step.txt": str(step)}
     again = start(IN_STEP, workers=0, LAST="yes")
     _, output, _ = again.end()
     assert f"FINISHED {step + 6}" in output
+
+
+def has_handled(pid: int, number: int) -> bool:
+    """It sleeps again, and the signal does not wait: two that wait are one."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    waiting = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    return status["State"].startswith("S") and not waiting >> (number - 1) & 1
 
 
 def test_without_workers_the_second_signal_unwinds_train_func(start: Start) -> None:
@@ -591,13 +595,13 @@ def train():
     running = start(source, workers=0)
     running.wait_for("trains-0")
     running.ask(signal.SIGTERM)
-    time.sleep(0.2)  # signals that are pending at the same time are one
+    wait_until(lambda: has_handled(running.user.pid, signal.SIGTERM), what="the first signal is handled")
     assert running.user.poll() is None
     running.ask(signal.SIGTERM)
     code, output, took_s = running.end()
     assert "PREEMPTED" in output
     assert code == 143
-    assert took_s < 5.0
+    assert took_s < AT_ONCE_S
     assert (running.place / "unwound-0").exists()
 
 

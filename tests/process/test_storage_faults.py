@@ -4,6 +4,7 @@ lost, and the message says what has happened, where, and how to go on.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import inspect
 import json
@@ -264,7 +265,8 @@ def test_a_storage_that_fails_in_the_middle(fault: Fault, tmp_path: Path, undo: 
     assert fault.says in str(error)
     assert str(disk.run) in str(error)
     if isinstance(error, ControllerError):
-        assert "once that is mended: started again as RunConfig(name='run'), it goes on at checkpoint_" in str(error)
+        advice = "once that is fixed, start the run again as RunConfig(name='run') to continue at checkpoint_"
+        assert advice in str(error)
     if fault.says == NO_SPACE:
         assert isinstance(error, ControllerError), error
         assert "free some space there" in str(error)
@@ -360,7 +362,7 @@ def test_a_return_value_that_does_not_fit_on_the_disk_costs_no_more_than_itself(
 def test_a_rank_that_cannot_store_its_part_says_how_to_go_on(tmp_path: Path, undo: ExitStack) -> None:
     disk = small_disk(tmp_path, undo)
     error = fails(Fit(storage=disk.run.parent), partial(fill, disk, pages_left=0))
-    assert "RunConfig(name='run'), it goes on at checkpoint_000001" in str(error)
+    assert "RunConfig(name='run') to continue at checkpoint_000001" in str(error)
 
 
 class Elsewhere(LocalFileSystem):  # type: ignore[misc]
@@ -375,7 +377,7 @@ class Elsewhere(LocalFileSystem):  # type: ignore[misc]
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         if path.endswith(f"000001/{MANIFEST_FILE}") and not self.disk.place.with_name("was full").exists():
-            time.sleep(1.0)  # train_func has long returned
+            wait_until(self.disk.place.with_name("ended").exists, what="the end of the process of rank 0")
             self.disk.place.with_name("was full").touch()
             fill(self.disk, pages_left=0)
         super().pipe_file(path, value, mode=mode, **options)
@@ -389,6 +391,8 @@ def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
 
     def leave_no_room_for_the_manifest() -> str:
         checkpoint = distrain.get_checkpoint()
+        if where == "elsewhere" and distrain.get_context().get_world_rank() == 0:
+            atexit.register(disk.place.with_name("ended").touch)
         for number in range(2 if checkpoint is None else 1):
             distrain.collective.barrier()
             if number == 1 and where == "local" and distrain.get_context().get_world_rank() == 0:
@@ -408,7 +412,7 @@ def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
         ControllerError, match=r"cannot (write|store) checkpoint 2\b.*No space left on device"
     ) as raised:
         fit()
-    assert "it goes on at checkpoint_000000" in str(raised.value)
+    assert "to continue at checkpoint_000000" in str(raised.value)
     assert json.loads((disk.run / "run.json").read_text())["status"] != "finished"
     empty(disk)
     assert fit().return_value == "again"
@@ -506,7 +510,7 @@ def test_a_storage_without_permission(user: User) -> None:
     lost = user(lose_it, **plainly)
     assert lost.returncode == 1
     assert f"ControllerError: cannot write checkpoint 3 in {user.run}: [Errno 13] Permission denied" in lost.stderr
-    assert "started again as RunConfig(name='run'), it goes on at checkpoint_000001" in lost.stderr
+    assert "start the run again as RunConfig(name='run') to continue at checkpoint_000001" in lost.stderr
     before = committed(user.run)
     assert newest(user.run) == 1
     still = user(go_on, **plainly)

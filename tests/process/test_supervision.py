@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def ready():
     (place / f"ready-{rank}.new").rename(place / f"ready-{rank}")
 
 
-def checkpoint_for_ever():
+def checkpoint_forever():
     folder = place / "model"
     folder.mkdir()
     (folder / "weights.bin").write_bytes(os.urandom(2_000_000))
@@ -99,7 +100,7 @@ def with_daemons():
     sleep()
 
 
-WORKERS = [checkpoint_for_ever, sleep, ignore_signals, hold_the_gil, with_grandchildren, with_daemons]
+WORKERS = [checkpoint_forever, sleep, ignore_signals, hold_the_gil, with_grandchildren, with_daemons]
 
 
 def train():
@@ -150,7 +151,7 @@ class Running:
         for pid in self.pids(*names):
             os.kill(pid, signal.SIGSTOP)
 
-    def go_on(self, *names: str) -> None:
+    def resume(self, *names: str) -> None:
         for pid in self.pids(*names):
             os.kill(pid, signal.SIGCONT)
 
@@ -310,20 +311,20 @@ def test_one_that_is_stopped_does_not_outlive_the_users_process(launch: Launch, 
 def test_a_stopped_agent_is_lost_when_its_lease_is_over(
     launch: Launch, test_run_id: str, stopped: tuple[str, ...]
 ) -> None:
-    running = launch(LEASE_S="1")
+    running = launch(LEASE_S="2")
     running.stop(*stopped)
     running.kill("worker 1")
     _, output, _ = running.end()
-    assert "ENDED ControllerError localhost: its agent has been silent for 1 s: stopped (SIGSTOP)?" in output
+    assert "ENDED ControllerError localhost: its agent has been silent for 2 s: stopped (SIGSTOP)?" in output
     assert_nothing_is_left(running, test_run_id)
 
 
 def test_a_stopped_forkserver_is_lost_when_its_lease_is_over(launch: Launch, test_run_id: str) -> None:
-    running = launch(LEASE_S="1")
+    running = launch(LEASE_S="2")
     running.stop("forkserver")
     running.kill("worker 1")
     _, output, _ = running.end()
-    assert "the forkserver has been silent for 1 s and is killed: was it stopped (SIGSTOP)?" in output
+    assert re.search(r"the forkserver has been silent for [2-9] s and is killed: was it stopped \(SIGSTOP\)\?", output)
     assert "ENDED WorkerGroupError" in output
     assert_nothing_is_left(running, test_run_id)
 
@@ -342,11 +343,11 @@ EVERYBODY = ("guard", "agent", "forkserver", *(f"worker {rank}" for rank in rang
 
 @pytest.mark.parametrize("stopped", [("user",), ("user", *EVERYBODY)], ids=["Ctrl-Z", "all"])
 def test_a_pause_that_is_longer_than_the_lease_does_no_harm(launch: Launch, stopped: tuple[str, ...]) -> None:
-    running = launch(LEASE_S="1", end="return")
+    running = launch(LEASE_S="2", end="return")
     running.stop(*stopped)
-    time.sleep(2.5)
+    time.sleep(4.5)
     for name in stopped:  # one after the other
-        running.go_on(name)
+        running.resume(name)
         time.sleep(0.1)
     time.sleep(1.5)
     (running.place / "end").touch()

@@ -1,6 +1,6 @@
-"""The exit status of scripts/test, which decides in CI, the seed of what it tests, and scripts/check_gpu without a GPU.
+"""The exit status of scripts/test, the seed of its samples, scripts/check_gpu without a GPU, and scripts/draw_packages.
 
-The tools that scripts/test calls are stand-ins that pass or fail.
+CI relies on that exit status. The tools that scripts/test calls are stand-ins that pass or fail.
 """
 
 import json
@@ -226,3 +226,59 @@ def test_it_asks_the_forkserver_by_names_that_exist():
 
     assert names
     assert all(hasattr(forkserver, name) for name in names)
+
+
+# -- draw_packages ---------------------------------------------------------------------------------------------------
+
+DRAW_PACKAGES = SCRIPT.with_name("draw_packages")
+
+
+def draw_packages(script, *arguments):
+    return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def copy_with_packages(folder, **sources):
+    """Copy the script beside a distrain that has a module in each of the named packages."""
+    for package, source in sources.items():
+        (folder / "distrain" / package).mkdir(parents=True)
+        (folder / "distrain" / package / "__init__.py").write_text(f'"""The {package}."""\n')
+        (folder / "distrain" / package / "module.py").write_text(source)
+    for name in ("scripts", "docs"):
+        (folder / name).mkdir()
+    return shutil.copy(DRAW_PACKAGES, folder / "scripts")
+
+
+def test_the_picture_of_the_packages_is_up_to_date():
+    done = draw_packages(DRAW_PACKAGES, "--check")
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_picture_is_out_of_date_after_a_new_import(tmp_path):
+    script = copy_with_packages(tmp_path, roof="from distrain.wall import module\n", wall="", ground="")
+    missing = draw_packages(script, "--check")
+    assert missing.returncode == 1
+    assert "missing: arrow roof -> wall" in missing.stderr
+
+    assert draw_packages(script).returncode == 0
+    assert draw_packages(script, "--check").returncode == 0
+    drawn = (tmp_path / "docs" / "packages.svg").read_bytes()
+    assert draw_packages(script).returncode == 0
+    assert (tmp_path / "docs" / "packages.svg").read_bytes() == drawn
+
+    (tmp_path / "distrain" / "wall" / "module.py").write_text("def f():\n    import distrain.ground.module\n")
+    done = draw_packages(script, "--check")
+    assert done.returncode == 1
+    assert "docs/packages.svg is out of date" in done.stderr
+    assert "missing: arrow wall -> ground" in done.stderr
+
+
+def test_a_circle_of_packages_is_an_error(tmp_path):
+    sources = {"roof": "import distrain.wall.module\n", "wall": "import distrain.roof\n", "ground": ""}
+    script = copy_with_packages(tmp_path, **sources)
+
+    done = draw_packages(script, "--check")
+
+    assert done.returncode == 1
+    assert "packages import each other in a circle: " in done.stderr
+    assert "roof -> wall" in done.stderr

@@ -1,6 +1,6 @@
-"""What all launchers have their workers do; the ranks write what they saw into ``$BENCHMARK_OUT``. Runs in: workers.
+"""The tasks that the workers of all launchers run. Ranks write results into ``$BENCHMARK_OUT``. Runs in: workers.
 
-torch is imported inside the functions only, so that a launcher's own process imports it only if the launcher does.
+Only the functions import torch, so that the process of a launcher imports it only if the launcher itself does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 def write(name: str, value: object) -> None:
-    """Leave a value for the benchmark, whole or not at all."""
+    """Write a value for the benchmark. The file appears only when it is complete."""
     path = Path(os.environ["BENCHMARK_OUT"], f"{name}.json")
     unfinished = path.with_suffix(f".{os.getpid()}")
     unfinished.write_text(json.dumps(value))
@@ -39,11 +39,11 @@ def first_all_reduce() -> None:
 
 
 def empty() -> None:
-    """The empty train_func."""
+    """Do nothing."""
 
 
 def hold() -> None:
-    """Be there, after a first all_reduce, until the benchmark has looked at the memory."""
+    """Wait, after a first all_reduce, until the benchmark has measured the memory."""
     from torch import distributed
 
     first_all_reduce()
@@ -53,7 +53,7 @@ def hold() -> None:
 
 
 def measure_reports(report: Callable[[dict[str, Any]], object], count: int) -> None:
-    """Time metrics-only reports one by one; the first one, which may set things up, is not counted."""
+    """Measure reports without a checkpoint one by one. The first one does not count, because it may set things up."""
     from torch import distributed
 
     costs = []
@@ -65,7 +65,7 @@ def measure_reports(report: Callable[[dict[str, Any]], object], count: int) -> N
 
 
 def train_ddp(wrap: Callable[[Any], Any]) -> None:
-    """Train a small model on data that depends on the rank alone; ``wrap`` makes it a distributed one."""
+    """Train a small model on data that depends only on the rank. ``wrap`` makes the model a distributed one."""
     import torch
     from torch import distributed, nn
 
@@ -100,7 +100,7 @@ def plain_ddp() -> None:
     train_ddp(DistributedDataParallel)
 
 
-# What needs nothing of the launcher's; the programs add their own ways to report and to wrap a model.
+# The tasks that are the same under every launcher. The programs add their own ways to report and to wrap a model.
 TASKS: dict[str, Callable[[], None]] = {
     "start": first_all_reduce,
     "second": first_all_reduce,
@@ -111,7 +111,7 @@ TASKS: dict[str, Callable[[], None]] = {
 
 
 def in_gloo_group(task: Callable[[], None]) -> None:
-    """For launchers that leave the process group to the script."""
+    """Run the task in a process group. For launchers that do not make one."""
     from torch import distributed
 
     distributed.init_process_group("gloo")
@@ -120,7 +120,7 @@ def in_gloo_group(task: Callable[[], None]) -> None:
 
 
 def run_once_or_twice(task: str, run: Callable[[], object]) -> None:
-    """One launch; for the task "second" another one in the same process, of which the beginning is noted."""
+    """Launch once. For the task "second", launch again in the same process, and write down when that began."""
     run()
     if task == "second":
         write("second_begun", time.time())

@@ -1,6 +1,6 @@
-"""What ``checkpoint`` has the one worker do: report a checkpoint in every way, and copy one without a launcher.
+"""The task of ``checkpoint`` for its one worker: report a checkpoint in every way, and copy one without a launcher.
 
-``train`` is distrain or ray.train, which call things by the same names. Runs in: worker.
+``train`` is distrain or ray.train, whose names are the same. Runs in: worker.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 REPORTS = {"SYNC": False, "SYNC, delete": True, "ASYNC": False, "ASYNC, delete": True}
-"""The upload mode is the first word; whether the worker's own files are deleted."""
+"""Way to report -> True if it deletes the files of the worker. The first word is the upload mode."""
 BLOCK_BYTES = 4 << 20
 LOOK_EVERY_S = 0.002
 
 
 def measure_checkpoints(train: Any, path_of_committed: Callable[[], str | None]) -> None:
-    """Each way once, in an order that depends on the round, with a file that was written just before, as a checkpoint
-    usually is, and that the ways before have left nothing to write for. What the first report sets up is not
-    counted."""
+    """Measure each way once, in an order that depends on the round.
+
+    As usual with checkpoints, the file was written just before. Nothing of earlier ways is waiting to be written then.
+    What the first report sets up is not counted.
+    """
     disk = Path(os.environ["BENCHMARK_DISK"])
     megabytes = int(os.environ["BENCHMARK_CHECKPOINT_MB"])
     reporting = _Reporting(train, path_of_committed)
@@ -45,7 +47,7 @@ def measure_checkpoints(train: Any, path_of_committed: Callable[[], str | None])
 
 
 def _in_order(names: list[str], index: int) -> list[str]:
-    """Every name has other neighbours, and another place, in the next round."""
+    """Return the names in an order in which each has other neighbours and another position than in the last round."""
     turned = index % len(names)
     names = names[turned:] + names[:turned]
     return names[::-1] if index % 2 else names
@@ -53,11 +55,11 @@ def _in_order(names: list[str], index: int) -> list[str]:
 
 @contextmanager
 def _written(disk: Path, megabytes: int) -> Iterator[Path]:
-    """A directory with one new file that is still in the page cache only; nothing else is to be written."""
+    """Yield a directory with one new file that is only in the page cache. Everything else is on the disk."""
     os.sync()
     source = disk / "source"
     source.mkdir()
-    # Memory that a virtual machine has to get from its host first makes a copy up to ten times as slow.
+    # Take the memory first: if a virtual machine has to get it from its host, a copy is up to ten times slower.
     _write(source / "warm_up", 2 * megabytes)
     (source / "warm_up").unlink()
     _write(source / "model.pt", megabytes)
@@ -73,14 +75,14 @@ def _write(path: Path, megabytes: int) -> None:
 
 
 class _Reporting:
-    """path_of_committed: of the latest checkpoint that is; None before the first."""
+    """Reports checkpoints. path_of_committed: returns the path of the latest committed one, None before the first."""
 
     def __init__(self, train: Any, path_of_committed: Callable[[], str | None]) -> None:
         self._train = train
         self._path_of_committed = path_of_committed
 
     def report(self, name: str, source: Path) -> dict[str, float]:
-        """What the call took, and what it took until the checkpoint was committed, in seconds."""
+        """Report, and return the seconds of the call, and those until the checkpoint was committed."""
         before = self._path_of_committed()
         size = (source / "model.pt").stat().st_size
         begun = time.perf_counter()
@@ -101,7 +103,7 @@ class _Reporting:
 
 
 def _copy(source: Path) -> dict[str, float]:
-    """``cp``, and then fsync of the copy."""
+    """Run ``cp``, then fsync the copy. Return the seconds of both."""
     copy = source / "copy"
     begun = time.perf_counter()
     subprocess.run(["cp", source / "model.pt", copy], check=True)
@@ -111,7 +113,7 @@ def _copy(source: Path) -> dict[str, float]:
 
 
 def _hash(source: Path) -> dict[str, float]:
-    """The least that makes a file a checkpoint where it is: fsync, and a checksum."""
+    """Do what any checkpoint needs: fsync the file and compute a checksum. Return the seconds."""
     file = source / "model.pt"
     begun = time.perf_counter()
     _flush(file)

@@ -32,7 +32,7 @@ def train_ddp() -> None:
 
 def main() -> None:
     task, workers, start_method, *rest = sys.argv[1:]
-    if rest == ["import-torch"]:  # what most users' scripts do at their top
+    if rest == ["import-torch"]:  # as most scripts do
         import torch  # noqa: F401
     own_tasks = {"report": measure_reports, "checkpoint": measure_checkpoints, "ddp": train_ddp}
     tasks = {**benchmark_tasks.TASKS, **own_tasks}

@@ -1,4 +1,4 @@
-"""torchrun's Python interface, for what the command cannot do, a second run in one process: TASK WORKERS."""
+"""The Python interface of torchrun, which can run twice in one process: TASK WORKERS."""
 
 import sys
 

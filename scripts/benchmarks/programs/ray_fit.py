@@ -13,7 +13,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 def measure_checkpoints() -> None:
     def path_of_committed() -> str | None:
-        """Waits until what was reported is, as it is asked to."""
+        """Wait until all reported checkpoints are committed, and return the path of the latest."""
         reported = ray.train.get_all_reported_checkpoints(ray.train.CheckpointConsistencyMode.COMMITTED)
         return reported[-1].checkpoint.path if reported else None
 
@@ -28,7 +28,7 @@ def train_ddp() -> None:
 
 def main() -> None:
     task, workers, reports = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    # As many CPUs as the workers ask for; distrain asks for none.
+    # Ray needs one CPU per worker; distrain needs none.
     ray.init(num_cpus=max(workers, os.cpu_count() or 1))
     benchmark_tasks.write("ray_ready", time.time())
 

@@ -1,4 +1,4 @@
-"""Train for ever, write down each rank's first all_reduce, and end when the benchmark says so.
+"""Train until the benchmark ends the run, and write down each rank's first all_reduce.
 
 Under torchrun: no argument. As a user's script with a TorchTrainer: WORKERS MAX_FAILURES.
 """
@@ -21,9 +21,9 @@ def train() -> None:
     end = Path(os.environ["BENCHMARK_OUT"], "recovered.json")
     while True:
         over = torch.tensor(float(end.exists()))
-        distributed.all_reduce(over)  # all ranks see the end in the same step
+        distributed.all_reduce(over)  # so all ranks end in the same step
         if first:
-            restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])  # distrain sets it, too
+            restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])  # distrain sets it too
             write(f"first_{rank}_{time.time_ns()}", {"pid": os.getpid(), "restarts": restarts})
             first = False
         if over:

@@ -9,7 +9,7 @@ from benchmark_tasks import TASKS, run_once_or_twice
 
 def main() -> None:
     task, workers = sys.argv[1:]
-    # torchrunx hands on only some environment variables by itself.
+    # By default, torchrunx passes on only some environment variables.
     names = ("BENCHMARK_OUT", "OMP_NUM_THREADS", "HOME")
     launcher = torchrunx.Launcher(
         hostnames=["localhost"],

@@ -21,19 +21,19 @@ class NoValidations:
 
 
 def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> None:
-    store, told = RunStore(tmp_path / "run"), []
-    ledger = ReportHandler(
+    store, sent = RunStore(tmp_path / "run"), []
+    handler = ReportHandler(
         store,
         CheckpointConfig(num_to_keep=1),
-        tell=told.append,
+        send=sent.append,
         upload=lambda order: None,
-        saved=lambda path: None,
+        on_commit=lambda path: None,
         validations=NoValidations(),  # type: ignore[arg-type]
     )
-    ledger.begin(0, 1)
-    ledger.handle(wire.Running(attempt=0, rank=0))
+    handler.begin(0, 1)
+    handler.handle(wire.Running(attempt=0, rank=0))
     for number in range(1, wire.MOST_UNACKNOWLEDGED // 2):
-        ledger.handle(
+        handler.handle(
             wire.Reported(
                 attempt=0,
                 rank=0,
@@ -42,14 +42,14 @@ def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> 
                 ordinal=number,
                 files=[("file", 1)],
                 body=b"{}",
-                real="/source",
+                folder="/source",
             )
         )
-        ledger.flush()
-        directory = next(message.directory for message in reversed(told) if isinstance(message, wire.CopyFiles))
+        handler.flush()
+        directory = next(message.directory for message in reversed(sent) if isinstance(message, wire.CopyFiles))
         Path(directory, "file").write_bytes(b"x")
         files = [("file", 1, 0)]
-        ledger.handle(wire.FilesCopied(attempt=0, rank=0, ordinal=number, files=files, skipped=[]))
-        ledger.flush()
+        handler.handle(wire.FilesCopied(attempt=0, rank=0, ordinal=number, files=files, skipped=[]))
+        handler.flush()
     store.close()
-    assert [message for message in told if isinstance(message, wire.Acknowledged)]
+    assert [message for message in sent if isinstance(message, wire.Acknowledged)]

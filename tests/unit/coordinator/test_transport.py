@@ -19,7 +19,7 @@ from distrain.coordinator.transport import (
     PrefixTransport,
     SshTransport,
     hosts_of,
-    order_for,
+    settings_for,
     ssh_args_of,
     transports_for,
 )
@@ -155,38 +155,38 @@ def test_only_localhost_needs_no_ssh() -> None:
 # -- what goes along -------------------------------------------------------------------------------------------------
 
 
-def ordered(host: HostSpec, *, own: dict[str, str], path: list[str] | None = None, **given: str) -> HostSettings:
+def settings_of(host: HostSpec, *, own: dict[str, str], path: list[str] | None = None, **given: str) -> HostSettings:
     [transport] = transports_for([host])
-    return order_for(transport, directory="/here", sys_path=path or ["/p"], environment=given, own_environment=own)
+    return settings_for(transport, directory="/here", sys_path=path or ["/p"], environment=given, own_environment=own)
 
 
 def test_an_explicit_list_of_variables_goes_along() -> None:
     own = {"NCCL_DEBUG": "INFO", "HOME": "/home/me", "SECRET": "x", "PATH": "/bin", "RANK": "3"}
     own["CUDA_VISIBLE_DEVICES"] = "1"
-    assert ordered(FAR, own=own).environment == {"NCCL_DEBUG": "INFO", "PATH": "/bin"}
-    assert ordered(FAR, own={**own, "DISTRAIN_ENV": "SECRET,MY_*"}).environment["SECRET"] == "x"
+    assert settings_of(FAR, own=own).environment == {"NCCL_DEBUG": "INFO", "PATH": "/bin"}
+    assert settings_of(FAR, own={**own, "DISTRAIN_ENV": "SECRET,MY_*"}).environment["SECRET"] == "x"
 
 
 def test_settings_of_tensorflow_go_along_but_not_which_worker_the_users_process_is() -> None:
     settings = {"TF_USE_LEGACY_KERAS": "0", "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "jax", "XLA_FLAGS": "-x"}
-    assert ordered(FAR, own={**settings, "TF_CONFIG": "{}"}).environment == settings
+    assert settings_of(FAR, own={**settings, "TF_CONFIG": "{}"}).environment == settings
 
 
 def test_to_this_machine_nothing_has_to_go() -> None:
-    assert ordered(HostSpec(), own={"NCCL_DEBUG": "INFO"}, A="1").environment == {"A": "1"}
+    assert settings_of(HostSpec(), own={"NCCL_DEBUG": "INFO"}, A="1").environment == {"A": "1"}
 
 
 def test_variables_may_be_named_with_blanks_between_them() -> None:
     own = {"X": "1", "B": "2"}
-    assert ordered(FAR, own={**own, "DISTRAIN_ENV": " X, B ,"}).environment == {"X": "1", "B": "2"}
+    assert settings_of(FAR, own={**own, "DISTRAIN_ENV": " X, B ,"}).environment == {"X": "1", "B": "2"}
 
 
 @pytest.mark.parametrize("host", [HostSpec(), FAR])
 def test_where_the_ranks_meet_goes_along_if_the_user_names_it(host: HostSpec) -> None:
     """Also to this machine, which has it anyway: but not every value there is meant for us."""
     own = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511", "X": "1"}
-    assert not ordered(host, own=own).environment
-    assert ordered(host, own={**own, "DISTRAIN_ENV": "MASTER_*"}).environment == {
+    assert not settings_of(host, own=own).environment
+    assert settings_of(host, own={**own, "DISTRAIN_ENV": "MASTER_*"}).environment == {
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29511",
     }
@@ -195,29 +195,29 @@ def test_where_the_ranks_meet_goes_along_if_the_user_names_it(host: HostSpec) ->
 @pytest.mark.parametrize("host", [HostSpec(), FAR])
 def test_a_fit_in_a_worker_does_not_meet_where_the_worker_has_met_others(host: HostSpec) -> None:
     own = {"MASTER_PORT": "29511", "DISTRAIN_ENV": "MASTER_*,X", "X": "1", "TORCHELASTIC_RUN_ID": "id"}
-    assert "MASTER_PORT" not in ordered(host, own=own).environment
+    assert "MASTER_PORT" not in settings_of(host, own=own).environment
 
 
 @pytest.mark.parametrize("host", [HostSpec(gpus=("2",)), replace(FAR, gpus=("2",))])
 def test_the_gpus_of_a_host_go_before_those_for_all(host: HostSpec) -> None:
     """Its agent is started with them; nothing may come later."""
     own = {"CUDA_VISIBLE_DEVICES": "0", "DISTRAIN_ENV": "CUDA_*"}
-    assert ordered(host, own=own, CUDA_VISIBLE_DEVICES="1", A="1").environment == {"A": "1"}
+    assert settings_of(host, own=own, CUDA_VISIBLE_DEVICES="1", A="1").environment == {"A": "1"}
 
 
 def test_the_hostfile_goes_before_what_is_for_all_and_that_before_ones_own() -> None:
     host = HostSpec(name="far", address="far", cwd="/there", environment={"A": "host"})
-    order = ordered(host, own={"TORCH_X": "own", "TORCH_Y": "own"}, A="all", TORCH_X="all")
-    assert order.environment == {"A": "host", "TORCH_X": "all", "TORCH_Y": "own"}
-    assert order.directory == "/there"
-    assert ordered(FAR, own={}).directory == "/here"
+    settings = settings_of(host, own={"TORCH_X": "own", "TORCH_Y": "own"}, A="all", TORCH_X="all")
+    assert settings.environment == {"A": "host", "TORCH_X": "all", "TORCH_Y": "own"}
+    assert settings.directory == "/there"
+    assert settings_of(FAR, own={}).directory == "/here"
 
 
 def test_another_interpreter_keeps_its_libraries_and_gets_the_users_folders() -> None:
     host = HostSpec(name="far", address="far", python="/opt/bin/python")
     folders = [path for path in sys.path if Path(path).name.startswith(("python", "lib-dynload", "site-packages"))]
     assert folders
-    order = ordered(host, own={"PATH": "/bin"}, path=["/script", "/pythonpath", *folders, "/editable"])
-    assert order.sys_path == ["/script", "/pythonpath", None, "/editable"]
-    assert order.environment == {}
-    assert ordered(FAR, own={}, path=["/script", *folders]).sys_path == ["/script", *folders]
+    settings = settings_of(host, own={"PATH": "/bin"}, path=["/script", "/pythonpath", *folders, "/editable"])
+    assert settings.sys_path == ["/script", "/pythonpath", None, "/editable"]
+    assert settings.environment == {}
+    assert settings_of(FAR, own={}, path=["/script", *folders]).sys_path == ["/script", *folders]

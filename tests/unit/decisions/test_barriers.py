@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distrain.decisions.barriers import WARN_AFTER_S, Answer, BarrierTracker, Late
+from distrain.decisions.barriers import WARN_AFTER_S, BarrierTracker, EndCall
+from distrain.decisions.events import ShowLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,13 +27,13 @@ def join(
     data: bytes = b"",
     now: float = 0.0,
     timeout_s: float | None = None,
-) -> list[Answer]:
-    return collectives.joined(rank, index, operation, data, now, timeout_s)
+) -> list[EndCall]:
+    return collectives.entered(rank, index, operation, data, now, timeout_s)
 
 
 def join_all(
     collectives: BarrierTracker, ranks: Iterable[int], index: int = 1, operation: str = BARRIER
-) -> list[Answer]:
+) -> list[EndCall]:
     """The answers to the last of them; the others must have to wait."""
     *first, last = ranks
     for rank in first:
@@ -40,13 +41,13 @@ def join_all(
     return join(collectives, last, index, operation, b"%d" % last)
 
 
-def refusals(answers: list[Answer]) -> dict[int, str]:
+def refusals(answers: list[EndCall]) -> dict[int, str]:
     """By rank; nobody may go on."""
     assert all(answer.refused is not None and answer.data == b"" for answer in answers)
     return {answer.rank: str(answer.refused) for answer in answers}
 
 
-def the_reason(answers: list[Answer]) -> str:
+def the_reason(answers: list[EndCall]) -> str:
     [reason] = set(refusals(answers).values())
     return reason
 
@@ -56,11 +57,11 @@ def the_reason(answers: list[Answer]) -> str:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_when_all_have_come_all_go_on_with_rank_0s_data(order: tuple[int, ...]) -> None:
-    assert join_all(BarrierTracker(3), order) == [Answer(rank, 1, b"0") for rank in range(3)]
+    assert join_all(BarrierTracker(3), order) == [EndCall(rank, 1, b"0") for rank in range(3)]
 
 
 def test_a_lone_rank_waits_for_nobody() -> None:
-    assert join(BarrierTracker(1), 0, data=b"mine") == [Answer(0, 1, b"mine")]
+    assert join(BarrierTracker(1), 0, data=b"mine") == [EndCall(0, 1, b"mine")]
 
 
 def test_the_nth_pairs_with_the_nth() -> None:
@@ -176,7 +177,7 @@ def test_the_notice_names_who_waits_and_who_is_missing() -> None:
     assert collectives.deadline() == 10.0 + WARN_AFTER_S
     assert collectives.tick(10.0 + WARN_AFTER_S * 0.99) == []
     [late] = collectives.tick(10.0 + WARN_AFTER_S)
-    assert isinstance(late, Late)
+    assert isinstance(late, ShowLine)
     assert "rank(s) 0, 1, 3 have been waiting in barrier()" in late.text
     assert "rank(s) 2, 4 have not called it yet" in late.text
 
@@ -207,7 +208,7 @@ def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
     join(collectives, 0, now=12.0, timeout_s=5.0)
     assert collectives.deadline() == 15.0
     assert collectives.tick(14.9) == []
-    told = refusals([answer for answer in collectives.tick(15.0) if isinstance(answer, Answer)])
+    told = refusals([answer for answer in collectives.tick(15.0) if isinstance(answer, EndCall)])
     assert told == dict.fromkeys((0, 2), "rank(s) 1, 3 have not come to barrier() within 5 s")
     assert refusals(join(collectives, 1, now=16.0, timeout_s=5.0)) == {1: told[0]}, "the same for who comes later"
     assert collectives.deadline() is None
@@ -217,15 +218,15 @@ def test_a_long_timeout_comes_after_the_notice() -> None:
     collectives = BarrierTracker(2)
     join(collectives, 0, timeout_s=WARN_AFTER_S * 2)
     assert collectives.deadline() == WARN_AFTER_S
-    assert [type(told) for told in collectives.tick(WARN_AFTER_S)] == [Late]
+    assert [type(told) for told in collectives.tick(WARN_AFTER_S)] == [ShowLine]
     assert collectives.deadline() == WARN_AFTER_S * 2
-    assert [type(told) for told in collectives.tick(WARN_AFTER_S * 2)] == [Answer]
+    assert [type(told) for told in collectives.tick(WARN_AFTER_S * 2)] == [EndCall]
 
 
 def test_a_timeout_that_is_not_over_is_nothing() -> None:
     collectives = BarrierTracker(2)
     join(collectives, 0, timeout_s=5.0)
-    assert join(collectives, 1, now=4.0, timeout_s=5.0) == [Answer(0, 1), Answer(1, 1)]
+    assert join(collectives, 1, now=4.0, timeout_s=5.0) == [EndCall(0, 1), EndCall(1, 1)]
     assert (collectives.deadline(), collectives.tick(1e6)) == (None, [])
 
 
@@ -243,7 +244,7 @@ class Oracle:
     """What a rank still has to do, and what it has heard."""
 
     operations: list[str]
-    heard: list[Answer] = field(default_factory=list)
+    heard: list[EndCall] = field(default_factory=list)
     waits: bool = False
     finished: bool = False
 
@@ -286,6 +287,6 @@ def test_in_any_order_calls_pair_by_number_and_nobody_waits_for_ever(
         heard = [oracle.heard[index] if index < len(oracle.heard) else None for oracle in ranks]
         called = {oracle.operations[index] if index < len(oracle.operations) else None for oracle in ranks}
         if len(called) == 1:
-            assert heard == [Answer(rank, index + 1, f"0:{index + 1}".encode()) for rank in range(world_size)]
+            assert heard == [EndCall(rank, index + 1, f"0:{index + 1}".encode()) for rank in range(world_size)]
         else:
             assert all(answer is None or answer.refused for answer in heard)

@@ -16,15 +16,13 @@ from distrain.decisions.checkpoint_assembly import (
     FIRST_PATIENCE_S,
     PATIENCE_S,
     SILENCE_S,
+    Action,
     CheckpointAssembly,
-    CopyFiles,
-    Decision,
-    Discard,
     Drop,
     Refuse,
-    Say,
-    Source,
+    StoreFiles,
 )
+from distrain.decisions.events import ShowLine
 from distrain.storage.commit import Commit, CommittedFile
 from distrain.storage.retention import best_first, surplus
 
@@ -50,12 +48,12 @@ def bring(
     index: int | None = None,
     now: float = 0.0,
     **metrics: Any,
-) -> list[Decision]:
+) -> list[Action]:
     """report() with a checkpoint; by default the rank reports nothing else, so index and ordinal agree."""
     return rounds.reported(rank, index or ordinal, metrics, ordinal, files, now)
 
 
-def note(rounds: CheckpointAssembly, rank: int, index: int, now: float = 0.0, **metrics: Any) -> list[Decision]:
+def note(rounds: CheckpointAssembly, rank: int, index: int, now: float = 0.0, **metrics: Any) -> list[Action]:
     """report() without a checkpoint."""
     return rounds.reported(rank, index, metrics, None, (), now)
 
@@ -68,17 +66,17 @@ def deliver(
     skipped: Iterable[str] = (),
     crc: int = 1,
     now: float = 0.0,
-) -> list[Decision]:
+) -> list[Action]:
     contents = [(path, 10, crc) for path in files], [(path, 10, crc) for path in skipped]
-    return rounds.delivered(rank, ordinal, *contents, now)
+    return rounds.stored(rank, ordinal, *contents, now)
 
 
-def only(kind: type[Any], decisions: list[Decision]) -> list[Any]:
-    return [decision for decision in decisions if isinstance(decision, kind)]
+def only(kind: type[Any], actions: list[Action]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
 
 
-def the_commit(decisions: list[Decision]) -> Commit:
-    [commit] = only(Commit, decisions)
+def the_commit(actions: list[Action]) -> Commit:
+    [commit] = only(Commit, actions)
     assert isinstance(commit, Commit)
     return commit
 
@@ -92,7 +90,7 @@ def owners(commit: Commit) -> dict[str, int]:
 
 def test_a_single_rank_is_granted_and_committed_at_once() -> None:
     rounds = rounds_of(1)
-    assert bring(rounds, 0, 1, "b", "a", loss=0.5) == [CopyFiles(0, 1, ("a", "b"))]
+    assert bring(rounds, 0, 1, "b", "a", loss=0.5) == [StoreFiles(0, 1, ("a", "b"))]
     files = (CommittedFile("a", 0, 10, 1), CommittedFile("b", 0, 10, 1))
     assert deliver(rounds, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5})]
 
@@ -103,7 +101,7 @@ def test_metrics_alone_decide_nothing() -> None:
 
 def test_an_empty_checkpoint_is_committed() -> None:
     rounds = rounds_of(1)
-    assert bring(rounds, 0, 1) == [CopyFiles(0, 1, ())]
+    assert bring(rounds, 0, 1) == [StoreFiles(0, 1, ())]
     assert the_commit(deliver(rounds, 0, 1)).files == ()
 
 
@@ -113,142 +111,40 @@ def test_nothing_is_committed_before_it_is_delivered() -> None:
     assert rounds.tick(1e6) == []
 
 
-# -- local files that are to be deleted ------------------------------------------------------------------------------
-
-
-def hand_over(
-    rounds: CheckpointAssembly, rank: int, ordinal: int, folder: str, *files: str, waits: bool = True
-) -> list[Decision]:
-    """report() with files that are to be deleted."""
-    source = Source(folder=folder, deletes=True, waits=waits)
-    return rounds.reported(rank, ordinal, {}, ordinal, files, 0.0, source)
-
-
-def test_a_checkpoint_is_committed_when_the_local_files_are_deleted() -> None:
-    rounds = rounds_of(1)
-    hand_over(rounds, 0, 1, "/a", "a")
-    assert deliver(rounds, 0, 1, "a") == [Discard(0, 1, at_once=True)]
-    assert the_commit(rounds.discarded(0, 1, 0.0)).ordinal == 1
-
-
-@pytest.mark.parametrize("other", ["/shared", "/shared/of 1", "/"])
-def test_a_directory_is_deleted_when_all_that_bring_it_have_delivered(other: str) -> None:
-    rounds = rounds_of(2)
-    hand_over(rounds, 0, 1, "/shared", "a")
-    assert deliver(rounds, 0, 1, "a") == []
-    assert only(Discard, hand_over(rounds, 1, 1, other, "a")) == []
-    done = deliver(rounds, 1, 1, skipped=["a"])
-    assert done == [Discard(0, 1, at_once=True), Discard(1, 1, at_once=True)]
-    assert rounds.discarded(0, 1, 0.0) == []
-    assert the_commit(rounds.discarded(1, 1, 0.0)).ordinal == 1
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_directory_of_one_rank_alone_waits_for_the_others_word_and_not_for_their_files(*, waits: bool) -> None:
-    """But if nobody waits for it, it is better safe."""
-    rounds = rounds_of(2)
-    hand_over(rounds, 0, 1, "/of 0", "a", waits=waits)
-    assert deliver(rounds, 0, 1, "a") == []
-    assert only(Discard, hand_over(rounds, 1, 1, "/of 01", "b")) == ([Discard(0, 1, at_once=True)] if waits else [])
-
-
-def test_a_rank_does_not_wait_for_ever_for_its_files_to_be_deleted() -> None:
-    rounds = rounds_of(2, running_since=0.0)
-    hand_over(rounds, 0, 1, "/a", "a")
-    assert deliver(rounds, 0, 1, "a") == []
-    assert rounds.deadline() == FIRST_PATIENCE_S
-    assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
-    assert rounds.discarded(0, 1, 2.0) == []
-    decisions = rounds.finished(1, 3.0)
-    assert the_commit(decisions).ordinal == 1
-    assert only(Discard, decisions) == [Discard(0, 1, at_once=True)]
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_nothing_is_deleted_if_the_checkpoint_is_dropped(*, waits: bool) -> None:
-    rounds = rounds_of(2)
-    hand_over(rounds, 0, 1, "/a", "a", waits=waits)
-    hand_over(rounds, 1, 1, "/a", "a", waits=waits)
-    assert rounds.delivered(0, 1, [("a", 10, 1)], [], 0.0) == []
-    decisions = rounds.delivered(1, 1, [], [], 0.0, "disk full")
-    assert only(Discard, decisions) == ([Discard(0, 1, at_once=False)] if waits else [])
-    assert Drop(1) in decisions
-    assert rounds.discarded(0, 1, 0.0) == []
-
-
-def test_a_shared_directory_that_one_rank_was_told_to_leave_is_deleted_by_no_other() -> None:
-    """It may have new files there by then, and looks before it deletes anything."""
-    rounds = rounds_of(2, running_since=0.0)
-    hand_over(rounds, 0, 1, "/shared", "a")
-    deliver(rounds, 0, 1, "a")
-    assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
-    rounds.discarded(0, 1, 1.0)
-    hand_over(rounds, 1, 1, "/shared", "b")
-    done = deliver(rounds, 1, 1, "b")
-    assert Discard(1, 1, at_once=True) not in done
-    assert set(only(Discard, done)) == {Discard(0, 1, at_once=True), Discard(1, 1, at_once=False)}
-    assert the_commit(rounds.discarded(1, 1, 1.0)).ordinal == 1
-
-
-def test_what_a_lost_host_owes() -> None:
-    rounds = rounds_of(2, running_since=0.0)
-    hand_over(rounds, 0, 1, "/a", "a")
-    assert rounds.awaits([0], ends=True)
-    assert not rounds.awaits([1], ends=False)
-    deliver(rounds, 0, 1, "a")
-    assert (rounds.awaits([0], ends=False), rounds.awaits([0], ends=True)) == (True, False)
-
-
-def test_a_checkpoint_whose_local_files_cannot_be_deleted_is_committed_and_they_are_told_of() -> None:
-    rounds = rounds_of(1)
-    hand_over(rounds, 0, 1, "/a", "a")
-    deliver(rounds, 0, 1, "a")
-    decisions = rounds.discarded(0, 1, 0.0, "disk full")
-    assert the_commit(decisions).ordinal == 1
-    assert only(Say, decisions) == [Say("local files of checkpoint 1 may still be in /a of rank 0: disk full")]
-
-
-def test_who_has_waited_in_vain_for_the_others_does_not_wait_again() -> None:
-    rounds = rounds_of(2, running_since=0.0)
-    hand_over(rounds, 0, 1, "/a", "a")
-    assert deliver(rounds, 0, 1, "a") == []
-    assert rounds.tick(FIRST_PATIENCE_S) == [Discard(0, 1, at_once=False)]
-    rounds.discarded(0, 1, 1.0)
-    hand_over(rounds, 0, 2, "/b", "a")
-    assert deliver(rounds, 0, 2, "a") == [Discard(0, 2, at_once=False)]
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_nothing_is_deleted_if_ranks_differ_in_who_stores_the_files(*, waits: bool) -> None:
-    """For then the checkpoint is dropped, by whoever makes it one, and at once."""
-    rounds = rounds_of(2)
-    rounds.reported(0, 1, {}, 1, (), 0.0, Source(in_place=True))
-    hand_over(rounds, 1, 1, "/b", "b", waits=waits)
-    decisions = deliver(rounds, 0, 1, "a")
-    decisions += deliver(rounds, 1, 1, "b")
-    assert only(Discard, decisions) == ([Discard(1, 1, at_once=False)] if waits else [])
-    assert the_commit(decisions).ranks == (0, 1)
-
-
 # -- files that are in place already ---------------------------------------------------------------------------------
 
 
-def test_files_in_place_are_looked_at_when_all_ranks_have_their_say() -> None:
-    rounds, source = rounds_of(3), Source(in_place=True, waits=False)
-    assert rounds.reported(0, 1, {}, 1, (), 0.0, source) == []
-    assert rounds.reported(2, 1, {}, 1, (), 0.0, source) == []
-    assert note(rounds, 1, 1) == [CopyFiles(0, 1, ()), CopyFiles(2, 1, ())]
-    deliver(rounds, 2, 1)
+def test_files_in_place_are_listed_when_all_ranks_have_reported() -> None:
+    """By the host of the lowest rank, for all."""
+    rounds = rounds_of(3)
+    assert rounds.reported(0, 1, {}, 1, (), 0.0, "/run/a") == []
+    assert rounds.reported(2, 1, {}, 1, (), 0.0, "/run/a") == []
+    assert note(rounds, 1, 1) == [StoreFiles(0, 1, ())]
     assert owners(the_commit(deliver(rounds, 0, 1, "a", "b"))) == {"a": 0, "b": 0}
 
 
-def test_what_a_function_has_stored_is_deleted_when_all_ranks_have_their_say() -> None:
-    rounds, source = rounds_of(2), Source(folder="/a", in_place=True, waits=False, deletes=True)
-    assert rounds.reported(0, 1, {}, 1, (), 0.0, source) == []
-    decisions = rounds.reported(1, 1, {}, 1, (), 0.0, source)
-    assert only(Discard, decisions) == [Discard(0, 1, at_once=True), Discard(1, 1, at_once=True)]
-    deliver(rounds, 1, 1)
-    assert the_commit(deliver(rounds, 0, 1, "a")).ordinal == 1
+@pytest.mark.parametrize(("other", "named"), [("/run/b", "/run/b"), ("", "files to copy")])
+def test_a_checkpoint_whose_ranks_name_different_directories_is_dropped(other: str, named: str) -> None:
+    rounds = rounds_of(2)
+    rounds.reported(0, 1, {}, 1, (), 0.0, "/run/a")
+    rounds.reported(1, 1, {}, 1, (), 0.0, other)
+    actions = deliver(rounds, 0, 1, "a")
+    if not other:
+        assert actions == []
+        actions = deliver(rounds, 1, 1)
+    [said, dropped] = actions
+    assert isinstance(said, ShowLine)
+    assert said.text.endswith(f"must name the same directory, and not /run/a (rank 0), {named} (rank 1)")
+    assert dropped == Drop(1)
+
+
+def test_what_a_lost_host_owes() -> None:
+    rounds = rounds_of(2)
+    bring(rounds, 0, 1, "a")
+    assert rounds.awaits([0])
+    assert not rounds.awaits([1])
+    deliver(rounds, 0, 1, "a")
+    assert not rounds.awaits([0])
 
 
 # -- rank 0 only -----------------------------------------------------------------------------------------------------
@@ -290,7 +186,7 @@ def test_rank_0_only_says_nothing_about_it() -> None:
     rounds = rounds_of(2)
     bring(rounds, 0, 1, "model")
     deliver(rounds, 0, 1, "model")
-    assert only(Say, note(rounds, 0, 2, now=1)) == []
+    assert only(ShowLine, note(rounds, 0, 2, now=1)) == []
 
 
 # -- some ranks ------------------------------------------------------------------------------------------------------
@@ -300,9 +196,9 @@ def test_ranks_1_and_3_only() -> None:
     rounds = rounds_of(4)
     bring(rounds, 1, 1, "shard-1")
     bring(rounds, 3, 1, "shard-3")
-    assert only(CopyFiles, rounds.tick(FIRST_PATIENCE_S)) == [
-        CopyFiles(1, 1, ("shard-1",)),
-        CopyFiles(3, 1, ("shard-3",)),
+    assert only(StoreFiles, rounds.tick(FIRST_PATIENCE_S)) == [
+        StoreFiles(1, 1, ("shard-1",)),
+        StoreFiles(3, 1, ("shard-3",)),
     ]
     deliver(rounds, 1, 1, "shard-1", now=2)
     assert deliver(rounds, 3, 1, "shard-3", now=2) == []
@@ -314,8 +210,8 @@ def test_ranks_1_and_3_only() -> None:
 
 def test_ranks_that_share_nothing_keep_all_their_files() -> None:
     rounds = rounds_of(2)
-    assert bring(rounds, 0, 1, "shard-0") == [CopyFiles(0, 1, ("shard-0",))]
-    assert bring(rounds, 1, 1, "shard-1") == [CopyFiles(1, 1, ("shard-1",))]
+    assert bring(rounds, 0, 1, "shard-0") == [StoreFiles(0, 1, ("shard-0",))]
+    assert bring(rounds, 1, 1, "shard-1") == [StoreFiles(1, 1, ("shard-1",))]
     deliver(rounds, 0, 1, "shard-0")
     assert owners(the_commit(deliver(rounds, 1, 1, "shard-1"))) == {"shard-0": 0, "shard-1": 1}
 
@@ -375,7 +271,7 @@ def test_waiting_long_for_such_a_rank_is_said_once() -> None:
     bring(rounds, 0, 2, "shard-0")
     deliver(rounds, 0, 2, "shard-0")
     [said] = rounds.tick(MISSING_RANK_S)
-    assert isinstance(said, Say)
+    assert isinstance(said, ShowLine)
     assert "rank(s) 1" in said.text
     assert rounds.tick(2 * MISSING_RANK_S) == []
 
@@ -395,9 +291,9 @@ def test_a_rank_that_brought_one_and_finished_is_not_waited_for() -> None:
 
 def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothing() -> None:
     rounds = rounds_of(3)
-    assert bring(rounds, 0, 1, "model") == [CopyFiles(0, 1, ("model",))]
+    assert bring(rounds, 0, 1, "model") == [StoreFiles(0, 1, ("model",))]
     for rank in (1, 2):
-        assert bring(rounds, rank, 1, "model") == [CopyFiles(rank, 1, ())]
+        assert bring(rounds, rank, 1, "model") == [StoreFiles(rank, 1, ())]
     for rank in (1, 2):
         deliver(rounds, rank, 1, skipped=["model"])
     commit = the_commit(deliver(rounds, 0, 1, "model"))
@@ -408,15 +304,15 @@ def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothi
 def test_a_rank_copies_what_only_it_has() -> None:
     rounds = rounds_of(2)
     bring(rounds, 0, 1, "model")
-    assert bring(rounds, 1, 1, "model", "rng-1") == [CopyFiles(1, 1, ("rng-1",))]
+    assert bring(rounds, 1, 1, "model", "rng-1") == [StoreFiles(1, 1, ("rng-1",))]
 
 
 def test_rank_1_waits_for_rank_0_and_is_then_spared_the_copy() -> None:
     rounds = rounds_of(2)
     assert bring(rounds, 1, 1, "model") == []
     assert bring(rounds, 0, 1, "model", now=FIRST_PATIENCE_S / 2) == [
-        CopyFiles(0, 1, ("model",)),
-        CopyFiles(1, 1, ()),
+        StoreFiles(0, 1, ("model",)),
+        StoreFiles(1, 1, ()),
     ]
 
 
@@ -424,7 +320,7 @@ def test_rank_1_waits_no_longer_than_its_patience() -> None:
     rounds = rounds_of(2)
     bring(rounds, 1, 1, "model")
     assert rounds.tick(FIRST_PATIENCE_S * 0.99) == []
-    assert rounds.tick(FIRST_PATIENCE_S) == [CopyFiles(1, 1, ("model",))]
+    assert rounds.tick(FIRST_PATIENCE_S) == [StoreFiles(1, 1, ("model",))]
 
 
 def test_rank_1_waits_longer_for_what_rank_0_brought_last_time() -> None:
@@ -435,7 +331,7 @@ def test_rank_1_waits_longer_for_what_rank_0_brought_last_time() -> None:
     deliver(rounds, 1, 1)
     assert bring(rounds, 1, 2, "model", now=100) == []
     assert rounds.tick(100 + PATIENCE_S * 0.99) == []
-    assert rounds.tick(100 + PATIENCE_S) == [CopyFiles(1, 2, ("model",))]
+    assert rounds.tick(100 + PATIENCE_S) == [StoreFiles(1, 2, ("model",))]
 
 
 def test_rank_1_does_not_wait_at_all_for_what_only_it_brought_last_time() -> None:
@@ -444,22 +340,22 @@ def test_rank_1_does_not_wait_at_all_for_what_only_it_brought_last_time() -> Non
         bring(rounds, rank, 1, f"shard-{rank}")
         rounds.tick(FIRST_PATIENCE_S)
         deliver(rounds, rank, 1, f"shard-{rank}", now=FIRST_PATIENCE_S)
-    assert bring(rounds, 1, 2, "shard-1", now=100) == [CopyFiles(1, 2, ("shard-1",))]
+    assert bring(rounds, 1, 2, "shard-1", now=100) == [StoreFiles(1, 2, ("shard-1",))]
 
 
 def test_when_patience_ran_out_the_lowest_rank_is_kept_all_the_same() -> None:
     rounds = rounds_of(2)
     bring(rounds, 1, 1, "model")
-    assert rounds.tick(FIRST_PATIENCE_S) == [CopyFiles(1, 1, ("model",))]
+    assert rounds.tick(FIRST_PATIENCE_S) == [StoreFiles(1, 1, ("model",))]
     deliver(rounds, 1, 1, "model", now=2)
-    assert bring(rounds, 0, 1, "model", now=3) == [CopyFiles(0, 1, ("model",))]
+    assert bring(rounds, 0, 1, "model", now=3) == [StoreFiles(0, 1, ("model",))]
     assert owners(the_commit(deliver(rounds, 0, 1, "model", now=4))) == {"model": 0}
 
 
 def test_rank_1_does_not_wait_for_a_finished_rank_0() -> None:
     rounds = rounds_of(2)
     rounds.finished(0, 0.0)
-    assert bring(rounds, 1, 1, "model") == [CopyFiles(1, 1, ("model",))]
+    assert bring(rounds, 1, 1, "model") == [StoreFiles(1, 1, ("model",))]
 
 
 # -- ranks that are just slow ----------------------------------------------------------------------------------------
@@ -528,17 +424,6 @@ def test_a_checkpoint_may_wait_for_nothing_but_uploads() -> None:
     assert not rounds.awaits_only(set(), 0)
 
 
-def test_an_upload_that_is_awaited_is_not_held_up_by_local_files_that_are_not_deleted_yet() -> None:
-    rounds = rounds_of(2)
-    hand_over(rounds, 0, 1, "/a", "a", waits=False)
-    hand_over(rounds, 1, 1, "/b", "b", waits=False)
-    deliver(rounds, 0, 1, "a")
-    assert rounds.awaits_only({(1, 1)}, 0)
-    deliver(rounds, 1, 1, "b")
-    assert rounds.awaits_only({(0, 1), (1, 1)}, 0), "they are being deleted"
-    assert the_commit(rounds.close(0.0)).ranks == (0, 1)
-
-
 # -- ranks that are ahead of others ------------------------------------------------------------------------------------
 
 
@@ -546,7 +431,7 @@ def run_ahead(rounds: CheckpointAssembly, ordinals: Iterable[int], now: float = 
     """Rank 0 brings checkpoints and stores what it may; returns the ordinals of those."""
     granted = []
     for ordinal in ordinals:
-        if CopyFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now):
+        if StoreFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now):
             granted.append(ordinal)
             deliver(rounds, 0, ordinal, f"shard-0-{ordinal}", now=now)
     return granted
@@ -558,7 +443,7 @@ def test_a_rank_that_is_ahead_waits_for_the_checkpoints_before() -> None:
     assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
     committed, granted = deliver(rounds, 1, 1, "shard-1")
     assert isinstance(committed, Commit)
-    assert granted == CopyFiles(0, 3, ("shard-0-3",))
+    assert granted == StoreFiles(0, 3, ("shard-0-3",))
 
 
 def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_not_its_next() -> None:
@@ -567,7 +452,7 @@ def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_n
     deliver(rounds, 1, 1, "shard-1")
     assert run_ahead(rounds, [1, 2, 3, 4]) == [1, 2, 3]
     bring(rounds, 1, 2, "shard-1")
-    assert CopyFiles(0, 4, ("shard-0-4",)) in deliver(rounds, 1, 2, "shard-1")
+    assert StoreFiles(0, 4, ("shard-0-4",)) in deliver(rounds, 1, 2, "shard-1")
 
 
 def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
@@ -575,7 +460,7 @@ def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
     rounds.running(0, 0.0)
     assert run_ahead(rounds, [1, 2, 3]) == [1, 2]
     rounds.running(1, 1.0)
-    assert rounds.tick(1.0) == [CopyFiles(0, 3, ("shard-0-3",))]
+    assert rounds.tick(1.0) == [StoreFiles(0, 3, ("shard-0-3",))]
 
 
 @pytest.mark.parametrize("reports", [0, 1])
@@ -593,9 +478,9 @@ def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
     deliver(rounds, 1, 1, "shard-1")
     assert run_ahead(rounds, [1, 2, 3, 4], now=5.0) == [1, 2, 3]
     assert rounds.deadline() == 5.0 + MISSING_RANK_S
-    decisions = rounds.tick(5.0 + MISSING_RANK_S)
-    assert only(CopyFiles, decisions) == [CopyFiles(0, 4, ("shard-0-4",))]
-    assert "rank(s) 1 brought earlier ones" in only(Say, decisions)[0].text
+    actions = rounds.tick(5.0 + MISSING_RANK_S)
+    assert only(StoreFiles, actions) == [StoreFiles(0, 4, ("shard-0-4",))]
+    assert "rank(s) 1 brought earlier ones" in only(ShowLine, actions)[0].text
     assert run_ahead(rounds, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
 
 
@@ -620,7 +505,7 @@ def test_a_checkpoint_needs_nothing_more_from_a_rank_that_has_delivered() -> Non
     assert rounds.storing({1}, (), 0.0) == frozenset(), "rank 1 has not stored its own part"
     deliver(rounds, 1, 1, "shard-1")
     assert rounds.storing({1}, (), 0.0) == {(0, 1), (2, 1)}
-    rounds.delivered(2, 1, [], [], 0.0, "disk full")
+    rounds.stored(2, 1, [], [], 0.0, "disk full")
     assert rounds.storing({1}, (), 0.0) == frozenset(), "it will be dropped"
 
 
@@ -676,7 +561,7 @@ def test_a_rank_that_was_storing_when_it_failed_has_not_made_that_report() -> No
 
 def test_what_uploaders_bring_needs_no_rank() -> None:
     rounds = rounds_of(2)
-    hand_over(rounds, 0, 1, "/a", "a", waits=False)
+    bring(rounds, 0, 1, "a")
     note(rounds, 1, 1)
     assert rounds.storing({1}, {(0, 1)}, 0.0) == frozenset()
 
@@ -690,7 +575,7 @@ def test_a_silent_rank_is_written_off_in_time_with_one_notice() -> None:
     deliver(rounds, 0, 1, "model", now=5)
     assert rounds.tick(MISSING_RANK_S * 0.99) == []
     said, committed = rounds.tick(MISSING_RANK_S)
-    assert isinstance(said, Say)
+    assert isinstance(said, ShowLine)
     assert "rank(s) 1" in said.text
     assert "missing_rank_s" in said.text
     assert isinstance(committed, Commit)
@@ -700,9 +585,9 @@ def test_the_notice_comes_once() -> None:
     rounds, said = rounds_of(2), []
     for ordinal in (1, 2):
         start = ordinal * 1000.0
-        said += only(Say, bring(rounds, 0, ordinal, "model", now=start))
+        said += only(ShowLine, bring(rounds, 0, ordinal, "model", now=start))
         deliver(rounds, 0, ordinal, "model", now=start)
-        said += only(Say, rounds.tick(start + MISSING_RANK_S))
+        said += only(ShowLine, rounds.tick(start + MISSING_RANK_S))
     assert len(said) == 1
 
 
@@ -711,7 +596,7 @@ def test_the_notice_names_only_ranks_that_are_missing() -> None:
     rounds.finished(1, 0.0)
     bring(rounds, 0, 1, "model")
     deliver(rounds, 0, 1, "model")
-    [said] = only(Say, rounds.tick(MISSING_RANK_S))
+    [said] = only(ShowLine, rounds.tick(MISSING_RANK_S))
     assert "rank(s) 2," in said.text
 
 
@@ -734,7 +619,7 @@ def test_a_refused_rank_may_say_that_an_exception_took_it_out_of_report() -> Non
     deliver(rounds, 0, 1, "model")
     rounds.tick(MISSING_RANK_S)
     assert only(Refuse, bring(rounds, 1, 1, "model"))
-    assert rounds.delivered(1, 1, [], [], MISSING_RANK_S, "TimeoutError('alarm')") == []
+    assert rounds.stored(1, 1, [], [], MISSING_RANK_S, "TimeoutError('alarm')") == []
     bring(rounds, 0, 2, "model", now=MISSING_RANK_S)
     bring(rounds, 1, 2, "model", now=MISSING_RANK_S)
     deliver(rounds, 1, 2, skipped=["model"])
@@ -771,7 +656,7 @@ def test_equal_contents_are_not_worth_a_word() -> None:
     for rank in (0, 1):
         bring(rounds, rank, 1, "model")
     deliver(rounds, 0, 1, "model")
-    assert only(Say, deliver(rounds, 1, 1, skipped=["model"])) == []
+    assert only(ShowLine, deliver(rounds, 1, 1, skipped=["model"])) == []
 
 
 def test_different_contents_give_one_notice() -> None:
@@ -780,7 +665,7 @@ def test_different_contents_give_one_notice() -> None:
         for rank in (0, 1):
             bring(rounds, rank, ordinal, "model")
         deliver(rounds, 0, ordinal, "model", crc=1)
-        said += only(Say, deliver(rounds, 1, ordinal, skipped=["model"], crc=2))
+        said += only(ShowLine, deliver(rounds, 1, ordinal, skipped=["model"], crc=2))
     [notice] = said
     assert "'model'" in notice.text
 
@@ -791,7 +676,7 @@ def test_different_contents_are_noticed_also_when_both_were_copied() -> None:
     rounds.tick(FIRST_PATIENCE_S)
     deliver(rounds, 1, 1, "model", crc=2, now=2)
     bring(rounds, 0, 1, "model", now=3)
-    assert len(only(Say, deliver(rounds, 0, 1, "model", crc=1, now=4))) == 1
+    assert len(only(ShowLine, deliver(rounds, 0, 1, "model", crc=1, now=4))) == 1
 
 
 @pytest.mark.parametrize(("path", "notices"), [("dict.pkl", 0), ("best/model.keras", 0), ("keras", 1)])
@@ -800,7 +685,7 @@ def test_files_that_always_differ_are_not_compared(path: str, notices: int) -> N
     for rank in (0, 1):
         bring(rounds, rank, 1, path)
     deliver(rounds, 0, 1, path, crc=1)
-    assert len(only(Say, deliver(rounds, 1, 1, skipped=[path], crc=2))) == notices
+    assert len(only(ShowLine, deliver(rounds, 1, 1, skipped=[path], crc=2))) == notices
 
 
 @pytest.mark.parametrize(
@@ -910,10 +795,10 @@ class JoiningMachine(RuleBasedStateMachine):
         ahead = self.in_step and any(other.index < me.index for other in self.ranks)
         return not (me.busy or me.finished or ahead) and len(me.brought) < STEPS
 
-    def _obey(self, decisions: list[Decision]) -> None:
-        for decision in decisions:
-            match decision:
-                case CopyFiles(rank, ordinal, files):
+    def _obey(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case StoreFiles(rank, ordinal, files):
                     assert ordinal not in self.ranks[rank].granted
                     assert set(files) <= self.ranks[rank].brought[ordinal]
                     self.ranks[rank].granted[ordinal] = files
@@ -921,7 +806,7 @@ class JoiningMachine(RuleBasedStateMachine):
                     assert not self.in_step
                     self.ranks[rank].finished = True  # its report() raised
                 case Commit():
-                    self._check(decision)
+                    self._check(action)
 
     def _check(self, commit: Commit) -> None:
         self.committed += 1
@@ -957,7 +842,7 @@ class JoiningMachine(RuleBasedStateMachine):
         for ordinal in sorted(me.granted.keys() - me.delivered):
             me.delivered.add(ordinal)
             contents = [(path, 1, 1) for path in me.granted[ordinal]]
-            self._obey(self.rounds.delivered(rank, ordinal, contents, [], self.now))
+            self._obey(self.rounds.stored(rank, ordinal, contents, [], self.now))
 
     @rule(seconds=st.sampled_from((0.1, FIRST_PATIENCE_S, PATIENCE_S)))
     def wait(self, seconds: float) -> None:

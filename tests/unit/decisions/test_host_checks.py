@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distrain import wire
 from distrain.backend import BackendConfig
 from distrain.decisions.host_checks import (
-    LaunchChecks,
-    Pairs,
+    Finding,
+    HostChecks,
+    Question,
     clock_findings,
     directory_findings,
     disk_findings,
+    inspection,
+    must_connect,
     refusal,
     storage_findings,
     version_findings,
 )
-from distrain.decisions.placement import make_plan
-from distrain.hosts.host import HostInfo
 from distrain.system.version import __version__
 from distrain.tensorflow.config import TensorflowConfig
 from distrain.torch.config import TorchConfig
 from tests.unit.decisions.test_run_machine import order, request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HELLO = {"wire": wire.WIRE_VERSION, "distrain": __version__, "python": "3.11.7"}
 OWN = {"torch": "2.13.0", "cloudpickle": "3.1.2"}
@@ -133,187 +137,241 @@ def test_a_clock_that_is_wrong_is_a_warning(ahead_s: float, words: str) -> None:
     assert not found.is_fatal
 
 
-# -- pairs -----------------------------------------------------------------------------------------------------------
+# -- connections -----------------------------------------------------------------------------------------------------
 
 
-def listening(number: int) -> wire.ProbePortOpened:
+def opened(number: int) -> wire.ProbePortOpened:
     return wire.ProbePortOpened(nonce="nonce", address=f"10.0.0.{number}", port=1000 + number, interface="eth0")
 
 
-def three(**addresses: str) -> Pairs:
-    return Pairs({"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3", **addresses}, "nonce")
+def result(**failed: str) -> wire.ProbeResult:
+    return wire.ProbeResult(nonce="nonce", failed=failed)
 
 
-def all_listen(pairs: Pairs) -> dict[str, wire.Message]:
-    assert pairs.heard("a", listening(1)) == {}
-    assert pairs.heard("b", listening(2)) == {}
-    return pairs.heard("c", listening(3))
+def connections(**addresses: str) -> HostChecks:
+    return HostChecks({}, addresses, nonce="nonce")
 
 
-def test_every_host_calls_every_other_when_all_listen() -> None:
-    pairs = three()
-    assert pairs.begin()["b"] == wire.OpenProbePort(address="10.0.0.2", nonce="nonce")
-    assert pairs.silent == ["a", "b", "c"]
-    said = all_listen(pairs)
-    assert said["b"] == wire.ProbePeers(peers={"a": ("10.0.0.1", 1001), "c": ("10.0.0.3", 1003)}, nonce="nonce")
-    assert len(said) == 3
-    for host, silent in (("b", "abc"), ("a", "ac"), ("c", "c")):
-        assert pairs.silent == list(silent)
-        assert not pairs.is_done
-        assert pairs.heard(host, wire.ProbeResult(nonce="nonce", failed={})) == {}
-    assert pairs.is_done
-    assert pairs.findings() == []
+def three(**addresses: str) -> HostChecks:
+    return connections(**{"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3", **addresses})
+
+
+def questions(steps: Sequence[Question | Finding]) -> dict[str, wire.Message]:
+    assert all(isinstance(step, Question) for step in steps)
+    return {step.host: step.message for step in steps if isinstance(step, Question)}
+
+
+def found_in(steps: Sequence[Question | Finding]) -> list[Finding]:
+    assert all(isinstance(step, Finding) for step in steps)
+    return [step for step in steps if isinstance(step, Finding)]
+
+
+def all_open(checks: HostChecks) -> dict[str, wire.Message]:
+    assert checks.handle("a", opened(1)) == []
+    assert checks.handle("b", opened(2)) == []
+    return questions(checks.handle("c", opened(3)))
+
+
+def silent(checks: HostChecks) -> list[str]:
+    found = checks.overdue(15.0)
+    assert all(finding.text == "it has not answered within 15 s: is it frozen?" for finding in found)
+    return [finding.host for finding in found]
+
+
+def test_every_host_connects_to_every_other_when_all_ports_are_open() -> None:
+    checks = three()
+    assert questions(checks.begin())["b"] == wire.OpenProbePort(address="10.0.0.2", nonce="nonce")
+    assert silent(checks) == ["a", "b", "c"]
+    asked = all_open(checks)
+    assert asked["b"] == wire.ProbePeers(peers={"a": ("10.0.0.1", 1001), "c": ("10.0.0.3", 1003)}, nonce="nonce")
+    assert len(asked) == 3
+    for host, still_silent in (("b", "abc"), ("a", "ac"), ("c", "c")):
+        assert silent(checks) == list(still_silent)
+        assert not checks.is_done
+        assert checks.handle(host, result()) == []
+    assert checks.is_done
+    assert checks.connection_findings() == []
+
+
+def test_a_single_host_has_no_connections() -> None:
+    checks = connections(a="10.0.0.1")
+    assert checks.begin() == []
+    assert checks.is_done
 
 
 def test_a_host_that_does_not_know_its_address_finds_it_toward_another() -> None:
-    assert three(a="").begin()["a"] == wire.OpenProbePort(address="", nonce="nonce", peer="10.0.0.2")
-    assert Pairs({"a": "", "b": ""}, "nonce").begin()["a"] == wire.OpenProbePort(address="", nonce="nonce", peer="")
+    asked = questions(three(a="").begin())
+    assert asked["a"] == wire.OpenProbePort(address="", nonce="nonce", peer="10.0.0.2")
+    asked = questions(connections(a="", b="").begin())
+    assert asked["a"] == wire.OpenProbePort(address="", nonce="nonce", peer="")
 
 
-def test_who_cannot_reach_whom_is_told_once_for_each_host() -> None:
-    pairs = three()
-    all_listen(pairs)
-    pairs.heard("a", wire.ProbeResult(nonce="nonce", failed={"c": "no answer within 4 s"}))
-    pairs.heard("b", wire.ProbeResult(nonce="nonce", failed={"c": "no answer within 4 s", "a": "Connection refused"}))
-    pairs.heard("c", wire.ProbeResult(nonce="nonce", failed={}))
-    first, second = pairs.findings()
+def test_who_cannot_connect_to_whom_is_reported_once_for_each_host() -> None:
+    checks = three()
+    all_open(checks)
+    checks.handle("a", result(c="no answer within 4 s"))
+    assert checks.handle("b", result(c="no answer within 4 s", a="Connection refused")) == []
+    first, second = found_in(checks.handle("c", result()))
     assert (first.host, first.about, first.is_fatal) == ("a", "peers", True)
     assert first.text.startswith("b cannot connect to it at 10.0.0.1 (eth0): Connection refused; let TCP through")
     assert second.text.startswith("a, b cannot connect to it at 10.0.0.3 (eth0): no answer within 4 s")
+    assert checks.handle("c", result()) == []
+
+
+def test_findings_about_connections_can_be_had_before_all_have_answered() -> None:
+    checks = three()
+    all_open(checks)
+    checks.handle("a", result(c="no answer within 4 s"))
+    assert [finding.host for finding in checks.connection_findings()] == ["c"]
 
 
 def test_many_callers_are_not_all_named() -> None:
     names = [f"h{number:02}" for number in range(20)]
-    pairs = Pairs(dict.fromkeys(names, "10.0.0.1"), "nonce")
+    checks = connections(**dict.fromkeys(names, "10.0.0.1"))
     for name in names:
-        pairs.heard(name, listening(1))
+        checks.handle(name, opened(1))
     for name in names:
-        pairs.heard(name, wire.ProbeResult(nonce="nonce", failed={"h00": "no"} if name != "h00" else {}))
-    [found] = pairs.findings()
+        steps = checks.handle(name, result(**({"h00": "no"} if name != "h00" else {})))
+    [found] = found_in(steps)
     assert found.text.startswith("h01, h02, h03, h04, h05, h06, h07, h08 and 11 others cannot connect")
 
 
-def test_a_host_that_cannot_listen_is_told_and_not_called() -> None:
-    pairs = three()
-    pairs.heard("a", listening(1))
-    pairs.heard("b", wire.ProbePortOpened(nonce="nonce", failed="Network is unreachable"))
-    said = pairs.heard("c", listening(3))
-    assert {name: list(reach.peers) for name, reach in said.items() if isinstance(reach, wire.ProbePeers)} == {
+def test_a_host_that_cannot_open_a_port_is_reported_and_nobody_connects_to_it() -> None:
+    checks = three()
+    checks.handle("a", opened(1))
+    checks.handle("b", wire.ProbePortOpened(nonce="nonce", failed="Network is unreachable"))
+    asked = questions(checks.handle("c", opened(3)))
+    assert {name: list(probe.peers) for name, probe in asked.items() if isinstance(probe, wire.ProbePeers)} == {
         "a": ["c"], "b": ["a", "c"], "c": ["a"],
     }  # fmt: skip
-    [found] = pairs.findings()
+    [found] = checks.connection_findings()
     assert found.host == "b"
     assert "it has no address for the other hosts: Network is unreachable" in found.text
 
 
 def test_a_host_that_is_lost_is_not_waited_for() -> None:
-    pairs = three()
-    pairs.heard("a", listening(1))
-    pairs.heard("b", listening(2))
-    assert pairs.silent == ["c"]
-    assert set(pairs.lost("c")) == {"a", "b"}
-    pairs.heard("a", wire.ProbeResult(nonce="nonce", failed={}))
-    assert pairs.lost("b") == {}
-    assert pairs.lost("b") == {}
-    assert pairs.is_done
+    checks = three()
+    checks.handle("a", opened(1))
+    checks.handle("b", opened(2))
+    assert silent(checks) == ["c"]
+    assert set(questions(checks.remove("c"))) == {"a", "b"}
+    checks.handle("a", result())
+    assert not checks.is_done
+    assert checks.remove("b") == []
+    assert checks.remove("b") == []
+    assert checks.is_done
+
+
+def test_the_loss_of_the_last_silent_host_shows_what_the_others_found() -> None:
+    checks = three()
+    all_open(checks)
+    checks.handle("a", result(b="Connection refused", c="no answer within 4 s"))
+    checks.handle("b", result())
+    assert [finding.host for finding in found_in(checks.remove("c"))] == ["b"]
+
+
+def test_checks_whose_hosts_are_all_lost_are_done() -> None:
+    checks = three()
+    for host in "abc":
+        assert not checks.is_done
+        checks.remove(host)
+    assert checks.is_done
 
 
 def test_who_was_lost_after_it_was_called_is_no_finding() -> None:
-    pairs = three()
-    all_listen(pairs)
-    pairs.lost("b")
-    pairs.heard("a", wire.ProbeResult(nonce="nonce", failed={"b": "no answer within 4 s"}))
-    pairs.heard("c", wire.ProbeResult(nonce="nonce", failed={}))
-    assert pairs.is_done
-    assert pairs.findings() == []
+    checks = three()
+    all_open(checks)
+    checks.remove("b")
+    checks.handle("a", result(b="no answer within 4 s"))
+    checks.handle("c", result())
+    assert checks.is_done
+    assert checks.connection_findings() == []
 
 
-def test_what_belongs_to_another_round_is_passed_over() -> None:
-    pairs = three()
-    assert pairs.heard("d", listening(4)) == {}
-    all_listen(pairs)
-    assert pairs.heard("a", wire.ProbePortOpened(nonce="before", address="10.0.0.9", port=9)) == {}
-    assert pairs.heard("a", wire.ProbeResult(nonce="before", failed={"c": "no"})) == {}
-    assert pairs.silent == ["a", "b", "c"]
+def test_answers_of_another_round_are_ignored() -> None:
+    checks = three()
+    assert checks.handle("d", opened(4)) == []
+    all_open(checks)
+    assert checks.handle("a", wire.ProbePortOpened(nonce="before", address="10.0.0.9", port=9)) == []
+    assert checks.handle("a", wire.ProbeResult(nonce="before", failed={"c": "no"})) == []
+    assert silent(checks) == ["a", "b", "c"]
 
 
-# -- a launch --------------------------------------------------------------------------------------------------------
+# -- inspections -----------------------------------------------------------------------------------------------------
 
 
-def launch(networks: dict[str, str] | None = None, **options: Any) -> LaunchChecks:
+def launch(**options: Any) -> HostChecks:
+    """The checks of two hosts before they train together."""
     asked = request(["one", "two"], 2, **{"backend": TorchConfig(), **options})
-    networks = networks or {name: name for name in asked.hosts}
-    hosts = [
-        HostInfo(name=name, cpus=1, memory_bytes=0, slots=1, network=network, address=f"at-{name}")
-        for name, network in networks.items()
-    ]
-    plan = make_plan(hosts, asked.scaling)
-    return LaunchChecks(asked, plan, own=OWN, storage="/runs/run", probe_file="/runs/run/run.json", nonce="nonce")
+    inspections = {
+        host: inspection(settings, OWN, storage="/runs/run", probe_file="/runs/run/run.json", content="id")
+        for host, settings in asked.hosts.items()
+    }
+    addresses = {host: f"at-{host}" for host in asked.hosts}
+    return HostChecks(inspections, addresses, nonce="nonce", own_versions=OWN, must_connect=must_connect(asked))
 
 
-def blocked(checks: LaunchChecks) -> list[tuple[str, bool]]:
-    checks.heard("one", listening(1))
-    checks.heard("two", listening(2))
-    assert checks.heard("one", wire.ProbeResult(nonce="nonce", failed={"two": "no answer"}))[1] == []
-    return [
-        (found.host, found.is_fatal) for found in checks.heard("two", wire.ProbeResult(nonce="nonce", failed={}))[1]
-    ]
+def blocked(checks: HostChecks) -> list[tuple[str, bool]]:
+    checks.handle("one", opened(1))
+    checks.handle("two", opened(2))
+    assert checks.handle("one", result(two="no answer")) == []
+    return [(found.host, found.is_fatal) for found in found_in(checks.handle("two", result()))]
 
 
-def test_a_launch_asks_for_versions_and_storage_and_has_the_hosts_listen() -> None:
-    said = launch().begin()
-    assert [host for host, _ in said] == ["one", "two", "one", "two"]
-    assert said[1][1] == wire.OpenProbePort(address="at-two", nonce="nonce")
-    assert said[2][1] == wire.InspectHost(
+def test_hosts_are_asked_for_versions_and_storage_and_to_open_ports() -> None:
+    asked = launch().begin()
+    assert [question.host for question in asked] == ["one", "two", "one", "two"]
+    assert asked[1].message == wire.OpenProbePort(address="at-two", nonce="nonce")
+    assert asked[2].message == wire.InspectHost(
         directory="/work", sys_path=["/work"], packages=["torch", "cloudpickle"], storage="/runs/run",
         probe_file="/runs/run/run.json", nonce="id",
     )  # fmt: skip
 
 
-def test_a_launch_hears_of_versions_and_storage() -> None:
+def test_versions_and_storage_are_compared() -> None:
     bad = replace(INSPECTED, versions={**OWN, "torch": "2.0"}, storage_problem="is another one")
-    said, found = launch().heard("one", bad)
-    assert list(said) == []
+    checks = launch()
+    found = found_in(checks.handle("one", bad))
     assert [(f.about, f.is_fatal) for f in found] == [("torch", False), ("storage", True)]
+    assert checks.handle("one", bad) == []
+    assert checks.handle("three", bad) == []
 
 
-def test_a_host_whose_storage_hangs_is_a_warning() -> None:
+@pytest.mark.parametrize(("storage", "where"), [("/runs/run", "/runs/run"), ("", "/work")])
+def test_a_host_whose_file_system_hangs_is_reported_once(storage: str, where: str) -> None:
+    asked = inspection(order(1), OWN, storage=storage, probe_file="", content="")
+    checks = HostChecks({"one": asked, "two": asked}, {"one": "", "two": ""}, nonce="nonce", own_versions=OWN)
+    checks.handle("two", INSPECTED)
+    checks.handle("two", opened(2))
+    [found] = checks.overdue(15.0)
+    assert found.host == "one"
+    assert found.text == f"it could not look at {where} within 15 s: does the file system hang there?"
+
+
+def test_a_host_that_is_lost_is_not_waited_for_in_a_launch() -> None:
     checks = launch()
-    checks.heard("two", INSPECTED)
-    [found] = checks.late(15.0)
-    assert (found.host, found.is_fatal) == ("one", False)
-    assert found.text == "it could not look at the storage /runs/run within 15 s: does it hang there?"
-
-
-def test_a_launch_does_not_wait_for_a_host_that_is_lost() -> None:
-    checks = launch()
-    checks.heard("one", listening(1))
-    checks.heard("one", INSPECTED)
+    checks.handle("one", opened(1))
+    checks.handle("one", INSPECTED)
     assert not checks.is_done
-    assert [host for host, _ in checks.lost("two")] == ["one"]
-    checks.heard("one", wire.ProbeResult(nonce="nonce", failed={}))
+    assert list(questions(checks.remove("two"))) == ["one"]
+    checks.handle("one", result())
     assert checks.is_done
-    assert checks.late(15.0) == []
+    assert checks.overdue(15.0) == []
 
 
-def test_a_blocked_pair_ends_a_launch_whose_ranks_are_to_meet() -> None:
+def test_a_blocked_connection_is_fatal_where_ranks_meet() -> None:
     assert blocked(launch()) == [("two", True)]
 
 
-def test_a_blocked_pair_ends_a_launch_of_tensorflow() -> None:
+def test_a_blocked_connection_is_fatal_for_tensorflow() -> None:
     assert blocked(launch(backend=TensorflowConfig())) == [("two", True)]
 
 
-def test_hosts_of_one_machine_meet_without_being_tried() -> None:
-    said = launch(networks={"one": "same", "two": "same"}).begin()
-    assert [(host, type(message)) for host, message in said] == [("one", wire.InspectHost), ("two", wire.InspectHost)]
-
-
-def test_a_blocked_pair_is_a_warning_where_ranks_may_never_meet() -> None:
+def test_a_blocked_connection_is_a_warning_where_ranks_may_never_meet() -> None:
     assert blocked(launch(backend=BackendConfig())) == [("two", False)]
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-def test_a_blocked_pair_is_a_warning_where_the_user_has_named_another_network(name: str) -> None:
+def test_a_blocked_connection_is_a_warning_where_the_user_has_named_another_network(name: str) -> None:
     orders = {"one": order(1), "two": order(1, environment={name: "ib0"})}
     assert blocked(launch(hosts=orders)) == [("two", False)]

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.decisions.report_rows import SILENCE_S, ReportRow, RowAssembly
+from distrain.decisions.report_rows import SILENCE_S, CallBack, RowAssembly
 
 
 def report(
@@ -16,7 +16,7 @@ def report(
     return plain(rows.reported(rank, index, {"n": 10 * index + rank}, ordinal, now))
 
 
-def plain(complete: list[ReportRow]) -> list[list[int | None]]:
+def plain(complete: list[CallBack]) -> list[list[int | None]]:
     return [[None if metrics is None else metrics["n"] for metrics in row.metrics] for row in complete]
 
 

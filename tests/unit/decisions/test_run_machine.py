@@ -12,33 +12,34 @@ from distrain import wire
 from distrain.backend import BackendConfig
 from distrain.config import FailureConfig, ScalingConfig
 from distrain.decisions.run_machine import (
+    CHECKPOINT_GRACE_S,
     CONNECT_TIMEOUT_S,
     EXIT_TIMEOUT_S,
-    EXPECTED_TIMEOUT_S,
+    EXPECTED_REPORT_S,
     LEASE_MARGIN_S,
-    RETURN_S,
+    LOST_HOST_GRACE_S,
     STOP_TIMEOUT_S,
-    STORING_TIMEOUT_S,
     Action,
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
-    Connect,
+    CheckpointsInProgress,
+    ConnectHost,
     HangDetected,
     HostLost,
     MessageReceived,
     RunRequest,
     RunStateMachine,
-    Say,
+    SendMessage,
+    ShowLine,
     StopRequested,
     StorageFailed,
-    Storing,
-    Tell,
     Tick,
 )
 from distrain.decisions.states import RunState
 from distrain.errors import InvalidTransition
 from distrain.hosts.host import HostSettings
+from distrain.hosts.world import WorkerFacts
 from distrain.work.job import Job
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class Play:
 
 def told(actions: list[Action], kind: type[wire.Message]) -> list[tuple[str, Any]]:
     """Host and message of every message of a kind."""
-    return [(a.host, a.message) for a in actions if isinstance(a, Tell) and isinstance(a.message, kind)]
+    return [(a.host, a.message) for a in actions if isinstance(a, SendMessage) and isinstance(a.message, kind)]
 
 
 def stops(actions: list[Action]) -> dict[str, float]:
@@ -165,11 +166,11 @@ def stops(actions: list[Action]) -> dict[str, float]:
 
 def asked(actions: list[Action]) -> list[str]:
     """Hosts that an agent is to be started on."""
-    return [action.host for action in actions if isinstance(action, Connect)]
+    return [action.host for action in actions if isinstance(action, ConnectHost)]
 
 
 def said(actions: list[Action]) -> str:
-    return "\n".join(action.text for action in actions if isinstance(action, Say))
+    return "\n".join(action.text for action in actions if isinstance(action, ShowLine))
 
 
 # -- the happy path --------------------------------------------------------------------------------------------------
@@ -223,7 +224,9 @@ def test_start_holds_the_fields_of_a_worker_spec() -> None:
     play.connect()
     [(_, start)] = told(play.reserve(), wire.Start)
     spec = wire.WorkerSpec(**start.ranks[1])
-    assert (spec.rank, spec.world_size, spec.local_rank, spec.checkpoint) == (1, 2, 1, None)
+    assert (spec.rank, spec.checkpoint) == (1, None)
+    facts = WorkerFacts(**spec.context)
+    assert (facts.world_rank, facts.world_size, facts.local_rank, facts.run_name) == (1, 2, 1, "run")
 
 
 def test_two_hosts_finish_when_both_are_empty() -> None:
@@ -298,7 +301,7 @@ def test_whoever_does_not_leave_after_its_work_is_killed_and_the_run_is_finished
     play.now += EXIT_TIMEOUT_S
     actions = play.happens(Tick())
     assert stops(actions) == {"one": 0.0}
-    assert "rank(s) 1 had finished" in said(actions)
+    assert "rank 1 did not exit within" in said(actions)
     play.exits(1, signal=9, by_us=True)
     play.gone()
     assert play.state is RunState.FINISHED
@@ -427,11 +430,11 @@ def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(1)
     actions = play.gone()
-    assert [type(action) for action in actions] == [AttemptEnded, Say, AttemptStarts, Tell]
+    assert [type(action) for action in actions] == [AttemptEnded, ShowLine, AttemptStarts, SendMessage]
     assert told(actions, wire.ReservePorts) == [("one", wire.ReservePorts(attempt=1, ports=1))]
     assert said(actions).startswith("rank 1 failed on one: ValueError")
     assert (play.state, play.machine.attempt) == (RunState.RESERVING, 1)
-    assert said(play.reserve()).startswith("restart 1 (of 1) from the beginning")
+    assert said(play.reserve()).startswith("restart 1 (of 1) from scratch (no checkpoint yet)")
 
 
 def test_a_retry_can_finish_the_run() -> None:
@@ -493,15 +496,15 @@ def test_minus_one_never_gives_up() -> None:
 def play_that_waits(*storing: tuple[int, int], **options: Any) -> Play:
     """Rank 3 of 4 on two hosts has raised while others were storing."""
     play = Play(hosts=2, workers=4, **options).run()
-    play.happens(Storing(frozenset(storing or {(0, 1)})))
+    play.happens(CheckpointsInProgress(frozenset(storing or {(0, 1)})))
     assert stops(play.raises(3)) == {}
     return play
 
 
 def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
     play = play_that_waits((0, 1), (2, 1))
-    assert play.happens(Storing(frozenset({(2, 1)}))) == []
-    assert stops(play.happens(Storing(frozenset()))) == {"one": 0.0, "two": 0.0}
+    assert play.happens(CheckpointsInProgress(frozenset({(2, 1)}))) == []
+    assert stops(play.happens(CheckpointsInProgress(frozenset()))) == {"one": 0.0, "two": 0.0}
     play.gone()
     assert play.state is RunState.FAILED
     assert [failure.rank for failure in play.machine.failures] == [3]
@@ -509,19 +512,19 @@ def test_nobody_is_stopped_before_the_checkpoint_is_stored() -> None:
 
 def test_the_wait_for_a_checkpoint_is_announced() -> None:
     play = Play(hosts=2, workers=4).run()
-    play.happens(Storing(frozenset({(0, 1), (1, 1), (2, 1)})))
+    play.happens(CheckpointsInProgress(frozenset({(0, 1), (1, 1), (2, 1)})))
     assert said(play.raises(3)) == ("rank 3 failed; waiting up to 30 s for the checkpoint that ranks 0-2 are storing")
 
 
 def test_later_checkpoints_do_not_prolong_the_wait() -> None:
     play = play_that_waits((0, 1))
-    assert stops(play.happens(Storing(frozenset({(0, 2)})))) == {"one": 0.0, "two": 0.0}
+    assert stops(play.happens(CheckpointsInProgress(frozenset({(0, 2)})))) == {"one": 0.0, "two": 0.0}
 
 
 def test_the_wait_for_a_checkpoint_is_bounded() -> None:
     play = play_that_waits()
-    assert play.machine.deadline() == play.now + STORING_TIMEOUT_S
-    play.now += STORING_TIMEOUT_S
+    assert play.machine.deadline() == play.now + CHECKPOINT_GRACE_S
+    play.now += CHECKPOINT_GRACE_S
     assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
     assert play.machine.deadline() == play.now + LEASE_S + LEASE_MARGIN_S
 
@@ -537,23 +540,23 @@ def test_the_wait_for_a_checkpoint_ends_when_the_user_stops_or_it_cannot_be_kept
 def play_that_expects(*expected: int) -> Play:
     """Rank 3 of 4 on two hosts has raised after a report that others are due to make."""
     play = Play(hosts=2, workers=4).run()
-    play.happens(Storing(expected=frozenset(expected)))
+    play.happens(CheckpointsInProgress(expected=frozenset(expected)))
     rank = "ranks 0, 2 are" if len(expected) > 1 else "rank 0 is"
-    assert said(play.raises(3)) == f"rank 3 failed; waiting up to 5 s for the checkpoint that {rank} due to report"
+    assert said(play.raises(3)) == f"rank 3 failed; waiting up to 5 s for the checkpoint that {rank} expected to report"
     return play
 
 
 def test_a_rank_that_is_due_to_bring_a_checkpoint_is_waited_for_while_it_brings_and_stores_it() -> None:
     play = play_that_expects(0, 2)
-    assert play.happens(Storing(expected=frozenset({0}))) == []
-    assert play.happens(Storing(frozenset({(0, 7)}))) == []
-    assert play.machine.deadline() == play.now + STORING_TIMEOUT_S
-    assert stops(play.happens(Storing(frozenset({(0, 8)})))) == {"one": 0.0, "two": 0.0}
+    assert play.happens(CheckpointsInProgress(expected=frozenset({0}))) == []
+    assert play.happens(CheckpointsInProgress(frozenset({(0, 7)}))) == []
+    assert play.machine.deadline() == play.now + CHECKPOINT_GRACE_S
+    assert stops(play.happens(CheckpointsInProgress(frozenset({(0, 8)})))) == {"one": 0.0, "two": 0.0}
 
 
 def test_a_rank_that_is_due_to_bring_a_checkpoint_is_not_waited_for_long() -> None:
     play = play_that_expects(0)
-    play.now += EXPECTED_TIMEOUT_S
+    play.now += EXPECTED_REPORT_S
     assert stops(play.happens(Tick())) == {"one": 0.0, "two": 0.0}
 
 
@@ -561,13 +564,13 @@ def test_reports_of_others_do_not_prolong_the_wait_for_a_rank_that_is_due() -> N
     play = play_that_expects(0)
     until = play.machine.deadline()
     play.now += 1.0
-    assert play.happens(Storing(frozenset({(2, 1)}), frozenset({0}))) == []
+    assert play.happens(CheckpointsInProgress(frozenset({(2, 1)}), frozenset({0}))) == []
     assert play.machine.deadline() == until
 
 
 def test_a_second_failure_does_not_end_the_wait_for_a_checkpoint() -> None:
     play = play_that_waits()
-    play.happens(Storing(frozenset({(0, 1)})))
+    play.happens(CheckpointsInProgress(frozenset({(0, 1)})))
     assert play.raises(2, CONSEQUENCE) == []
     assert play.machine.waits_for_checkpoint
 
@@ -576,14 +579,14 @@ def test_an_attempt_whose_ranks_all_end_while_it_waits_is_over() -> None:
     play = play_that_waits(failure_config=FailureConfig(max_failures=1, backoff_s=5.0))
     play.gone()
     assert play.state is RunState.WAITING
-    assert play.happens(Storing(frozenset())) == []
+    assert play.happens(CheckpointsInProgress(frozenset())) == []
 
 
 def test_a_lost_host_is_a_failure_that_leaves_time_to_store_a_checkpoint() -> None:
     play = Play(hosts=2, workers=4).run()
-    play.happens(Storing(frozenset({(0, 1)})))
+    play.happens(CheckpointsInProgress(frozenset({(0, 1)})))
     assert stops(play.happens(HostLost("two", "gone"))) == {}
-    assert stops(play.happens(Storing(frozenset()))) == {"one": 0.0}
+    assert stops(play.happens(CheckpointsInProgress(frozenset()))) == {"one": 0.0}
 
 
 # -- asked to stop ---------------------------------------------------------------------------------------------------
@@ -678,7 +681,7 @@ def test_one_of_two_hosts_lost_stops_the_other_and_fails_the_run(stages: int) ->
     assert play.state is RunState.FAILED
     problem = str(play.machine.problem).splitlines()
     assert problem[0] == "two: silent"
-    assert problem[1].startswith("FailureConfig(max_failures=1) lets a run go on once: on spare slots")
+    assert problem[1].startswith("FailureConfig(max_failures=1) lets a run continue once: on spare slots")
     assert [failure.summary for failure in play.machine.failures] == ["lost: silent"] * 2
 
 
@@ -759,7 +762,7 @@ def test_placement_does_not_depend_on_who_answers_first() -> None:
 def test_spare_slots_take_the_place_of_a_lost_host() -> None:
     play, actions = after_a_loss(orders=SPARE)
     assert (play.state, asked(actions)) == (RunState.CONNECTING, ["three"])
-    assert said(actions) == "rank(s) 2, 3 on two were lost: silent\ntrying to reach three"
+    assert said(actions) == "ranks 2, 3 on two were lost: silent\ntrying to reach three"
     actions = play.says("three", hello())
     assert places(play) == ["one", "one", "three", "three"]
     assert said(actions) == "4 workers on one, three, without two"
@@ -804,9 +807,9 @@ def test_a_lost_host_is_waited_for_and_then_named() -> None:
     assert str(play.machine.problem) == (
         "two: silent\n    tried again: no route\n"
         "two did not come back within 5 s (FailureConfig.host_wait_s), and the other hosts have 2 slots for 4 workers. "
-        "Mend it, or give the run spare slots or num_workers=(min, max)"
+        "Repair two, or give the run spare slots or num_workers=(min, max)"
     )
-    assert play.machine.earlier == deque(["attempt 0 before: rank(s) 2, 3 on two were lost: silent"])
+    assert play.machine.earlier_attempts == deque(["attempt 0 before: ranks 2, 3 on two were lost: silent"])
 
 
 def test_without_waiting_a_lost_host_is_tried_once() -> None:
@@ -891,7 +894,7 @@ def test_a_failure_of_a_rank_is_not_what_a_run_ends_for_that_then_lacks_hosts() 
     play.happens(HostLost("two", "no route"))
     assert (play.state, play.machine.failures) == (RunState.FAILED, [])
     assert str(play.machine.problem).startswith("two: silent")
-    assert play.machine.earlier == deque(["attempt 0 before: rank 0 failed on one: ValueError"])
+    assert play.machine.earlier_attempts == deque(["attempt 0 before: rank 0 failed on one: ValueError"])
 
 
 def test_a_host_that_is_told_lost_twice_is_lost_once() -> None:
@@ -918,7 +921,7 @@ def test_a_host_whose_ranks_have_done_their_work_is_not_missed() -> None:
     play.succeeds(2)
     play.succeeds(3)
     actions = play.happens(HostLost("two", "cut"))
-    assert said(actions) == "two: its ranks had done their work, and the others go on without it: cut"
+    assert said(actions) == "two: its ranks had finished, so the other ranks continue without it: cut"
     assert (stops(actions), play.state) == ({}, RunState.RUNNING)
     play.succeeds(0)
     released = told(play.succeeds(1), wire.Release)
@@ -931,7 +934,7 @@ def test_a_host_of_which_one_rank_has_done_its_work_is_lost_with_the_other() -> 
     play = Play(hosts=2, workers=4, failure_config=FailureConfig(max_failures=3)).run()
     play.succeeds(2)
     assert stops(play.happens(HostLost("two", "cut"))) == {"one": 0.0}
-    assert "rank(s) 3 on two were lost: cut" in said(play.gone("one"))
+    assert "rank 3 on two was lost: cut" in said(play.gone("one"))
 
 
 def test_a_silent_host_is_lost_before_it_is_given_up() -> None:
@@ -967,7 +970,7 @@ def test_a_host_whose_ranks_have_returned_is_missed_if_its_checkpoints_are_not_c
     assert stops(play.happens(HostLost("two", "cut", owes=True))) == {"one": 0.0}
     actions = play.gone("one")
     assert asked(actions) == ["two"]
-    assert "rank(s) 2, 3 on two were lost: cut" in said(actions)
+    assert "ranks 2, 3 on two were lost: cut" in said(actions)
 
 
 def test_a_host_that_is_lost_with_a_checkpoint_when_all_ranks_have_returned_is_missed() -> None:
@@ -999,7 +1002,7 @@ def test_a_host_that_freezes_when_all_work_is_done_does_not_make_the_run_a_faile
     for wait_s in (EXIT_TIMEOUT_S, LEASE_S + LEASE_MARGIN_S):
         play.now += wait_s
         actions = play.happens(Tick())
-    assert "two: processes could not be ended in time" in said(actions)
+    assert "two: processes could not be ended within the time limit" in said(actions)
     assert play.state is RunState.FINISHED
 
 
@@ -1046,7 +1049,7 @@ def test_each_lost_host_is_told_with_its_own_ranks_and_reason() -> None:
     play.happens(HostLost("two", "cut"))
     play.happens(HostLost("three", "power"))
     told_of = said(play.gone("one"))
-    assert "rank(s) 2, 3 on two were lost: cut; rank(s) 4, 5 on three were lost: power" in told_of
+    assert "ranks 2, 3 on two were lost: cut; ranks 4, 5 on three were lost: power" in told_of
 
 
 # -- as many workers as there are slots ------------------------------------------------------------------------------
@@ -1064,13 +1067,13 @@ def test_a_run_goes_on_smaller_when_the_lost_host_cannot_be_reached() -> None:
     assert places(play) == ["one", "one"]
     assert said(actions) == "2 workers on one, without two"
     [(_, start)] = told(play.reserve(), wire.Start)
-    assert [spec["world_size"] for spec in start.ranks] == [2, 2]
+    assert [spec["context"]["world_size"] for spec in start.ranks] == [2, 2]
 
 
 def test_a_run_does_not_wait_long_for_a_host_that_it_can_do_without() -> None:
     play, _ = after_a_loss(**elastic(1, 4))
-    assert play.machine.deadline() == play.now + RETURN_S
-    play.now += RETURN_S
+    assert play.machine.deadline() == play.now + LOST_HOST_GRACE_S
+    play.now += LOST_HOST_GRACE_S
     play.happens(Tick())
     assert places(play) == ["one", "one"]
     play.begin_attempt()

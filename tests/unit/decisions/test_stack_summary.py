@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from distrain.decisions.stack_summary import grouped, last_words, mismatched, native_reason, place, suspects
+from distrain.backend import BackendConfig
+from distrain.decisions.stack_summary import (
+    PHASES,
+    last_words,
+    location,
+    mismatched_collectives,
+    native_reason,
+    summarize_stacks,
+    suspects,
+)
+from distrain.worker import main, user_code
 
 OURS = "/opt/venv/lib/python3.11/site-packages/distrain"
 BOTTOM = [
     (f"{OURS}/work/job.py", 90, "run"),
-    (f"{OURS}/worker/user_code.py", 50, "execute"),
+    (f"{OURS}/worker/user_code.py", 50, "run_user_code"),
     (f"{OURS}/worker/main.py", 80, "run_worker"),
 ]
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed"
@@ -40,11 +50,11 @@ def stack(frames: Frames) -> str:
 
 
 def test_the_users_innermost_line_and_what_it_has_called() -> None:
-    assert place(stack(ALL_REDUCE)) == "in all_reduce at train.py:88"
+    assert location(stack(ALL_REDUCE)) == "in all_reduce at train.py:88"
 
 
 def test_without_a_call_into_a_library_the_users_function() -> None:
-    assert place(stack(TOKENIZE)) == "in split at tokenizer.py:12"
+    assert location(stack(TOKENIZE)) == "in split at tokenizer.py:12"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +62,7 @@ def test_without_a_call_into_a_library_the_users_function() -> None:
 )
 def test_wrappers_are_not_what_was_called(wrapper: str) -> None:
     frames = [(f"{TORCH}/x.py", 1, "deep"), (f"{TORCH}/x.py", 2, wrapper), ("/home/me/train.py", 3, "train")]
-    assert place(stack(frames)) == "in deep at train.py:3"
+    assert location(stack(frames)) == "in deep at train.py:3"
 
 
 def test_the_outermost_of_what_was_called_counts() -> None:
@@ -62,7 +72,7 @@ def test_the_outermost_of_what_was_called_counts() -> None:
         ("/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 700, "__next__"),
         ("/home/me/train.py", 5, "epoch"),
     ]
-    assert place(stack(frames)) == "in __next__ at train.py:5"
+    assert location(stack(frames)) == "in __next__ at train.py:5"
 
 
 def test_our_own_functions_count_as_called() -> None:
@@ -71,7 +81,7 @@ def test_our_own_functions_count_as_called() -> None:
         (f"{OURS}/collective.py", 24, "barrier"),
         ("/home/me/train.py", 7, "f"),
     ]
-    assert place(stack(frames)) == "in barrier at train.py:7"
+    assert location(stack(frames)) == "in barrier at train.py:7"
 
 
 def test_an_editable_install_of_ours_is_ours_too() -> None:
@@ -82,7 +92,7 @@ def test_an_editable_install_of_ours_is_ours_too() -> None:
         ("/home/me/distrain/work/job.py", 90, "run"),
         ("/home/me/distrain/worker/main.py", 80, "run_worker"),
     ]
-    assert place(thread(frames)) == "in barrier at train.py:7"
+    assert location(thread(frames)) == "in barrier at train.py:7"
 
 
 def test_a_folder_of_the_user_whose_name_begins_like_ours_is_the_users() -> None:
@@ -91,13 +101,13 @@ def test_a_folder_of_the_user_whose_name_begins_like_ours_is_the_users() -> None
         ("/work/distrain/work/job.py", 90, "run"),
         ("/work/distrain/worker/main.py", 80, "run_worker"),
     ]
-    assert place(thread(frames)) == "in train at train.py:7"
+    assert location(thread(frames)) == "in train at train.py:7"
 
 
 @pytest.mark.parametrize(
     ("function", "phase"),
     [
-        ("_let_go", "at the end of train_func"),
+        ("_disconnect_peers", "at the end of train_func"),
         ("_failure", "handling an exception of its own"),
         ("_load", "loading train_func"),
         ("setup", "setting up the process group"),
@@ -106,12 +116,17 @@ def test_a_folder_of_the_user_whose_name_begins_like_ours_is_the_users() -> None
 )
 def test_without_a_frame_of_the_user(function: str, phase: str) -> None:
     frames = [("/usr/lib/python3.11/linecache.py", 137, "read"), (f"{OURS}/x.py", 9, function), BOTTOM[-1]]
-    assert place(thread(frames)) == phase
+    assert location(thread(frames)) == phase
+
+
+def test_the_phases_are_named_after_functions_of_a_worker() -> None:
+    functions = {**vars(main), **vars(user_code), **vars(BackendConfig)}
+    assert {name for name in PHASES if callable(functions.get(name))} == PHASES.keys()
 
 
 def test_a_function_of_the_user_with_a_name_of_ours_is_the_users() -> None:
     frames = [("/home/me/train.py", 7, "setup"), *BOTTOM]
-    assert place(thread(frames)) == "in setup at train.py:7"
+    assert location(thread(frames)) == "in setup at train.py:7"
 
 
 # -- last words ------------------------------------------------------------------------------------------------------
@@ -184,35 +199,35 @@ def test_without_a_crash_the_last_lines_are_quoted() -> None:
     "text", ["", "\n", "Current thread 0x00007f12 (most recent call first):\n  <no Python frame>\n"]
 )
 def test_without_any_frame(text: str) -> None:
-    assert place(text) == "is somewhere without a Python frame"
+    assert location(text) == "is at an unknown location: it has no Python frame"
 
 
 def test_the_main_thread_counts_wherever_it_stands() -> None:
     pin = thread([("/opt/x/site-packages/torch/pin.py", 1, "loop")], "Thread 0x00007f01 (most recent call first):")
     main = stack(ALL_REDUCE)
     mine = thread([("/home/me/prefetch.py", 5, "fetch")], "Thread 0x00007f02 (most recent call first):")
-    assert place(pin + "\n" + main) == "in all_reduce at train.py:88"
-    assert place(main.replace("Current thread", "Thread") + "\n" + mine) == "in all_reduce at train.py:88"
+    assert location(pin + "\n" + main) == "in all_reduce at train.py:88"
+    assert location(main.replace("Current thread", "Thread") + "\n" + mine) == "in all_reduce at train.py:88"
 
 
 def test_threads_have_names_from_python_3_14_on() -> None:
     title = "Thread 0x00007f01 [pin_memory] (most recent call first):"
-    assert place(thread([("/a/b.py", 1, "loop")], title) + "\n" + stack(TOKENIZE)) == "in split at tokenizer.py:12"
+    assert location(thread([("/a/b.py", 1, "loop")], title) + "\n" + stack(TOKENIZE)) == "in split at tokenizer.py:12"
 
 
 def test_a_stack_that_was_cut_short() -> None:
     """faulthandler shows 100 frames at most: the bottom is missing in a deep recursion."""
     frames: Frames = [("/home/me/tree.py", 4, "descend")] * 100
-    assert place(thread(frames) + "  ...\n") == "in descend at tree.py:4"
+    assert location(thread(frames) + "  ...\n") == "in descend at tree.py:4"
 
 
 def test_a_text_that_was_cut_in_the_middle_of_a_line() -> None:
-    assert place(stack(TOKENIZE)[:-20]).startswith("in split at tokenizer.py:12")
+    assert location(stack(TOKENIZE)[:-20]).startswith("in split at tokenizer.py:12")
 
 
 def test_a_function_in_a_notebook() -> None:
     frames = [("/tmp/ipykernel_77/123456.py", 3, "train")]
-    assert place(stack(frames)) == "in train at 123456.py:3"
+    assert location(stack(frames)) == "in train at 123456.py:3"
 
 
 # -- all ranks -------------------------------------------------------------------------------------------------------
@@ -220,7 +235,7 @@ def test_a_function_in_a_notebook() -> None:
 
 def test_ranks_at_the_same_place_are_one_line_most_ranks_first() -> None:
     stacks = {rank: stack(TOKENIZE if rank == 3 else ALL_REDUCE) for rank in range(8)}
-    assert grouped(stacks) == [
+    assert summarize_stacks(stacks) == [
         "7 ranks (0-2, 4-7) in all_reduce at train.py:88",
         "rank 3 in split at tokenizer.py:12",
     ]
@@ -228,16 +243,16 @@ def test_ranks_at_the_same_place_are_one_line_most_ranks_first() -> None:
 
 def test_other_lines_are_other_places() -> None:
     stacks = {0: stack(ALL_REDUCE), 1: stack([(f"{TORCH}/c.py", 1, "all_reduce"), ("/home/me/train.py", 99, "f")])}
-    assert grouped(stacks) == ["rank 0 in all_reduce at train.py:88", "rank 1 in all_reduce at train.py:99"]
+    assert summarize_stacks(stacks) == ["rank 0 in all_reduce at train.py:88", "rank 1 in all_reduce at train.py:99"]
 
 
 def test_the_place_inside_of_the_library_makes_no_difference() -> None:
     other = [(f"{TORCH}/distributed_c10d.py", 2999, "all_reduce"), *ALL_REDUCE[1:]]
-    assert grouped({0: stack(ALL_REDUCE), 1: stack(other)}) == ["2 ranks (0, 1) in all_reduce at train.py:88"]
+    assert summarize_stacks({0: stack(ALL_REDUCE), 1: stack(other)}) == ["2 ranks (0, 1) in all_reduce at train.py:88"]
 
 
 def test_who_did_not_answer_and_who_has_finished_come_last() -> None:
-    lines = grouped({2: stack(TOKENIZE)}, silent=[5, 4], finished=[0, 1, 3])
+    lines = summarize_stacks({2: stack(TOKENIZE)}, silent=[5, 4], finished=[0, 1, 3])
     assert lines == [
         "rank 2 in split at tokenizer.py:12",
         "2 ranks (4, 5) did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy",
@@ -246,12 +261,12 @@ def test_who_did_not_answer_and_who_has_finished_come_last() -> None:
 
 
 def test_one_who_did_not_answer() -> None:
-    (line,) = grouped({}, silent=[5])
+    (line,) = summarize_stacks({}, silent=[5])
     assert line.startswith("rank 5 did not answer")
 
 
 def test_nobody() -> None:
-    assert grouped({}) == []
+    assert summarize_stacks({}) == []
 
 
 # -- whom the others wait for ----------------------------------------------------------------------------------------
@@ -283,14 +298,14 @@ WRITE = [(f"{TORCH}/checkpoint/filesystem.py", 7, "write"), ("/home/me/train.py"
 
 
 def test_ranks_in_different_collectives_are_told_apart() -> None:
-    assert mismatched({0: stack(ALL_REDUCE), 1: stack(BROADCAST), 2: stack(ALL_REDUCE)}) == [
+    assert mismatched_collectives({0: stack(ALL_REDUCE), 1: stack(BROADCAST), 2: stack(ALL_REDUCE)}) == [
         "2 ranks (0, 2) in all_reduce at train.py:88: all_reduce",
         "rank 1 in broadcast at train.py:90: broadcast",
     ]
 
 
 def test_two_collectives_of_one_rank_at_a_time_do_not_match() -> None:
-    assert mismatched({rank: SAVE + stack(ALL_REDUCE) for rank in (0, 1)}) == [
+    assert mismatched_collectives({rank: SAVE + stack(ALL_REDUCE) for rank in (0, 1)}) == [
         "2 ranks (0, 1) in all_reduce at train.py:88: all_reduce and, in another thread, gather"
     ]
 
@@ -308,4 +323,4 @@ def test_two_collectives_of_one_rank_at_a_time_do_not_match() -> None:
     ids=["nobody", "the same", "one is at work", "one works beside a thread", "one writes", "one is nowhere"],
 )
 def test_ranks_that_may_go_on_are_no_mismatch(stacks: dict[int, str]) -> None:
-    assert mismatched(stacks) == []
+    assert mismatched_collectives(stacks) == []

@@ -8,23 +8,23 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.decisions.stop_consensus import PATIENCE_S, Order, StopConsensus
+from distrain.decisions.stop_consensus import VOTE_TIMEOUT_S, StopConsensus, StopOrder
 
 
-def votes(*listeners: int, asked: bool = True) -> StopConsensus:
+def votes(*callers: int, asked: bool = True) -> StopConsensus:
     made = StopConsensus()
-    for rank in listeners:
-        assert made.listen(rank) == set()
-    assert not asked or made.ask() == set(listeners)
+    for rank in callers:
+        assert made.add_caller(rank) == set()
+    assert not asked or made.request_stop() == set(callers)
     return made
 
 
-def stop(call: int, *ranks: int) -> list[Order]:
-    return [Order(ranks, call, final=True)]
+def stop(call: int, *ranks: int) -> list[StopOrder]:
+    return [StopOrder(ranks, call, final=True)]
 
 
-def go_on(call: int, *ranks: int) -> list[Order]:
-    return [Order(ranks, call, final=False)]
+def go_on(call: int, *ranks: int) -> list[StopOrder]:
+    return [StopOrder(ranks, call, final=False)]
 
 
 # -- who is asked ----------------------------------------------------------------------------------------------------
@@ -32,14 +32,14 @@ def go_on(call: int, *ranks: int) -> list[Order]:
 
 def test_nobody_is_asked_before_there_is_a_request() -> None:
     made = votes(0, 1, asked=False)
-    assert made.listeners == {0, 1}
+    assert made.callers == {0, 1}
     assert made.deadline is None
 
 
-def test_who_begins_to_listen_later_is_asked_then() -> None:
+def test_who_begins_to_call_later_is_asked_then() -> None:
     made = votes(0)
-    assert made.listen(1) == {1}
-    assert made.listeners == {0, 1}
+    assert made.add_caller(1) == {1}
+    assert made.callers == {0, 1}
 
 
 # -- all come to their votes -----------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_one_rank_decides_alone() -> None:
 def test_the_decision_stays() -> None:
     made = votes(0)
     assert made.vote(0, 5, 0.0) == stop(5, 0)
-    assert made.listen(1) == {1}
+    assert made.add_caller(1) == {1}
     assert made.vote(1, 1, 9.0) == stop(5, 1)
     assert made.deadline is None
     assert made.tick(100.0) == []
@@ -69,28 +69,28 @@ def test_the_decision_stays() -> None:
 def test_a_rank_that_finishes_is_not_waited_for() -> None:
     made = votes(0, 1)
     assert made.vote(0, 5, 0.0) == []
-    assert made.finished(1) == stop(5, 0)
-    assert made.listeners == {0}
+    assert made.mark_finished(1) == stop(5, 0)
+    assert made.callers == {0}
 
 
 def test_the_vote_of_a_rank_that_has_finished_does_not_count() -> None:
     made = votes(0, 1)
     assert made.vote(1, 9, 0.0) == []
-    assert made.finished(1) == []
+    assert made.mark_finished(1) == []
     assert made.vote(0, 5, 0.0) == stop(5, 0)
 
 
 def test_without_votes_there_is_no_decision() -> None:
     made = votes(0, 1)
-    assert made.finished(0) == []
-    assert made.finished(1) == []
-    assert votes().finished(0) == []
+    assert made.mark_finished(0) == []
+    assert made.mark_finished(1) == []
+    assert votes().mark_finished(0) == []
 
 
 def test_who_fails_while_it_waits_leaves_nothing_to_wait_for() -> None:
     made = votes(0, 1)
     made.vote(0, 7, 10.0)
-    made.finished(0)
+    made.mark_finished(0)
     assert made.deadline is None
 
 
@@ -101,16 +101,16 @@ def test_who_waits_is_sent_on_when_the_others_do_not_come() -> None:
     made = votes(0, 1, 2)
     assert made.vote(0, 7, 10.0) == []
     assert made.vote(1, 6, 10.5) == []
-    assert made.deadline == 10.0 + PATIENCE_S
-    assert made.tick(10.0 + PATIENCE_S / 2) == []
-    assert made.tick(10.0 + PATIENCE_S) == go_on(8, 0, 1)
+    assert made.deadline == 10.0 + VOTE_TIMEOUT_S
+    assert made.tick(10.0 + VOTE_TIMEOUT_S / 2) == []
+    assert made.tick(10.0 + VOTE_TIMEOUT_S) == go_on(8, 0, 1)
     assert made.deadline is None
 
 
 def test_then_all_meet_at_the_next_call() -> None:
     made = votes(0, 1)
     made.vote(0, 7, 0.0)  # the other one has left its seventh call, and waits for this one in a collective
-    assert made.tick(PATIENCE_S) == go_on(8, 0)
+    assert made.tick(VOTE_TIMEOUT_S) == go_on(8, 0)
     assert made.vote(1, 8, 5.0) == []
     assert made.vote(0, 8, 5.0) == stop(8, 0, 1)
 
@@ -118,7 +118,7 @@ def test_then_all_meet_at_the_next_call() -> None:
 def test_who_comes_late_is_sent_on_at_once() -> None:
     made = votes(0, 1)
     made.vote(0, 7, 0.0)
-    made.tick(PATIENCE_S)
+    made.tick(VOTE_TIMEOUT_S)
     assert made.vote(1, 7, 5.0) == go_on(8, 1)
     assert made.vote(1, 8, 6.0) == []
     assert made.vote(0, 8, 6.0) == stop(8, 0, 1)
@@ -127,9 +127,9 @@ def test_who_comes_late_is_sent_on_at_once() -> None:
 def test_patience_grows() -> None:
     made = votes(0, 1)
     made.vote(0, 1, 0.0)
-    made.tick(PATIENCE_S)
+    made.tick(VOTE_TIMEOUT_S)
     made.vote(0, 2, 10.0)
-    assert made.deadline == 10.0 + 2 * PATIENCE_S
+    assert made.deadline == 10.0 + 2 * VOTE_TIMEOUT_S
 
 
 @dataclass
@@ -164,7 +164,7 @@ def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
             for other in ranks
         )
 
-    def carry_out(orders: list[Order]) -> None:
+    def carry_out(orders: list[StopOrder]) -> None:
         for order in orders:
             for number in order.ranks:
                 ranks[number].mail.append(order)
@@ -180,9 +180,9 @@ def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
         rank.mail.clear()
 
     for step in range(2000):
-        if step >= ask_after and not asked and len(made.listeners) == world:
+        if step >= ask_after and not asked and len(made.callers) == world:
             asked = True
-            for number in made.ask():
+            for number in made.request_stop():
                 ranks[number].mail.append("asked")
         movers = [number for number, rank in enumerate(ranks) if can_move(rank)]
         if not movers:
@@ -197,7 +197,7 @@ def test_ranks_in_lockstep_always_stop_at_the_same_call(data: Any) -> None:
         if not rank.waits:
             rank.call += 1
             if rank.call == 1:
-                made.listen(number)
+                made.add_caller(number)
         read(rank)
         rank.stopped = rank.stop_at is not None and rank.call >= rank.stop_at
         rank.waits = rank.heard and rank.stop_at is None and rank.call >= rank.sent_on

@@ -22,6 +22,6 @@ def test_a_quota_cuts_the_cpus(quota: float | None, cpus: int, monkeypatch: pyte
 
 def test_gpus_are_only_looked_for_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_info, "find_gpus", lambda environment: pytest.fail("looked"))
-    facts = host_info.host_info(with_gpus=False)
-    assert facts.gpus is None
-    assert facts.memory_bytes > 0
+    info = host_info.host_info(with_gpus=False)
+    assert info.gpus is None
+    assert info.memory_bytes > 0

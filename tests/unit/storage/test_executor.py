@@ -50,7 +50,7 @@ def test_an_order_that_raises_anything_is_answered_by_its_name_and_the_cause(
 
 def test_an_upload_that_raises_anything_says_where_its_files_are(keeper: StorageExecutor) -> None:
     order = wire.Upload(
-        attempt=0, rank=1, ordinal=2, source="/mine", directory="checkpoint_000003", files=["a"], others=[], delete=True
+        attempt=0, rank=1, ordinal=2, source="/mine", directory="checkpoint_000003", files=["a"], others=[]
     )
     answer = keeper.do(order)
     assert isinstance(answer, wire.FilesCopied)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError, StorageError
-from distrain.storage import files, local_store
+from distrain.storage import files
 from distrain.storage.commit import Commit, CommittedFile
 from distrain.storage.files import copy_file, crc32_of, list_files, sync_file, write_atomically
 from distrain.storage.local_store import RunStore
@@ -359,71 +359,6 @@ def test_a_checkpoint_whose_manifest_does_not_say_its_name_is_of_an_earlier_vers
     store = reopened(first)
     assert [saved.path for saved in store.committed] == [folder]
     store.close()
-
-
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_directory_like_a_checkpoint_is_told_of_if_it_has_no_manifest(
-    root: Path, others: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = RunStore(root)
-    for ordinal in range(others + 1):
-        folder = commit(first, ordinal, name=f"epoch-{ordinal}").path
-    (folder / MANIFEST_FILE).unlink()
-    for name in ("logs/attempt_0", ".fetched/x", "tensorboard"):  # which are something else
-        (root / name).mkdir(parents=True)
-        (root / name / "rank_0.log").touch()
-    store = reopened(first)
-    assert len(store.committed) == others
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == others, "without another one nobody knows what is like a checkpoint"
-    for said in told:
-        assert said.startswith(f"distrain: {folder} has no {MANIFEST_FILE}: it was never finished, or has lost it; ")
-    store.close()
-
-
-# -- what an earlier attempt has left where ranks fill directories themselves ----------------------------------------
-
-
-def left_in(folder: Path, *names: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        (folder / name).write_text("old")
-
-
-def set_aside_after(store: RunStore, root: Path) -> list[str]:
-    """An attempt begins and writes one file of epoch-1 again."""
-    store.note_leftovers()
-    (root / "epoch-1" / "a").unlink()
-    (root / "epoch-1" / "a").write_text("newer")
-    store.set_leftovers_aside("epoch-1", lambda: None)
-    return sorted(path.name for path in (root / "epoch-1").iterdir())
-
-
-def test_directories_that_cannot_be_read_or_are_too_large_do_not_keep_others_from_being_looked_at(
-    store: RunStore, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_store, "_MOST_LEFTOVERS", 3)
-    exists = Path.exists
-
-    def is_there(path: Path) -> bool:
-        if path.parent.name == "private":
-            raise PermissionError
-        return exists(path)
-
-    monkeypatch.setattr(Path, "exists", is_there)
-    left_in(root / "private", "x")
-    left_in(root / "cache", *"abcd")
-    left_in(root / "epoch-1", "a", "b")
-    assert set_aside_after(store, root) == ["a"]
-
-
-@pytest.mark.parametrize(("limit", "value"), [("_MOST_LEFTOVERS", 1), ("_NOTING_S", -1.0)])
-def test_of_what_takes_too_long_to_look_at_nothing_is_set_aside(
-    store: RunStore, root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
-) -> None:
-    monkeypatch.setattr(local_store, limit, value)
-    left_in(root / "epoch-1", "a", "b")
-    assert set_aside_after(store, root) == ["a", "b"]
 
 
 def test_several_damaged_checkpoints_are_passed_over(root: Path) -> None:

@@ -13,25 +13,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_local_files_that_a_killed_uploader_was_to_delete_are_deleted_by_the_next(tmp_path: Path) -> None:
-    def clear(ordinal: int) -> wire.Clear:
-        folder = tmp_path / f"of_{ordinal}"
-        folder.mkdir()
-        return wire.Clear(attempt=0, rank=0, ordinal=ordinal, source=str(folder), directory="", files=[])
+def test_checkpoints_that_a_killed_uploader_was_to_delete_are_deleted_by_the_next(tmp_path: Path) -> None:
+    def delete(token: int) -> wire.DeleteCheckpoints:
+        (tmp_path / f"of_{token}").mkdir()
+        (tmp_path / f"of_{token}" / "file").write_text("x")
+        return wire.DeleteCheckpoints(token=token, directories=[f"of_{token}"])
 
     answers: list[wire.Message] = []
     link = UploaderLink(None, answers.append, flags=())
     try:
-        link.order(clear(1))
+        link.order(wire.OpenStorage(url=f"file://{tmp_path}", filesystem=""))
+        link.order(delete(1))
         link.settle(lambda: None)
         first = link.pid
         assert first is not None
         os.kill(first, signal.SIGSTOP)
-        link.order(clear(2))
+        link.order(delete(2))
         os.kill(first, signal.SIGKILL)
         link.settle(lambda: None)
         assert link.pid != first
     finally:
         link.close()
-    assert answers == [wire.Discarded(attempt=0, rank=0, ordinal=ordinal) for ordinal in (1, 2)]
-    assert not list(tmp_path.iterdir())
+    assert [answer for answer in answers if isinstance(answer, wire.OrderDone)] == [
+        wire.OrderDone(token=1),
+        wire.OrderDone(token=2),
+    ]
+    assert not list(tmp_path.glob("of_*"))

@@ -16,6 +16,7 @@ import pytest
 
 import distrain
 from distrain import (
+    Checkpoint,
     CheckpointConfig,
     DataParallelTrainer,
     FailureConfig,
@@ -161,6 +162,8 @@ RESULT = Result(metrics={"loss": 1}, checkpoint=None, path="/run")
     [
         (RESULT, "config", MISSING["Result.config"]),
         (RESULT, "get_dataset_shard", MISSING["get_dataset_shard"]),
+        (Checkpoint("/checkpoint"), "to_uri", MISSING["Checkpoint.to_uri"]),
+        (Checkpoint("/checkpoint"), "uri", MISSING["Checkpoint.uri"]),
         (CONTEXT, "dataset_config", MISSING["dataset_config"]),
         (DataParallelTrainer(train), "as_trainable", MISSING["Trainer.as_trainable"]),
         (TorchTrainer(train), "scaling_config", MISSING["Trainer.scaling_config"]),
@@ -174,6 +177,19 @@ def test_an_attribute_of_rays_is_explained(value: object, name: str, sentence: s
     with pytest.raises(AttributeError) as raised:
         _ = value.whatever  # type: ignore[attr-defined]
     assert str(raised.value) == f"{type(value).__name__!r} object has no attribute 'whatever'"
+
+
+class OwnCheckpoint(Checkpoint): ...
+
+
+@pytest.mark.parametrize("kind", [Checkpoint, OwnCheckpoint])
+def test_a_name_that_a_class_itself_lacks_is_explained(kind: Any) -> None:
+    with pytest.raises(AttributeError) as raised:
+        kind.from_uri("s3://bucket/checkpoint")
+    sentence = MISSING["Checkpoint.from_uri"]
+    assert str(raised.value) == f"type object {kind.__name__!r} has no attribute 'from_uri': {sentence}"
+    with pytest.raises(AttributeError, match=f"^type object {kind.__name__!r} has no attribute 'whatever'$"):
+        _ = kind.whatever
 
 
 def test_a_property_that_fails_is_not_taken_for_absent() -> None:
@@ -198,7 +214,8 @@ def test_no_sentence_is_for_a_name_that_is_there() -> None:
     public = [name for module in MODULES for name in import_module(module).__all__]
     assert not (MISSING.keys() | IGNORED.keys()) & {*public, *dir(distrain)}
     assert not MISSING.keys() & IGNORED.keys()
-    fields = [f"Result.{name}" for name in dir(Result)] + [f"Trainer.{name}" for name in dir(DataParallelTrainer)]
+    owners = {"Checkpoint": Checkpoint, "Result": Result, "Trainer": DataParallelTrainer}
+    fields = [f"{owner}.{name}" for owner, kind in owners.items() for name in dir(kind)]
     assert not MISSING.keys() & set(fields)
 
 

@@ -44,11 +44,15 @@ class Worker:
         self.coordinator = Channel(read_up, write_down)
         self.session = Session(self.channel, context, None)
 
-    def grants(self, ordinal: int, directory: Path, *files: str, refused: str | None = None) -> None:
-        grant = wire.CopyFiles(
-            attempt=2, rank=1, ordinal=ordinal, directory=str(directory), files=list(files), refused=refused
+    def orders_copy(self, ordinal: int, directory: Path, *files: str) -> None:
+        self.coordinator.send(
+            wire.CopyFiles(attempt=2, rank=1, ordinal=ordinal, directory=str(directory), files=list(files))
         )
-        self.coordinator.send(grant)
+
+    def commits(self, ordinal: int, path: Path, *, has_files: bool = True) -> None:
+        self.coordinator.send(
+            wire.CheckpointCommitted(attempt=2, rank=1, ordinal=ordinal, path=str(path), has_files=has_files)
+        )
 
     def said(self) -> list[Any]:
         return [frame.message() for frame in self.coordinator.receive()]
@@ -164,8 +168,8 @@ class AcknowledgingLine:
     """A line that acknowledges whatever was sent, but only to who waits for it."""
 
     at_end = False
-    uploads = True
-    acknowledges = True
+    is_in_process = False
+    commits_for_all_ranks = True
 
     def __init__(self) -> None:
         self.sent = 0
@@ -195,8 +199,8 @@ def test_few_reports_are_on_their_way_at_once(worker: Worker, monkeypatch: pytes
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_announced_then_copied_as_granted(worker: Worker, folder: Path, tmp_path: Path) -> None:
-    worker.grants(1, tmp_path / "staging", "rng-1.bin")
+def test_a_checkpoint_is_announced_then_copied_as_ordered(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    worker.orders_copy(1, tmp_path / "staging", "rng-1.bin")
     distrain.report({"loss": 1}, Checkpoint(folder))
     announced, delivered = worker.said()
     assert (announced.ordinal, announced.files) == (1, [["model.pt", 7], ["rng-1.bin", 5]])
@@ -209,7 +213,7 @@ def test_ordinals_count_checkpoints_only(worker: Worker, folder: Path, tmp_path:
     ordinals = []
     for ordinal in (1, 2):
         distrain.report({})
-        worker.grants(ordinal, tmp_path / "staging")
+        worker.orders_copy(ordinal, tmp_path / "staging")
         distrain.report({}, Checkpoint(folder))
         ordinals += [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported) and m.ordinal]
     assert ordinals == [(2, 1), (4, 2)]
@@ -225,26 +229,26 @@ def test_a_checkpoint_that_an_alarm_kept_from_being_announced_does_not_count(
         patch.setattr(time, "time", alarm)
         with pytest.raises(TimeoutError):
             distrain.report({}, Checkpoint(folder))
-    worker.grants(1, tmp_path / "staging")
+    worker.orders_copy(1, tmp_path / "staging")
     distrain.report({}, Checkpoint(folder))
     assert [(m.index, m.ordinal) for m in worker.said() if isinstance(m, wire.Reported)] == [(1, 1)]
 
 
 def test_a_refusal_is_raised_with_its_reason(worker: Worker, folder: Path, tmp_path: Path) -> None:
-    worker.grants(1, tmp_path, refused="too late")
+    worker.coordinator.send(wire.FilesStored(attempt=2, rank=1, ordinal=1, failed="too late"))
     with pytest.raises(CheckpointError, match="too late"):
         distrain.report({}, Checkpoint(folder))
 
 
 def test_a_dict_checkpoint_is_delivered_as_a_file(worker: Worker, tmp_path: Path) -> None:
-    worker.grants(1, tmp_path / "staging", "dict_checkpoint.pkl")
+    worker.orders_copy(1, tmp_path / "staging", "dict_checkpoint.pkl")
     distrain.report({}, Checkpoint.from_dict({"epoch": 3}))
     assert Checkpoint(tmp_path / "staging").to_dict()["epoch"] == 3
 
 
 def test_get_checkpoint_is_the_latest_committed_one(worker: Worker, tmp_path: Path) -> None:
     assert distrain.get_checkpoint() is None
-    worker.coordinator.send(wire.CheckpointCommitted(attempt=2, rank=1, ordinal=1, path=str(tmp_path)))
+    worker.commits(1, tmp_path)
     checkpoint = distrain.get_checkpoint()
     assert checkpoint is not None
     assert checkpoint.path == str(tmp_path)
@@ -271,7 +275,7 @@ def test_a_temporary_directory_of_somebody_else_is_in_nobodys_way(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("os.getuid", lambda: 4711)
     (tmp_path / "distrain-4711").mkdir()
-    worker.grants(1, tmp_path / "target", "model.pt", "rng-1.bin")
+    worker.orders_copy(1, tmp_path / "target", "model.pt", "rng-1.bin")
     distrain.report({}, Checkpoint(folder))
     assert (tmp_path / "target" / "model.pt").exists()
 
@@ -285,7 +289,7 @@ def test_a_checkpoint_in_place_is_announced_without_links(worker: Worker, tmp_pa
     folder = tmp_path / "runs" / "run" / "epoch-1"
     folder.mkdir(parents=True)
     (tmp_path / "latest").symlink_to(folder)
-    worker.grants(1, tmp_path)
+    worker.orders_copy(1, tmp_path)
     distrain.report({}, Checkpoint(tmp_path / "latest"), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
     said = worker.said()[0]
     assert said.folder == str(folder)
@@ -302,17 +306,93 @@ def test_metrics_can_be_reported_where_the_working_directory_is_gone(
     assert reported(worker, {"loss": 1}) == {"loss": 1}
 
 
-def test_a_checkpoint_that_is_stored_is_no_error_if_its_source_cannot_be_deleted(
+# -- local files -----------------------------------------------------------------------------------------------------
+
+
+def report_and_delete(worker: Worker, folder: Path, target: Path, ordinal: int = 1) -> None:
+    worker.orders_copy(ordinal, target, "model.pt", "rng-1.bin")
+    distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+
+
+def test_local_files_stay_until_the_commit_is_read(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    report_and_delete(worker, folder, tmp_path / "target")
+    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
+    worker.commits(1, tmp_path)
+    distrain.get_checkpoint()
+    assert not folder.exists()
+    assert sorted(os.listdir(tmp_path / "target")) == ["model.pt", "rng-1.bin"]
+
+
+def test_local_files_stay_if_the_checkpoint_was_committed_without_them(
+    worker: Worker, folder: Path, tmp_path: Path
+) -> None:
+    """It was committed before the report arrived, which is refused then."""
+    worker.session._listen()
+    report_and_delete(worker, folder, tmp_path / "target")
+    worker.commits(1, tmp_path, has_files=False)
+    distrain.get_checkpoint()
+    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
+
+
+def test_local_files_of_a_dropped_checkpoint_stay(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    report_and_delete(worker, folder, tmp_path / "target")
+    other = tmp_path / "other"
+    other.mkdir()
+    report_and_delete(worker, other, tmp_path / "target", 2)
+    worker.commits(2, tmp_path)
+    worker.session.wait_for_commits()  # for nothing
+    assert folder.exists()
+    assert not other.exists()
+
+
+def test_local_files_that_could_not_be_stored_stay(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("no directory")
+    with pytest.raises(OSError, match="target"):
+        report_and_delete(worker, folder, tmp_path / "target")
+    assert worker.said()[-1].failed
+    worker.session.wait_for_commits()  # for nothing
+    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
+
+
+def test_a_directory_that_is_reported_again_is_not_deleted_for_the_first_report(
+    worker: Worker, folder: Path, tmp_path: Path
+) -> None:
+    report_and_delete(worker, folder, tmp_path / "target")
+    worker.orders_copy(2, tmp_path / "target 2", "model.pt", "rng-1.bin")
+    distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=False)
+    worker.commits(1, tmp_path)
+    worker.commits(2, tmp_path)
+    distrain.get_checkpoint()
+    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
+
+
+def test_a_file_that_the_user_writes_again_is_neither_deleted_nor_changed_in_the_checkpoint(
+    worker: Worker, folder: Path, tmp_path: Path
+) -> None:
+    report_and_delete(worker, folder, tmp_path / "target")
+    (folder / "model.pt").write_bytes(b"updated")
+    worker.commits(1, tmp_path)
+    distrain.get_checkpoint()
+    assert os.listdir(folder) == ["model.pt"]
+    assert (tmp_path / "target" / "model.pt").read_bytes() == b"weights"
+
+
+def test_a_worker_waits_for_commits_but_not_long_after_all_have_finished(
     worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
-        raise OSError("disk full")
+    monkeypatch.setattr("distrain.worker.session._COMMIT_WAIT_S", 0.1)
+    report_and_delete(worker, folder, tmp_path / "target")
+    worker.coordinator.send(wire.Release(attempt=2, rank=1))
+    began = time.monotonic()
+    worker.session.wait_for_commits()
+    assert time.monotonic() - began >= 0.1
+    assert folder.exists()
+    threading.Timer(0.05, worker.commits, (1, tmp_path)).start()
+    worker.session.wait_for_commits()
+    assert not folder.exists()
 
-    monkeypatch.setattr("distrain.worker.session.discard", fails)
-    worker.grants(1, tmp_path / "target", "model.pt", "rng-1.bin")
-    worker.coordinator.send(wire.Discard(attempt=2, rank=1, ordinal=1, at_once=True))
-    distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
-    assert worker.said()[-1] == wire.Discarded(attempt=2, rank=1, ordinal=1, failed="disk full")
+
+# -- what is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("worker")
@@ -401,8 +481,8 @@ class InterruptedLine:
     """A line within whose send(), or first receive() if ``in_receive``, a signal handler runs."""
 
     at_end = False
-    uploads = False
-    acknowledges = False
+    is_in_process = True
+    commits_for_all_ranks = True
 
     def __init__(self) -> None:
         self.handler: Any = lambda: None

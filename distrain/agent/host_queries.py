@@ -1,0 +1,77 @@
+"""Answers to the coordinator's questions about this host and its network. Runs in: agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from distrain import wire
+from distrain.hosts.inspection import Inspector
+from distrain.hosts.network import address_toward
+from distrain.hosts.ports import reserve_port
+from distrain.hosts.reachability import ReachabilityProbe
+from distrain.system.background import Background
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from distrain.system.loop import Loop
+
+_T = TypeVar("_T")
+
+
+class HostQueries:
+    """Reserve ports, look up addresses, inspect the host and probe its connections; answer with ``send``."""
+
+    def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:
+        self._send = send
+        self._reserved: list[socket.socket] = []
+        self._resolver = Background(loop, "resolver")
+        self._inspector = Inspector(loop, send)
+        self._probe = ReachabilityProbe(loop, self._resolver, send)
+
+    def answer(self, question: wire.Message) -> None:
+        """Answer a question, now or later."""
+        match question:
+            case wire.ReservePorts():
+                self._reserve(question)
+            case wire.InspectHost():
+                self._inspector.inspect(question)
+            case wire.OpenProbePort():
+                self._probe.open_port(question)
+            case wire.ProbePeers():
+                self._probe.probe_peers(question)
+
+    def look_up(self, find: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
+        """Call ``then`` with what ``find`` returns for a peer, or at once with None if ``peer`` is empty.
+
+        A thread does it: a slow name server must not keep the agent from its heartbeats.
+        """
+
+        def failed(error: OSError) -> None:
+            self._send(wire.HostFailed(text=f"finds no way to the other hosts ({peer}): {error}"))
+
+        if peer:
+            self._resolver.do(lambda: find(peer), then, failed)
+        else:
+            then(None)
+
+    def _reserve(self, asked: wire.ReservePorts) -> None:
+        self.release_ports()
+        try:
+            self._reserved = [reserve_port() for _ in range(asked.ports)]
+        except OSError as error:
+            self._send(wire.HostFailed(text=f"cannot reserve {asked.ports} ports: {error}"))
+            return
+        ports = [sock.getsockname()[1] for sock in self._reserved]
+
+        def answer(address: str | None) -> None:
+            self._send(wire.PortsReserved(attempt=asked.attempt, ports=ports, address=address or ""))
+
+        self.look_up(address_toward, asked.peer, answer)
+
+    def release_ports(self) -> None:
+        """Give up the ports that were reserved."""
+        for sock in self._reserved:
+            sock.close()
+        self._reserved = []

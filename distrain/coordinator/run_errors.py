@@ -1,0 +1,141 @@
+"""The exception that fit() raises for a run that did not finish. Runs in: coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distrain.coordinator.preemption import exit_code, preempted
+from distrain.decisions.failures import culprit_first, failure_screen, hang_failures
+from distrain.errors import (
+    ControllerError,
+    HangError,
+    LaunchError,
+    ResourcesError,
+    StandInError,
+    WorkerGroupError,
+)
+from distrain.storage.files import is_full_disk
+from distrain.system.log import warn, without_controls
+from distrain.work.job import original
+
+if TYPE_CHECKING:
+    from distrain.decisions.events import HangDetected, RunSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunErrors:
+    """The exceptions of one run, from its summary.
+
+    run: the run directory, a path or URL.
+    name: how the user names the run to continue it, such as ``as RunConfig(name='run')``.
+    checkpoint: the name of the latest checkpoint, if there is one.
+    logs: the directory of the logs of the latest attempt, if there are any.
+    """
+
+    summary: RunSummary
+    run: str
+    name: str
+    checkpoint: str | None
+    logs: str | None
+
+    def error(self) -> BaseException:
+        """Return the exception to raise. Show the text that a KeyboardInterrupt cannot carry."""
+        summary = self.summary
+        if summary.stop_reason is not None:
+            return self._stop_error(summary.stop_reason)
+        if summary.hung is not None and not summary.failures:
+            return self._hang_error(summary.hung)
+        if summary.failures and not self._problem_explains_failures():
+            return self._worker_group_error()
+        if summary.storage_failed:
+            advice = f"once that is fixed, {self._how_to_continue()}"
+            return ControllerError(f"{summary.problem}\n{advice}\nrun:  {self.run}")
+        if summary.resources_missing:
+            return ResourcesError(summary.problem)
+        text = "\n".join([summary.problem or "", *self._postscript()])
+        return ControllerError(text) if summary.entered else LaunchError(text)
+
+    def _problem_explains_failures(self) -> bool:
+        """Return True if no rank is to blame: its host was lost, or its error came from the full disk of the run."""
+        summary = self.summary
+        if summary.problem and all(failure.lost for failure in summary.failures):
+            return True
+        return summary.storage_failed and all(is_full_disk(failure.summary) for failure in summary.failures)
+
+    def _stop_error(self, reason: str) -> BaseException:
+        summary = self.summary
+        lines = [f"the run was stopped by {reason}; {self._how_to_continue()}"]
+        requested = {exit_code("SIGTERM"), exit_code(reason)}
+        own = [f for f in summary.failures if not f.consequence and f.exit_code not in requested]
+        if own:
+            screen = failure_screen(own, stopped=(), last_lines=summary.last_lines)
+            lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
+        if summary.where:
+            lines += ["ranks that did not stop in time were killed:", *(f"    {line}" for line in summary.where)]
+        lines += [*self._other_problems(), f"run:  {self.run}"]
+        if reason != "SIGINT":
+            return preempted("\n".join(lines), reason)
+        warn("\n    ".join(lines))
+        return KeyboardInterrupt()
+
+    def _hang_error(self, hung: HangDetected) -> HangError:
+        summary = self.summary
+        where = "they were:" if hung.where else "no rank had been started"
+        lines = [f"no rank has reported or printed anything for {hung.after_s:g} s; {where}"]
+        lines += [f"    {line}" for line in hung.where]
+        hosts = {rank: summary.hosts[rank] for rank in summary.stopped_ranks}
+        failures = hang_failures(hosts, hung.suspects, after_s=hung.after_s)
+        return HangError(
+            "\n".join([*lines, *self._postscript()]),
+            worker_failures={failure.rank: StandInError(failure.summary) for failure in failures},
+            culprit=failures[0].rank,
+            failures=failures,
+            stopped=summary.stopped_ranks,
+            where=hung.where,
+            last_lines=summary.last_lines,
+        )
+
+    def _worker_group_error(self) -> WorkerGroupError:
+        summary = self.summary
+        failures = culprit_first(summary.failures)
+        screen = failure_screen(
+            failures,
+            stopped=summary.stopped_ranks,
+            finished=summary.finished,
+            where=summary.where,
+            last_lines=summary.last_lines,
+        )
+        return WorkerGroupError(
+            without_controls("\n".join([screen, *self._other_problems(), *self._postscript()])),
+            worker_failures={f.rank: summary.errors.get(f.rank) or original(f) for f in failures},
+            culprit=failures[0].rank,
+            exit_code=failures[0].exit_code,
+            failures=failures,
+            stopped=summary.stopped_ranks,
+            where=summary.where,
+            last_lines={failure.rank: summary.last_lines.get(failure.rank, ()) for failure in failures},
+        )
+
+    def _other_problems(self) -> list[str]:
+        """Return what else went wrong. The failure screen shows lost hosts already."""
+        summary = self.summary
+        if summary.storage_failed:
+            return [f"in addition, the storage has failed: {summary.problem}"]
+        if summary.problem and not any(failure.lost for failure in summary.failures):
+            return [f"in addition: {summary.problem}"]
+        return []
+
+    def _postscript(self) -> list[str]:
+        """Return the last lines of every failure's text."""
+        summary = self.summary
+        lines = [*summary.earlier_attempts, *([summary.no_retry] if summary.no_retry else [])]
+        if self.logs is not None:
+            lines.append(f"logs: {self.logs}")
+        if self.checkpoint is not None:
+            lines.append(self._how_to_continue())
+        return [*lines, f"run:  {self.run}"]
+
+    def _how_to_continue(self) -> str:
+        start = f"continue at {self.checkpoint}" if self.checkpoint else "train from scratch (no checkpoint yet)"
+        return f"start the run again {self.name} to {start}"

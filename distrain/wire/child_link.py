@@ -1,0 +1,42 @@
+"""A child process that speaks the protocol on its stdin and stdout. Runs in: coordinator, agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from distrain.system import process
+from distrain.wire.channel import Channel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class ChildLink:
+    """A child process, in a session of its own, and the channel to it. Raises OSError if it cannot be started.
+
+    stderr: as for ``subprocess.Popen``. environment: added to this process's. greeting: see :class:`Channel`.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        stderr: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        greeting: bool = False,
+    ) -> None:
+        self.process = process.spawn(argv, stderr=stderr, environment=environment)
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        self.channel = Channel(os.dup(stdout.fileno()), os.dup(stdin.fileno()), greeting=greeting)
+        stdin.close()
+        stdout.close()
+
+    def kill(self) -> int:
+        """SIGKILL the child and its process group. Return its exit code; harmless when done twice."""
+        self.channel.close()
+        process.kill_group(self.process.pid, signal.SIGKILL)
+        return self.process.wait()

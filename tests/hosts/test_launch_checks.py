@@ -1,0 +1,98 @@
+"""What a launch asks of its hosts before it trains, and what stops it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.hosts.faults import blocked_pair, own_disk, python_with, site_of
+
+if TYPE_CHECKING:
+    from tests.hosts.user import User
+
+TRAIN = "def train():\n    distrain.report({'place': place()})\n"
+OVER_TORCH = "from distrain.torch import TorchTrainer\n" + TRAIN
+UNTIL_SHOWN = """
+import logging, time
+
+class Listener(logging.Handler):
+    def emit(self, record):
+        if {phrase!r} in record.getMessage():
+            Path("shown").touch()
+
+logging.getLogger("distrain").addHandler(Listener())
+
+def train():
+    while not Path("shown").exists():
+        time.sleep(0.01)
+    distrain.report({{'place': place()}})
+"""
+"""Trains until its user is shown a line with this phrase."""
+TWO = "hosts='alpha:1,beta:1'"
+
+
+@pytest.mark.parametrize("where", [f"num_workers=2, {TWO}", "num_workers=1, hosts='beta'"])
+def test_a_launch_is_refused_when_the_storage_is_not_shared(user: User, where: str) -> None:
+    with own_disk(user.lab, "beta", user.folder / "runs"):
+        ran = user.trains("def train():\n    import time; time.sleep(60)\n", where)
+    assert ran.code == 1
+    assert f"beta: the storage {user.folder}/runs/run cannot be opened: No such file or directory" in ran.err
+
+
+def test_a_launch_is_refused_when_a_pair_is_blocked_long_before_the_framework_gives_up(user: User) -> None:
+    began = time.monotonic()
+    with blocked_pair(user.lab):
+        ran = user.trains(OVER_TORCH, f"TorchTrainer, num_workers=2, {TWO}")
+    assert time.monotonic() - began < 30.0
+    assert ran.code == 1
+    assert " cannot connect to it at 10.77.0.1" in ran.err
+    assert "no answer within 4 s" in ran.err
+
+
+def test_a_host_that_takes_the_place_of_a_lost_one_is_looked_at_too(user: User) -> None:
+    """Beta's agent freezes; the spare host has a disk of its own where the run directory should be."""
+    train = """
+def train():
+    import psutil, signal, time
+    if socket.gethostname() == "beta":
+        os.kill(psutil.Process().parents()[1].pid, signal.SIGSTOP)
+    time.sleep(60)
+"""
+    call = "run={'failure_config': distrain.FailureConfig(max_failures=2, host_lease_s=2)}, num_workers=3"
+    with own_disk(user.lab, "gamma", user.folder / "runs"):
+        ran = user.trains(train, f"{call}, hostfile=hostfile")
+    assert ran.code == 1
+    assert "on beta:2222 was lost: its agent has been silent for 2 s" in ran.err
+    assert f"gamma: the storage {user.folder}/runs/run cannot be opened: No such file or directory" in ran.err
+
+
+def test_ranks_that_need_not_meet_train_although_they_could_not(user: User) -> None:
+    shown = "alpha: beta cannot connect to it at 10.77.0.11 (eth0): no answer within 4 s"
+    with blocked_pair(user.lab):
+        ran = user.trains(UNTIL_SHOWN.format(phrase=shown), f"num_workers=2, {TWO}")
+    assert len(ran.reports()) == 2
+    assert f"distrain: {shown}" in ran.err
+
+
+def test_a_launch_warns_of_another_torch_and_is_refused_for_another_cloudpickle(user: User) -> None:
+    other = python_with(user.folder / "other", "")
+    (user.folder / "hosts").write_text(f"alpha\nbeta {other}\n")
+    for trainer, package, version in (("TorchTrainer, ", "torch", "2.0.0"), ("", "cloudpickle", "1.0.0")):
+        installed = site_of(user.folder / "other") / f"{package}-{version}.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+        waiting = UNTIL_SHOWN.format(phrase=f"beta: it has {package}")
+        (user.folder / "shown").unlink(missing_ok=True)
+        ran = user.trains(
+            f"from distrain.torch import TorchTrainer\n{waiting}", f"{trainer}num_workers=2, hostfile='hosts'"
+        )
+        how = "distrain: " if package == "torch" else "LaunchError: "
+        assert f"{how}beta: it has {package} {version}, this machine " in ran.err
+
+
+def test_what_a_launch_has_asked_leaves_nothing_behind(user: User) -> None:
+    assert len(user.trains(TRAIN, f"num_workers=2, {TWO}").reports()) == 2
+    names = sorted(path.name for path in (user.folder / "runs" / "run").iterdir())
+    assert not [name for name in names if "probe" in name or "check" in name]

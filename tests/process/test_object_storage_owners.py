@@ -1,0 +1,148 @@
+"""Who owns a run in an object store: users' processes that are killed, are two, or are taken over."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain import (
+    StorageError,
+    TrainingFailedError,
+)
+from distrain.errors import ControllerError
+from distrain.storage import run_lock
+from distrain.system.remote_path import RemotePath
+from tests.conftest import wait_until
+from tests.process.object_storage import Waiter, train, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.process.bucket import Bucket
+    from tests.process.conftest import Fit
+
+SCRIPT = """
+import sys, time, tempfile
+from pathlib import Path
+import distrain
+from distrain import *
+
+{train}
+
+{wait_for}
+
+def main(config={{}}, **run):
+    trainer = DataParallelTrainer(
+        train, train_loop_config=config, scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=sys.argv[1], name="run", **run),
+    )
+    print("began at", trainer.fit().return_value)
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path, bucket: Bucket) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a user's process that calls ``main(...)``."""
+
+    def start(call: str, **environment: str) -> subprocess.Popen[str]:
+        script = tmp_path / "script.py"
+        source = SCRIPT.format(train=inspect.getsource(train), wait_for=inspect.getsource(wait_for))
+        script.write_text(f"from __future__ import annotations\n{source}\n{call}\n")
+        return subprocess.Popen(
+            [sys.executable, str(script), bucket.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+    return start
+
+
+def test_a_process_that_is_killed_in_the_middle_of_an_upload_loses_nothing_committed(
+    user: Callable[..., subprocess.Popen[str]], bucket: Bucket
+) -> None:
+    """At once restarted on the same machine, where its owner is known to be dead."""
+    began_at = 0
+    for _ in range(2):
+        process = user('main({"size": 8_000_000, "steps": 99})')
+        wait_until(lambda: len(bucket.committed("run")) > began_at, timeout_s=60.0, what="a checkpoint")
+        wait_until(lambda: any(path.endswith(".pending.json") for path in bucket.files("run")), what="an upload")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        began_at = len(bucket.committed("run"))
+    process = user(f'main({{"size": 8_000_000, "steps": {began_at + 1}}})')
+    said, complained = process.communicate(timeout=60)
+    assert process.returncode == 0, complained
+    assert int(said.split()[-1]) in (began_at, began_at + 1), "an order may have been carried out after the count"
+    assert "looking for" not in complained
+    assert not any(path.endswith(".pending.json") for path in bucket.files("run"))
+
+
+def test_the_second_of_two_coordinators_is_refused_also_on_another_machine(
+    user: Callable[..., subprocess.Popen[str]], bucket: Bucket, tmp_path: Path
+) -> None:
+    go, elsewhere = tmp_path / "go", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    first = user(f'main({{"wait_at": 1, "until": {str(go)!r}}})')
+    wait_until(go.with_suffix(".waiting").exists, timeout_s=60.0, what="the first run")
+    same, other = user("main()"), user("main()", TMPDIR=str(elsewhere))
+    for second in (same, other):
+        _, complained = second.communicate(timeout=60)
+        assert second.returncode == 1
+        used = f"another run (process {first.pid}) is using {bucket.url}/run;"
+        assert used in complained or f"{bucket.url}/run is in use by process {first.pid}" in complained
+        assert "or give this run another name (RunConfig.name, --name)" in complained
+    go.touch()
+    said, complained = first.communicate(timeout=60)
+    assert (first.returncode, said.split()[-1]) == (0, "0"), complained
+
+
+def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
+    one_fit: Fit, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TrainingFailedError):
+        one_fit(train, {"fail_at": 1}, name="run")
+    owner = json.loads(bucket.read("run", ".lock/000001"))
+    owner |= {"machine": "another one", "host": "far", "pid": 77, "released": False}
+    bucket.write("run", ".lock/000001", json.dumps(owner).encode())
+    monkeypatch.setattr(run_lock, "SILENCE_S", 2.0)
+    assert one_fit(train, {}, name="run").return_value == 2
+    assert "run was used by process 77 on far; looking for 2 s whether it is still alive" in capsys.readouterr().err
+    assert [path for path in bucket.files("run") if path.startswith(".lock")] == [".lock/000002"]
+
+
+def test_a_lock_that_somebody_has_deleted_is_not_told_as_taken_over(bucket: Bucket) -> None:
+    run = RemotePath(f"{bucket.url}/run")
+    lock = run_lock.RunLock.take(run)
+    lock.beat()
+    (run / ".lock").remove()
+    with pytest.raises(StorageError, match="is not there any more: somebody has deleted it"):
+        lock.beat()
+
+
+def test_a_coordinator_whose_run_was_taken_over_writes_nothing_more(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+
+    def take_over() -> None:
+        wait_until(lambda: bucket.committed("run"), what="a checkpoint")
+        lock = json.loads(bucket.read("run", ".lock/000001"))
+        bucket.write("run", ".lock/000002", json.dumps({**lock, "id": "another"}).encode())
+        go.touch()
+
+    with Waiter(go, take_over), pytest.raises(ControllerError, match="another process has taken over the run s3://"):
+        one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
+    assert bucket.committed("run") == ["checkpoint_000000"]
+    assert json.loads(bucket.read("run", "run.json"))["status"] == "running"
+    assert json.loads(bucket.read("run", ".lock/000002"))["id"] == "another"

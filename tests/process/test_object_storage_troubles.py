@@ -1,0 +1,208 @@
+"""Runs in an object store that is not there, fails, is silent, or goes away for good."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import (
+    BackendConfig,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    StorageError,
+)
+from distrain.coordinator.transport import PrefixTransport
+from distrain.errors import ControllerError, WorkerGroupError
+from distrain.hosts.hostfile import HostSpec
+from distrain.system.remote_path import OPENING_PATIENCE_S
+from distrain.trainer import run_work
+from distrain.work.job import FunctionWork
+from tests.conftest import wait_until
+from tests.process.bucket import Bucket, Door
+from tests.process.conftest import when_shown
+from tests.process.object_storage import Waiter, train, wait_for
+from tests.process.test_validation import interrupt_the_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.process.conftest import Fit
+
+
+def test_a_bucket_that_is_not_there_is_known_at_once(one_fit: Fit, bucket: Bucket) -> None:
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket/.*bucket does not exist"):
+        replace(one_fit, storage="s3://no-such-bucket")(train, name="run")  # type: ignore[arg-type]
+    bucket.door.shut()
+    with pytest.raises(StorageError, match=r"^cannot read s3://.*Could not connect|^cannot read s3://.*closed"):
+        one_fit(train, name="run")
+    assert time.monotonic() - began < 30
+    assert not list(Path(tempfile.gettempdir()).glob("distrain-*/spool/*"))
+
+
+def test_a_host_that_cannot_reach_the_storage_is_named_before_the_first_checkpoint(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path
+) -> None:
+    environment = {"env_vars": {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}}
+    config = {"wait_at": 0, "until": str(tmp_path / "never")}
+    with pytest.raises(ControllerError, match=r"localhost cannot use the storage: .*127.0.0.1:9") as raised:
+        one_fit(train, config, name="run", worker_runtime_env=environment)
+    assert "once that is fixed, start the run again as RunConfig(name='run')" in str(raised.value)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("trouble", "requests"),
+    [
+        pytest.param(Door.fail, 6, id="503"),
+        pytest.param(Door.shut, 12, id="reset"),
+        pytest.param(Door.hold, 1, id="silence"),
+    ],
+)
+def test_a_trouble_that_passes_costs_only_time(
+    one_fit: Fit, bucket: Bucket, trouble: Callable[[Door], None], requests: int, tmp_path: Path
+) -> None:
+    """After so many requests in vain, of which s3fs makes several for one of distrain's."""
+    go = tmp_path / "go"
+
+    def make_trouble() -> None:
+        trouble(bucket.door)
+        go.touch()
+        bucket.door.wait_for_requests(requests)
+        bucket.door.open()
+
+    with Waiter(go, make_trouble):
+        result = one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
+    assert result.return_value == 0
+    assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
+
+
+def loses_the_network(config: dict[str, Any]) -> int:
+    """Fail after the first checkpoint, as soon as there is a file."""
+    if distrain.get_checkpoint() is None:
+        train({"steps": 1})
+        distrain.get_all_reported_checkpoints()
+        wait_for(Path(config["until"]))
+        raise RuntimeError("on purpose")
+    return train({"steps": 2})
+
+
+@pytest.mark.slow
+def test_a_trouble_that_costs_an_attempt_does_not_cost_the_run(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    away_s = OPENING_PATIENCE_S + 5.0
+    with Waiter(go, lambda: (bucket.door.shut(), go.touch(), time.sleep(away_s), bucket.door.open())):
+        retried = FailureConfig(max_failures=1)
+        result = one_fit(loses_the_network, {"until": str(go)}, name="run", failure_config=retried)
+    assert result.return_value == 1
+    assert bucket.committed("run") == ["checkpoint_000000", "checkpoint_000001"]
+
+
+class Listening(BackendConfig):
+    """A framework whose ranks all listen, so that every host is asked for ports."""
+
+    has_endpoints = True
+
+
+def test_several_hosts_that_have_reserved_ports_wait_for_the_storage_together(bucket: Bucket, tmp_path: Path) -> None:
+    """The attempt begins when what the last one has left is stored, and not without one of them."""
+    go = tmp_path / "go"
+    hosts = [HostSpec(name=name, address=name, slots=1) for name in ("one", "two")]
+    work = FunctionWork(function=loses_the_network, config={"until": str(go)}, backend=Listening())
+    run = RunConfig(name="run", storage_path=bucket.url, failure_config=FailureConfig(max_failures=1))
+    with Waiter(go, lambda: (bucket.door.hold(), go.touch())), when_shown("restart 1 (of 1)", bucket.door.open):
+        result = run_work(
+            work,
+            ScalingConfig(num_workers=2),
+            run,
+            transports=[PrefixTransport(host=host, prefix=("sh", "-c")) for host in hosts],
+        )
+    assert result.return_value == 1
+
+
+@pytest.mark.slow
+def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_go_on(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DISTRAIN_STORAGE_PATIENCE_S", "2")
+    go = tmp_path / "go"
+
+    def shut_after_the_first() -> None:
+        wait_until(lambda: bucket.committed("run"), what="a checkpoint")
+        bucket.door.shut()
+        go.touch()
+
+    with (
+        Waiter(go, shut_after_the_first),
+        pytest.raises((WorkerGroupError, ControllerError), match="to continue at checkpoint_000000") as raised,
+    ):
+        one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
+    assert f"run:  {bucket.url}/run" in str(raised.value)
+    [kept] = Path(tempfile.gettempdir()).glob("distrain-*/spool/*/run")
+    assert f"metrics, logs and the end of this run are only in {kept}" in capsys.readouterr().err
+    bucket.door.open()
+    assert bucket.committed("run") == ["checkpoint_000000"]
+    assert one_fit(train, {}, name="run").return_value == 1
+    steps = [json.loads(line)["metrics"]["step"] for line in bucket.read("run", "metrics.jsonl").splitlines()]
+    assert sorted(steps) == [0, 0, 1, 1, 1, 1, 2, 2], "what was reported while the storage was gone is there, too"
+
+
+def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
+    one_fit: Fit, bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go = tmp_path / "go"
+
+    def silence_and_stop() -> None:
+        wait_until(lambda: bucket.committed("run"), what="a checkpoint")
+        [keeper] = [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
+        bucket.door.hold()
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            with contextlib.suppress(psutil.TimeoutExpired):
+                keeper.wait(timeout=4)
+                return
+
+    with pytest.raises(KeyboardInterrupt), Waiter(go, silence_and_stop):
+        one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
+    assert not [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
+    assert "the wait for the storage was interrupted" in capsys.readouterr().err
+    bucket.door.open()
+    assert bucket.committed("run") == ["checkpoint_000000"]
+
+
+def test_ctrl_c_in_the_wait_for_validations_ends_only_that(bucket: Bucket) -> None:
+    interrupt_the_wait(1, bucket.url)
+    assert json.loads(bucket.read("run", "run.json"))["status"] == "finished"
+    for number in range(2):
+        manifest = json.loads(bucket.read("run", f"checkpoint_{number:06d}/.manifest.json"))
+        assert manifest["validation"]["status"] == "VALIDATION_FAILED"
+
+
+def uploader_of_the_coordinator() -> psutil.Process:
+    [found] = [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
+    return found
+
+
+def test_a_keeper_that_is_killed_is_replaced(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def kill() -> None:
+        uploader_of_the_coordinator().kill()
+        go.touch()
+
+    with Waiter(go, kill):
+        assert one_fit(train, {"wait_at": 1, "until": str(go)}, name="run").return_value == 0
+    assert bucket.committed("run") == [f"checkpoint_00000{n}" for n in range(3)]
+    assert json.loads(bucket.read("run", "run.json"))["status"] == "finished"
