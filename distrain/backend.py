@@ -26,6 +26,14 @@ class BackendConfig:
     """Settings and hooks of a framework. The base class is for training without one.
 
     The object is pickled for the workers. The coordinator must be able to import its class without the framework.
+
+    ::
+
+        class PrintingConfig(BackendConfig):
+            def setup(self, context):
+                print(f"rank {context.get_world_rank()} is about to train")
+
+        trainer = DataParallelTrainer(train_func, backend_config=PrintingConfig())
     """
 
     framework: ClassVar[str] = ""

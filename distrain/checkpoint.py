@@ -51,6 +51,10 @@ class Checkpoint(metaclass=ExplainedClass):
         ``filesystem`` (fsspec's or pyarrow's), a path in that.
 
     Raises CheckpointError for a URL that nothing installed can read.
+
+    >>> checkpoint = Checkpoint.from_dict({"step": 3})
+    >>> checkpoint.to_dict()
+    {'step': 3}
     """
 
     def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:

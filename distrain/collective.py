@@ -28,6 +28,12 @@ def barrier() -> None:
 
     The n-th collective of a rank pairs with the n-th of every other rank. Raises CollectiveError, which names the
     ranks, if a rank has finished train_func or has called another collective instead; RuntimeError outside of a worker.
+
+    ::
+
+        if distrain.get_context().get_world_rank() == 0:
+            download("data")
+        distrain.collective.barrier()
     """
     session_of("collective.barrier").meet("barrier()", b"")
 
@@ -38,6 +44,10 @@ def broadcast_from_rank_zero(data: T) -> T:
     data: an object that can be pickled, 16 MiB at most; use ``torch.distributed`` for tensors.
 
     Raises ValueError if it is larger, and otherwise the errors of :func:`barrier`.
+
+    ::
+
+        settings = distrain.collective.broadcast_from_rank_zero({"seed": 42})
     """
     session = session_of("collective.broadcast_from_rank_zero")
     body = b""

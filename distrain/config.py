@@ -240,7 +240,7 @@ class ScalingConfig:
 )
 @dataclass(frozen=True, kw_only=True)
 class FailureConfig:
-    """What to do when a rank fails.
+    """Restarts after failures, and the time limits that detect hangs and lost hosts.
 
     max_failures: the number of failures after which the workers restart from the last committed checkpoint, counted
         over the whole run. 0 never restarts, -1 always restarts. A run in which no rank ever entered train_func does
@@ -283,7 +283,7 @@ class FailureConfig:
 @without("checkpoint_at_end", "checkpoint_frequency")
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Which checkpoints to keep, and how long to wait for ranks that do not report.
+    """The checkpoints to keep, and the time to wait for ranks that do not report.
 
     num_to_keep: keep this many (None: all): the best by score, or the newest without a score attribute. The latest
         checkpoint is never deleted.
@@ -310,10 +310,10 @@ class CheckpointConfig:
 
 
 class CheckpointUploadMode(enum.Enum):
-    """When ``distrain.report()`` returns, and who stores the files.
+    """The ways to store the files of a checkpoint.
 
-    SYNC: it returns when this rank's files are in the run directory.
-    ASYNC: it returns at once. A separate process stores the files, and by default then deletes the local ones.
+    SYNC: ``report()`` returns when this rank's files are in the run directory.
+    ASYNC: ``report()`` returns at once. A separate process stores the files and, by default, deletes the local ones.
     NO_UPLOAD: the files are already in a directory of the run directory, and stay there.
 
     >>> CheckpointUploadMode("ASYNC") is CheckpointUploadMode.ASYNC
@@ -328,7 +328,7 @@ class CheckpointUploadMode(enum.Enum):
 @without()
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """What distrain shows on the console.
+    """The lines and the output that appear on the console.
 
     log_level: the lowest level of distrain's own lines, as in ``logging``: INFO shows progress, WARNING only what you
         should read, ERROR nothing.
@@ -353,7 +353,7 @@ class LoggingConfig:
 @without()
 @dataclass(frozen=True)
 class ValidationTaskConfig:
-    """How one checkpoint is validated.
+    """Settings for the validation of one checkpoint.
 
     fn_kwargs: keyword arguments of the validation function, in addition to the checkpoint.
     timeout_s: seconds after which the validation is ended; None, the default, sets no limit.
@@ -387,7 +387,7 @@ class ValidationConfig:
             with checkpoint.as_directory() as folder:
                 return {"accuracy": evaluate(folder)}
 
-        TorchTrainer(train_func, validation_config=ValidationConfig(validate)).fit()
+        trainer = TorchTrainer(train_func, validation_config=ValidationConfig(validate))
     """
 
     fn: Callable[..., Mapping[str, Any]]

@@ -71,7 +71,13 @@ class StorageContext:
 @explaining("TrainContext")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainContext(WorkerFacts):
-    """The identity of this worker and the facts of its run. Ranks count from 0."""
+    """The identity of this worker and the facts of its run. Ranks count from 0.
+
+    ::
+
+        context = distrain.get_context()
+        print(f"rank {context.get_world_rank()} of {context.get_world_size()}")
+    """
 
     def get_world_rank(self) -> int:
         """Return the rank of this worker among all workers."""
@@ -132,6 +138,10 @@ class CheckpointConsistencyMode(enum.Enum):
     COMMITTED: every checkpoint of a report that this rank has made is committed. If only other ranks had a checkpoint
         in the same report, that counts, too.
     VALIDATED: in addition, no checkpoint waits for its validation.
+
+    ::
+
+        kept = distrain.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
     """
 
     COMMITTED = "COMMITTED"
@@ -139,7 +149,13 @@ class CheckpointConsistencyMode(enum.Enum):
 
 
 class ReportedCheckpointStatus(enum.Enum):
-    """The state of a checkpoint. COMMITTED means that no validation was requested."""
+    """The state of a checkpoint. COMMITTED means that no validation was requested.
+
+    ::
+
+        for reported in distrain.get_all_reported_checkpoints():
+            is_validated = reported.status is ReportedCheckpointStatus.VALIDATED
+    """
 
     COMMITTED = "COMMITTED"
     PENDING_VALIDATION = "PENDING_VALIDATION"
@@ -150,7 +166,13 @@ class ReportedCheckpointStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReportedCheckpoint:
-    """A committed checkpoint, with the metrics of its report and of its validation."""
+    """A committed checkpoint, with the metrics of its report and of its validation.
+
+    ::
+
+        for reported in distrain.get_all_reported_checkpoints():
+            print(reported.checkpoint, reported.metrics)
+    """
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]

@@ -51,7 +51,15 @@ __all__ = [
 
 
 class DistrainError(Exception):
-    """Base of all exceptions that distrain raises on purpose, except ValueError and TypeError for bad arguments."""
+    """Base of all exceptions that distrain raises on purpose, except ValueError and TypeError for bad arguments.
+
+    ::
+
+        try:
+            trainer.fit()
+        except DistrainError as error:
+            print(f"distrain could not train: {error}")
+    """
 
 
 class InvalidTransition(DistrainError):
@@ -63,36 +71,90 @@ class WireError(DistrainError):
 
 
 class JobError(DistrainError):
-    """The training function or its config cannot be pickled, found or called."""
+    """The training function or its config cannot be pickled, found or called.
+
+    ::
+
+        try:
+            trainer.fit()
+        except JobError as error:
+            print(f"train_func cannot be sent to the workers: {error}")
+    """
 
 
 class HostfileError(DistrainError, ValueError):
     """The hosts to train on cannot be read or understood. The text begins with the file and the line.
 
     It is a ValueError, too.
+
+    ::
+
+        try:
+            trainer.fit()
+        except HostfileError as error:
+            print(f"correct the hostfile: {error}")
     """
 
 
 class ResourcesError(DistrainError):
-    """The scaling config asks for more than the hosts have."""
+    """The scaling config asks for more than the hosts have.
+
+    ::
+
+        try:
+            trainer.fit()
+        except ResourcesError as error:
+            print(f"ask for fewer workers: {error}")
+    """
 
 
 class StorageError(DistrainError):
-    """The run directory cannot be created or written, or another run uses it."""
+    """The run directory cannot be created or written, or another run uses it.
+
+    ::
+
+        try:
+            trainer.fit()
+        except StorageError as error:
+            print(f"choose another storage_path: {error}")
+    """
 
 
 class CheckpointError(DistrainError):
-    """A checkpoint cannot be reported, read or committed."""
+    """A checkpoint cannot be reported, read or committed.
+
+    ::
+
+        try:
+            state = checkpoint.to_dict()
+        except CheckpointError:
+            state = {"step": 0}
+    """
 
 
 class CollectiveError(DistrainError):
-    """A collective of :mod:`distrain.collective` failed: a rank has finished, or has called a different collective."""
+    """A collective of :mod:`distrain.collective` failed: a rank has finished, or has called a different collective.
+
+    ::
+
+        try:
+            distrain.collective.barrier()
+        except CollectiveError as error:
+            print(f"ranks do not call the same function: {error}")
+    """
 
 
 class TrainingFailedError(DistrainError):
     """``fit()`` ended without a finished training.
 
     ``result`` is the partial :class:`~distrain.Result`: metrics and checkpoints up to the failure.
+
+    ::
+
+        try:
+            result = trainer.fit()
+        except TrainingFailedError as error:
+            result = error.result
     """
 
     def __init__(self, message: str, *, result: Any = None) -> None:
@@ -113,6 +175,13 @@ class WorkerGroupError(TrainingFailedError):
     stopped: the ranks that distrain stopped.
     where: lines that describe what the stopped ranks were doing.
     last_lines: the last output of each failed rank.
+
+    ::
+
+        try:
+            trainer.fit()
+        except WorkerGroupError as error:
+            print(error.culprit, error.original, error.worker_failures)
     """
 
     def __init__(
@@ -153,21 +222,52 @@ class StandInError(RuntimeError):
 
 
 class HangError(WorkerGroupError):
-    """No rank made progress for longer than ``FailureConfig.hang_timeout_s``. The text shows what each was doing."""
+    """No rank made progress for longer than ``FailureConfig.hang_timeout_s``. The text shows what each was doing.
+
+    ::
+
+        try:
+            trainer.fit()
+        except HangError as error:
+            print(*error.where, sep="; ")
+    """
 
 
 class ControllerError(TrainingFailedError):
-    """The run could not continue, and no rank is to blame: its directory cannot be written, or an agent was lost."""
+    """The run could not continue, and no rank is to blame: its directory cannot be written, or an agent was lost.
+
+    ::
+
+        try:
+            trainer.fit()
+        except ControllerError as error:
+            print(f"no rank is to blame: {error}")
+    """
 
 
 class LaunchError(ControllerError):
-    """The run could not begin: a host or its agent could not be started, or was lost before any training."""
+    """The run could not begin: a host or its agent could not be started, or was lost before any training.
+
+    ::
+
+        try:
+            trainer.fit()
+        except LaunchError as error:
+            print(f"no rank has started: {error}")
+    """
 
 
 class PreemptionError(TrainingFailedError):
     """The user's process received SIGTERM, SIGHUP or SIGQUIT.
 
     exit_code: 128 + the number of the signal, which the process should exit with.
+
+    ::
+
+        try:
+            trainer.fit()
+        except PreemptionError as error:
+            sys.exit(error.exit_code)
     """
 
     exit_code: int = 128 + signal.SIGTERM

@@ -46,6 +46,11 @@ class Result:
     storage_filesystem: the filesystem of the path, if the user gave one instead of a URL.
     error: why training failed; ``fit()`` raises it.
     return_value: the return value of rank 0's train_func.
+
+    ::
+
+        result = trainer.fit()
+        print(result.metrics["loss"], result.checkpoint)
     """
 
     metrics: dict[str, Any] | None

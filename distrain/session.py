@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.context import CheckpointConsistencyMode, ReportedCheckpoint, TrainContext
+from distrain.system.arguments import check_seconds
 from distrain.system.ray_names import explain_absent_names
-from distrain.worker.report_checks import StoreOptions, check_timeout
+from distrain.worker.report_checks import StoreOptions
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ def report(
 
     Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
     checkpoint that cannot be stored, RuntimeError outside of a worker.
+
+    ::
+
+        distrain.report({"loss": 0.5}, checkpoint=distrain.Checkpoint.from_dict({"step": 3}))
     """
     storing = StoreOptions(
         name=checkpoint_dir_name,
@@ -87,7 +92,12 @@ def report(
 
 
 def get_context() -> TrainContext:
-    """Return the rank, the world size and other facts of this worker. Raises RuntimeError outside of a worker."""
+    """Return the rank, the world size and other facts of this worker. Raises RuntimeError outside of a worker.
+
+    ::
+
+        rank = distrain.get_context().get_world_rank()
+    """
     return session_of("get_context").context
 
 
@@ -97,6 +107,11 @@ def get_checkpoint() -> Checkpoint | None:
     It is the latest committed one of this run, or else ``resume_from_checkpoint``.
 
     Raises RuntimeError outside of a worker.
+
+    ::
+
+        checkpoint = distrain.get_checkpoint()
+        step = 0 if checkpoint is None else checkpoint.to_dict()["step"]
     """
     return session_of("get_checkpoint").get_checkpoint()
 
@@ -115,13 +130,17 @@ def get_all_reported_checkpoints(
     timeout_s: seconds after which the call returns the checkpoints that there are; None for no limit.
 
     Raises RuntimeError outside of a worker.
+
+    ::
+
+        paths = [reported.checkpoint.path for reported in distrain.get_all_reported_checkpoints()]
     """
     if not isinstance(consistency_mode, CheckpointConsistencyMode):
         raise TypeError(
             f"get_all_reported_checkpoints(): consistency_mode must be a CheckpointConsistencyMode, got "
             f"{consistency_mode!r}"
         )
-    check_timeout(timeout_s)
+    check_seconds("get_all_reported_checkpoints(): timeout_s", timeout_s, optional=True)
     return session_of("get_all_reported_checkpoints").all_checkpoints(consistency_mode, timeout_s)
 
 
@@ -134,46 +153,111 @@ def should_stop() -> bool:
     Ctrl-C). The run resumes from its last checkpoint when it is started again. A call takes some microseconds.
 
     Raises RuntimeError outside of a worker.
+
+    ::
+
+        for epoch in range(10):
+            if distrain.should_stop():
+                break
     """
     return session_of("should_stop").should_stop()
 
 
 def get_world_rank() -> int:
-    """Return ``get_context().get_world_rank()``, under Ray AIR's name; the other functions likewise."""
+    """Return ``get_context().get_world_rank()``, under Ray AIR's name; the other functions likewise.
+
+    ::
+
+        is_first = get_world_rank() == 0
+    """
     return get_context().get_world_rank()
 
 
 def get_world_size() -> int:
+    """Return ``get_context().get_world_size()``, under Ray AIR's name.
+
+    ::
+
+        samples = 1000 // get_world_size()
+    """
     return get_context().get_world_size()
 
 
 def get_local_rank() -> int:
+    """Return ``get_context().get_local_rank()``, under Ray AIR's name.
+
+    ::
+
+        is_first_of_its_host = get_local_rank() == 0
+    """
     return get_context().get_local_rank()
 
 
 def get_local_world_size() -> int:
+    """Return ``get_context().get_local_world_size()``, under Ray AIR's name.
+
+    ::
+
+        threads = 16 // get_local_world_size()
+    """
     return get_context().get_local_world_size()
 
 
 def get_node_rank() -> int:
+    """Return ``get_context().get_node_rank()``, under Ray AIR's name.
+
+    ::
+
+        is_on_first_host = get_node_rank() == 0
+    """
     return get_context().get_node_rank()
 
 
 def get_experiment_name() -> str:
+    """Return ``get_context().get_experiment_name()``, under Ray AIR's name.
+
+    ::
+
+        title = f"Run {get_experiment_name()}"
+    """
     return get_context().get_experiment_name()
 
 
 def get_trial_name() -> str:
+    """Return ``get_context().get_trial_name()``, under Ray AIR's name.
+
+    ::
+
+        title = f"Run {get_trial_name()}"
+    """
     return get_context().get_trial_name()
 
 
 def get_trial_id() -> str:
+    """Return ``get_context().get_trial_id()``, under Ray AIR's name.
+
+    ::
+
+        tag = f"run-{get_trial_id()}"
+    """
     return get_context().get_trial_id()
 
 
 def get_trial_dir() -> str:
+    """Return ``get_context().get_trial_dir()``, under Ray AIR's name.
+
+    ::
+
+        notes = f"{get_trial_dir()}/notes.txt"
+    """
     return get_context().get_trial_dir()
 
 
 def get_trial_resources() -> dict[str, float]:
+    """Return ``get_context().get_trial_resources()``, under Ray AIR's name.
+
+    ::
+
+        cpus = get_trial_resources().get("CPU", 0)
+    """
     return get_context().get_trial_resources()

@@ -90,6 +90,14 @@ class DataParallelTrainer:
     metadata: JSON that ``get_context().get_metadata()`` returns, and that every checkpoint of the run gets.
 
     Raises TypeError or ValueError for bad arguments.
+
+    ::
+
+        def train_func(config):
+            distrain.report({"loss": 2 * config["lr"]})
+
+        scaling = distrain.ScalingConfig(num_workers=2)
+        result = DataParallelTrainer(train_func, train_loop_config={"lr": 0.1}, scaling_config=scaling).fit()
     """
 
     def __init__(

@@ -83,7 +83,7 @@ def _check_function(options: argparse.Namespace, user_path: Sequence[str]) -> No
 
 
 def names_in(path: str) -> frozenset[str] | None:
-    """Return every name that the file defines, imports or assigns to; None if reading it cannot tell."""
+    """Return every name that the file defines, imports or assigns to; None if its text does not show them all."""
     try:
         nodes = list(ast.walk(ast.parse(Path(path).read_bytes())))
     except (OSError, SyntaxError, ValueError):  # importing it will show the error

@@ -1,4 +1,4 @@
-"""Names of Ray that distrain lacks, each with a sentence that tells what to do instead. Runs in: anywhere.
+"""Names of Ray that distrain lacks, each with a sentence on what to do instead. Runs in: anywhere.
 
 The sentence is in the AttributeError of ``distrain.Tuner`` or ``result.config``, in the ImportError of
 ``from distrain import Tuner`` or ``import distrain.tune``, and in the TypeError of ``TorchTrainer(datasets=...)``.

@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 _VARIABLE = "DISTRAIN_SCRATCH"
@@ -26,6 +27,16 @@ def scratch_directory() -> str | None:
     """
     path = os.environ.get(_VARIABLE, "")
     return path if os.path.dirname(path) == tempfile.gettempdir() and os.path.isdir(path) else None
+
+
+def delete_with(owner: object, folder: str) -> None:
+    """Delete a directory when its owner is deleted, or when this process exits."""
+    weakref.finalize(owner, _delete_in, os.getpid(), folder)
+
+
+def _delete_in(pid: int, folder: str) -> None:
+    if os.getpid() == pid:  # a child that was forked with the owner deletes nothing
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def claim() -> str | None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tempfile
-import weakref
 import zipfile
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
-from distrain.system.scratch import scratch_directory
+from distrain.system.scratch import delete_with, scratch_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -110,13 +109,8 @@ class TensorflowCheckpoint(Checkpoint):
     def _temporary(cls) -> Self:
         folder = tempfile.mkdtemp(prefix="distrain-checkpoint-", dir=scratch_directory())
         checkpoint = cls(folder)
-        weakref.finalize(checkpoint, _remove, folder, os.getpid())
+        delete_with(checkpoint, folder)
         return checkpoint
-
-
-def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # a child that was forked with the object deletes nothing
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _load(model: Path, shown: str) -> Any:

@@ -35,11 +35,12 @@ _FIT_FAILS = (
     "strategy.run()"
 )
 _MIXED = (
-    "tf.keras is Keras 2 in workers, and this is a part of Keras 3: from keras, or from tensorflow.keras outside of "
-    "train_func. For one of them throughout, set TF_USE_LEGACY_KERAS=1 (or 0, for Keras 3) where the script is started"
+    "tf.keras is Keras 2 in workers, but this is a part of Keras 3: it comes from keras, or from tensorflow.keras "
+    "outside of train_func. To use the same Keras everywhere, set TF_USE_LEGACY_KERAS=1 (or 0, for Keras 3) where the "
+    "script is started"
 )
 _NO_KERAS_2 = (
-    "tf.keras is Keras 2 in workers, and that is not installed: pip install 'distrain[tensorflow]'; or set "
+    "tf.keras is Keras 2 in workers, which is not installed: pip install 'distrain[tensorflow]'; or set "
     "TF_USE_LEGACY_KERAS=0 in the environment, for Keras 3"
 )
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import shutil
 import tempfile
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
-from distrain.system.scratch import scratch_directory
+from distrain.system.scratch import delete_with, scratch_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -109,7 +106,7 @@ class TorchCheckpoint(Checkpoint):
         _check_whole(tensors)
         folder = tempfile.mkdtemp(prefix="distrain-checkpoint-", dir=scratch_directory())
         checkpoint = cls(folder)
-        weakref.finalize(checkpoint, _remove, folder, os.getpid())
+        delete_with(checkpoint, folder)
         torch.save(content, Path(folder) / cls.MODEL_FILENAME, pickle_module=cloudpickle)
         return checkpoint
 
@@ -119,11 +116,6 @@ def _load(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # a whole model
         return torch.load(file, map_location="cpu", weights_only=False)
-
-
-def _remove(folder: str, pid: int) -> None:
-    if os.getpid() == pid:  # a child that was forked with the object deletes nothing
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def portable(data: dict[str, Any]) -> dict[str, Any]:

@@ -79,27 +79,10 @@ class TorchConfig(BackendConfig):
             os.environ.setdefault(name, value)
         if context.devices:
             torch.cuda.set_device(context.devices[0])
-        timeout = timedelta(seconds=self.timeout_s)
         if context.world_rank:
             _await_store(self.timeout_s)
-        store, rank, world_size = next(distributed.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-        # torchrun's store outlives a fit(): the next group of this process must not read the addresses of the last.
-        prefix = f"distrain/{next(_group_numbers)}"
-        store = distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
         backend = self._backend(context)
-        device = _nccl_device(context, backend)
-        distributed.init_process_group(
-            backend=backend,
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-            device_id=None if device is None else torch.device(device),
-        )
-        # Gloo connects every pair of ranks. A rank that finishes early must not break those that still connect.
-        if store.add("connected", 1) == world_size:
-            store.set("all connected", "")
-        store.wait(["all connected"], timeout)
+        _join_group(backend, _nccl_device(context, backend), timedelta(seconds=self.timeout_s))
 
     def _backend(self, context: TrainContext) -> str:
         if not context.shares_gpu:
@@ -180,6 +163,28 @@ def _await_store(timeout_s: float) -> None:
             time.sleep(_PROBE_INTERVAL_S)
         else:
             return
+
+
+def _join_group(backend: str, device: str | None, timeout: timedelta) -> None:
+    import torch
+    from torch import distributed
+
+    store, rank, world_size = next(distributed.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    # torchrun's store outlives a fit(): the next group of this process must not read the addresses of the last.
+    prefix = f"distrain/{next(_group_numbers)}"
+    store = distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+    distributed.init_process_group(
+        backend=backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=None if device is None else torch.device(device),
+    )
+    # Gloo connects every pair of ranks. A rank that finishes early must not break those that still connect.
+    if store.add("connected", 1) == world_size:
+        store.set("all connected", "")
+    store.wait(["all connected"], timeout)
 
 
 def _accelerate_variables(context: TrainContext) -> dict[str, str]:

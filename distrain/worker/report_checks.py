@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.errors import CheckpointError
 from distrain.storage.files import list_files
 from distrain.storage.paths import RunPaths
 from distrain.system.remote_path import RemotePath, own_temporary_path
+from distrain.work.pickling import can_pickle, pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,34 +128,14 @@ def encoded_validation(
 def _pickled_arguments(arguments: Mapping[str, Any]) -> bytes:
     """Pickle keyword arguments. Raises TypeError that names the one that cannot be pickled."""
     try:
-        data: bytes = cloudpickle.dumps(dict(arguments))
-        return data
+        return pickled(dict(arguments))
     except Exception as error:
-        name = next((name for name, value in arguments.items() if not _can_pickle(value)), None)
+        name = next((name for name, value in arguments.items() if not can_pickle(value)), None)
         where = "" if name is None else f"[{name!r}] ({type(arguments[name]).__qualname__})"
         raise TypeError(
             f"report(): ValidationTaskConfig.fn_kwargs{where} cannot be pickled: {error}. The validation function runs "
             "in another process: make it there"
         ) from error
-
-
-def _can_pickle(value: object) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return False
-    return True
-
-
-def check_timeout(timeout_s: float | None) -> None:
-    """Refuse a ``timeout_s`` that is no number of seconds. Raises TypeError, ValueError."""
-    label = "get_all_reported_checkpoints(): timeout_s"
-    if timeout_s is None:
-        return
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise TypeError(f"{label} must be a number of seconds, or None, got {timeout_s!r} ({type(timeout_s).__name__})")
-    if not timeout_s >= 0:
-        raise ValueError(f"{label} must be 0 or more seconds, or None, got {timeout_s!r}")
 
 
 def _not_in_place(run: str, path: str) -> str:

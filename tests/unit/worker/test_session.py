@@ -422,7 +422,7 @@ def test_a_validation_argument_that_cannot_be_pickled_is_named_and_nothing_is_re
     ("timeout_s", "kind"), [("5", TypeError), (True, TypeError), (-1, ValueError), (math.nan, ValueError)]
 )
 def test_a_timeout_that_is_no_time_is_refused(timeout_s: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=r"get_all_reported_checkpoints\(\): timeout_s must be .*, or None, got"):
+    with pytest.raises(kind, match=r"get_all_reported_checkpoints\(\): timeout_s must be .* or None, got"):
         distrain.get_all_reported_checkpoints(timeout_s=timeout_s)
 
 

@@ -1,0 +1,103 @@
+"""Every public class and function has an example in its docstring, and every example runs.
+
+A ``>>>`` example is a doctest. A block after ``::`` runs in a worker, or in this process if it calls fit().
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+import textwrap
+from importlib.util import find_spec
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig, ValidationConfig
+from distrain.torch import TorchTrainer
+from tests.docstring_names import names_for_examples, public_names, run_examples, train_and_report, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NEEDS = {"TrainDeepSpeedStrategy": "deepspeed"}
+"""Packages that an example needs and the tests do without."""
+FIRST = "accelerate"
+"""An example that must run before all others of its worker."""
+
+
+def public_code() -> dict[str, Any]:
+    """Every public class and function, by its own name."""
+    found: dict[str, Any] = {}
+    for name, value in public_names().items():
+        is_code = isinstance(value, (type, FunctionType)) and value.__module__.startswith("distrain")
+        if is_code and value.__name__ == name.rpartition(".")[2] and value not in found.values():
+            found[name] = value
+    return found
+
+
+CODE = public_code()
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """The docstrings of public classes, their methods, and public functions."""
+    for name, thing in CODE.items():
+        yield name, inspect.getdoc(thing) or ""
+        for attribute, value in vars(thing).items():
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(function, FunctionType) and function.__doc__:
+                yield f"{name}.{attribute}", inspect.getdoc(function) or ""
+
+
+def blocks(text: str) -> list[str]:
+    """The indented blocks after ``::``."""
+    return [textwrap.dedent(block) for block in re.findall(r"::\n\n((?:    .*\n|\n)+)", text + "\n")]
+
+
+DOCTESTS = {name: text for name, text in docstrings() if ">>>" in text}
+BLOCKS = {
+    f"{name} {number}": block
+    for name, text in docstrings()
+    for number, block in enumerate(blocks(text))
+    if find_spec(NEEDS.get(name.rpartition(".")[2], "distrain"))
+}
+WITH_FIT = {name: block for name, block in BLOCKS.items() if ".fit()" in block}
+IN_WORKERS = {name: block for name, block in BLOCKS.items() if name not in WITH_FIT}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_a_public_name_has_an_example(name: str) -> None:
+    text = inspect.getdoc(CODE[name]) or ""
+    assert ">>>" in text or blocks(text)
+
+
+@pytest.mark.parametrize("name", DOCTESTS)
+def test_a_doctest_passes(name: str) -> None:
+    test = doctest.DocTestParser().get_doctest(DOCTESTS[name], names_for_examples(name), name, None, None)
+    failures: list[str] = []
+    doctest.DocTestRunner().run(test, out=failures.append)
+    assert not failures, "".join(failures)
+
+
+@pytest.mark.parametrize("name", WITH_FIT)
+def test_an_example_with_fit_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = names_for_examples(name)
+    names["trainer"] = DataParallelTrainer(train_and_report, scaling_config=ScalingConfig(num_workers=0))
+    exec(compile(WITH_FIT[name], name, "exec"), names)
+
+
+def test_examples_for_workers_run(tmp_path: Path) -> None:
+    examples = dict(sorted(IN_WORKERS.items(), key=lambda item: FIRST not in item[0]))
+    result = TorchTrainer(
+        run_examples,
+        train_loop_config={"examples": examples},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=tmp_path),
+        validation_config=ValidationConfig(validate),
+    ).fit()
+    assert len(examples) > 10
+    assert not result.return_value, "\n".join(result.return_value.values())
