@@ -269,7 +269,7 @@ def test_nothing_is_left_after_a_kill_of_the_users_process(
 ) -> None:
     running = launch(way)
     running.kill(*victims)
-    running.user.wait(timeout=1.0)
+    running.user.wait(timeout=NOTHING_LEFT_WITHIN_S)
     assert_nothing_is_left(running, test_run_id)
 
 
