@@ -1,7 +1,7 @@
 """Scripts for Ray Train, migrated as the README says and run as a user runs them: those for PyTorch.
 
 The scripts are in tests/seeds. Each uses a part of Ray's interface as Ray's guides do. Those for TensorFlow are run by
-test_tensorflow_seed.py.
+tests/tensorflow/test_seeds.py.
 """
 
 from __future__ import annotations
