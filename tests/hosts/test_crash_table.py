@@ -1,9 +1,8 @@
-"""The crash table of hosts: what is killed, cut or frozen x on which host x whether there is a restart, over hosts of
-each kind. (That of ranks, which fail by themselves, is tests/process/test_crash_table.py.)
+"""The crash table of hosts: what is killed, cut off or frozen x on which host x with a restart or not x kind of hosts.
 
 Each cell trains on alpha and beta, strikes one of them, and is followed by the census of tests/conftest.py, which sees
-the processes of all hosts. A run of the tests takes a sample of the cells, whose seed is in their names
-(DISTRAIN_TABLE_SEED=N repeats it); ``--all`` takes every cell.
+the processes of all hosts. A normal run of the tests takes a sample of the cells, whose seed is in their names
+(DISTRAIN_TABLE_SEED=N repeats it); ``--all`` takes every cell. tests/process/test_crash_table.py has failures of ranks.
 """
 
 from __future__ import annotations

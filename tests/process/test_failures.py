@@ -1,4 +1,4 @@
-"""How a worker can end, and what the user is told about it."""
+"""The ends of a worker, one by one, and the error that the user gets for each."""
 
 from __future__ import annotations
 

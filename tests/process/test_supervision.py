@@ -1,7 +1,7 @@
-"""The crash table: whoever dies, and whoever dies with it, nothing of the run lives five seconds later.
+"""Kills of one or two processes of a run: five seconds later no process of the run lives.
 
-One run holds every kind of worker that is hard to get rid of. It runs in a user's process of its own, so that this one
-can be killed too. Who is left is counted twice: by the run's id in the environment, and by watching every pid.
+One run has every kind of worker that is hard to get rid of. The user's process is a child of the test, so that it can
+be killed too. Two counts find what is left: by the run's id in the environment, and by a watch on every pid.
 """
 
 from __future__ import annotations
