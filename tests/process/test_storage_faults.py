@@ -1,5 +1,5 @@
-"""Faults of the storage, each a real one. After each fault no half checkpoint is offered, nothing committed is lost, and
-the message names what happened, where, and how to continue.
+"""Real faults of the storage. After each one no half checkpoint is offered, nothing committed is lost, and the message
+names what happened, where, and how to continue.
 """
 
 from __future__ import annotations
