@@ -107,7 +107,8 @@ def only_run(home: Path) -> Result:
 
 
 def test_every_example_is_run_here() -> None:
-    here = Path(__file__).read_text() + Path(__file__).with_name("test_tensorflow_examples.py").read_text()
+    others = Path(__file__).with_name("tensorflow") / "test_examples.py"
+    here = Path(__file__).read_text() + others.read_text()
     for path in EXAMPLES.glob("*.py"):
         assert f'"{path.stem}"' in here or path == QUICKSTART, f"nothing runs examples/{path.name}"
 

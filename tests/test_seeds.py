@@ -1,7 +1,7 @@
 """Scripts for Ray Train, migrated as the README says and run as a user runs them: those for PyTorch.
 
 The scripts are in tests/seeds. Each uses a part of Ray's interface as Ray's guides do. Those for TensorFlow are run by
-test_tensorflow_seed.py.
+tests/tensorflow/test_seeds.py.
 """
 
 from __future__ import annotations
@@ -178,5 +178,5 @@ def test_the_training_of_ray_air(tmp_path: Path) -> None:
 
 def test_every_script_is_run() -> None:
     scripts = {path.stem for path in Path(__file__).with_name("seeds").glob("*.py")}
-    tests = "".join(Path(__file__).with_name(f"test_{name}.py").read_text() for name in ("seeds", "tensorflow_seed"))
+    tests = Path(__file__).read_text() + (Path(__file__).with_name("tensorflow") / "test_seeds.py").read_text()
     assert set(re.findall(r'\bmigrated\("(\w+)"\)', tests)) == scripts

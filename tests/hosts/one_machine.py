@@ -1,8 +1,8 @@
-"""Hosts that are one machine, where there is neither root nor a namespace to be had, and nothing that only root can:
+"""Hosts that are one machine; they need neither root nor namespaces.
 
-``ThisMachine`` is "localhost" without ssh. ``FakeSsh`` are names behind a program named ssh. ``Loopback`` are names
-behind one real sshd, which an ordinary user runs on 127.0.0.1 for himself; if the tests run as root, the user is
-another one. As they share their network, ranks meet on the loopback interface.
+``ThisMachine`` is "localhost" without ssh. ``FakeSsh`` has names behind a program named ssh. ``Loopback`` has names
+behind one real sshd, which an ordinary user runs on 127.0.0.1; if the tests run as root, they become another user. All
+these hosts share a network, so ranks meet on the loopback interface.
 """
 
 from __future__ import annotations

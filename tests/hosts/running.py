@@ -52,7 +52,7 @@ class Running:
             text=True,
         )
 
-    def wait_until_it_trains(self, within_s: float = 20.0) -> None:
+    def wait_until_it_trains(self, within_s: float = 60.0) -> None:
         ready = [self.place / f"ready-0-{rank}" for rank in range(len(self.hosts))]
         wait_until(lambda: self.user.poll() is not None or all(path.exists() for path in ready), within_s, "training")
         assert self.user.poll() is None, self.user.communicate()[0]

@@ -1,4 +1,4 @@
-"""The ways of ssh: the user's configuration, shared connections, greetings, and refusals."""
+"""Connections by ssh: the user's configuration, shared connections, greetings, and refusals."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The crash table of hosts: what is killed, cut or frozen x on which host x whether there is a restart, over hosts of
-each kind. (That of ranks, which fail by themselves, is tests/process/test_crash_table.py.)
+"""The crash table of hosts: what is killed, cut off or frozen x on which host x with a restart or not x kind of hosts.
 
 Each cell trains on alpha and beta, strikes one of them, and is followed by the census of tests/conftest.py, which sees
-the processes of all hosts. A run of the tests takes a sample of the cells, whose seed is in their names
-(DISTRAIN_TABLE_SEED=N repeats it); ``--all`` takes every cell.
+the processes of all hosts. A normal run of the tests takes a sample of the cells, whose seed is in their names
+(DISTRAIN_TABLE_SEED=N repeats it); ``--all`` takes every cell. tests/process/test_crash_table.py has failures of ranks.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 SAMPLE = 8
 SEEN_WITHIN_S = 1.0
 """After a connection has broken, or a lease has run out."""
-HANG_TIMEOUT_S = 6.0
-"""Enough for workers to start."""
+HANG_TIMEOUT_S = 12.0
+"""Enough for workers that import torch to start on a busy machine."""
 ENDS_WITHIN_S = 10.0
 """From then on: what is left is stopped, and a host that cannot be reached is tried for five seconds."""
 
@@ -311,7 +310,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(star
     finally:
         isolate(running.lab, "off")
     assert ended - struck < HANG_TIMEOUT_S + CONNECT_TIMEOUT_S + ENDS_WITHIN_S
-    assert "ENDED HangError no rank has reported or printed anything for 6 s; they were:" in output
+    assert "ENDED HangError no rank has reported or printed anything for 12 s; they were:" in output
     for one, other in (("alpha", "beta"), ("beta", "alpha")):
         assert re.search(rf"{one}: {other} cannot connect to it at [0-9.]+ \(\w+\): no answer within 4 s", output)
     assert "2 ranks (0, 1) in all_reduce at script.py:" in output

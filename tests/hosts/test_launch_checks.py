@@ -1,4 +1,4 @@
-"""What a launch asks of its hosts before it trains, and what stops it."""
+"""Checks of the hosts before a launch, and the errors and warnings for what they find."""
 
 from __future__ import annotations
 

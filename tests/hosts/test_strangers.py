@@ -1,4 +1,4 @@
-"""Who can be reached over the network while several hosts train, or are looked at, and what a stranger can do there."""
+"""Open ports while several hosts train or are checked, and what a stranger on the network can do with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on three hosts with different slots, homes and interpreters: placement, rendezvous, and what goes along."""
+"""Training on three hosts with different slots, homes and interpreters: placement, rendezvous, and environment."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The crash table: a failure x where it happens x on which ranks. Every cell runs real processes, and is followed by
-the census of tests/conftest.py.
+"""The crash table of ranks: a failure x where in the worker it happens x on which ranks.
 
-Three ranks; those who do not fail wait in a barrier for those who do. A run of the tests takes a sample of the cells,
-whose seed is in their names (DISTRAIN_TABLE_SEED=N repeats it); ``--all`` takes every cell.
+Every cell runs real processes, and is followed by the census of tests/conftest.py. Each run has three ranks; those that
+do not fail wait for the others in a barrier. A normal run of the tests takes a sample of the cells, whose seed is in
+their names (DISTRAIN_TABLE_SEED=N repeats it); ``--all`` takes every cell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must not end or spoil a run: unlucky moments, broken checkpoints, exceptions in the wrong place."""
+"""Events that must not end or spoil a run: unlucky moments, broken checkpoints, exceptions in the wrong place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a train_func may come from, and that it is always the one that the user sees in the editor."""
+"""Sources of a train_func. The workers always run the version that the user sees in the editor."""
 
 from __future__ import annotations
 

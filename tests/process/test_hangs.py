@@ -1,4 +1,4 @@
-"""Where the ranks are, when they get nowhere: by itself, at a time limit, on demand, and after a failure."""
+"""Stacks of ranks that make no progress: shown after a while, at a time limit, on demand, and after a failure."""
 
 from __future__ import annotations
 

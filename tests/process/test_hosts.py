@@ -1,4 +1,4 @@
-"""Hostfiles from end to end, with a program named ssh that reaches "hosts" on this machine; needs no rights."""
+"""Hostfiles from end to end, with a program named ssh that reaches "hosts" on this machine; needs no root."""
 
 from __future__ import annotations
 

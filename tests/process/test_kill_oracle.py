@@ -1,5 +1,5 @@
-"""A run is killed at random moments, and goes on under its name, while an oracle outside writes down every report()
-that has returned: what a rank was told is safe, is.
+"""A run is killed at random moments and started again under its name. An oracle outside notes each report() that
+returned, and checks that nothing is lost that report() promised to keep.
 
 What report() promises depends on who dies. It has handed metrics to the kernel when it returns, so that they survive
 the worker, the forkserver too, but not the agent that has not read them yet. A checkpoint's report() returns after the

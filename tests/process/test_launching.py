@@ -1,4 +1,4 @@
-"""What a worker finds when train_func begins: the same over every start method and transport."""
+"""The surroundings of train_func in a worker: the same for every start method and transport."""
 
 from __future__ import annotations
 

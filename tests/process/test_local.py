@@ -1,4 +1,4 @@
-"""num_workers=0: train_func runs in this process, and what comes of it is what a worker would have left."""
+"""num_workers=0: train_func runs in this process, and the run directory is the same as with a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in an object store, behind a real server of the S3 protocol: what a run leaves there, and who reads it."""
+"""Runs in an object store, on a real S3-protocol server: the content of the run directory, and who reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store that are damaged, half written or copied: what a run makes of them."""
+"""Runs in an object store that find damaged, unfinished or copied checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns a run in an object store: users' processes that are killed, are two, or are taken over."""
+"""Ownership of a run in an object store: the user's process is killed, runs twice, or loses the run to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in an object store that is not there, fails, is silent, or goes away for good."""
+"""Runs in an object store that is missing, fails, does not answer, or goes away for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers print: whole lines with the rank on the console, raw bytes in one file per rank."""
+"""Output of workers: whole lines with the rank on the console, raw bytes in one file per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ray Train calls by other names, in real workers: session.*, metadata, worker_runtime_env, log levels."""
+"""Ray Train's other names, in real workers: session.*, metadata, worker_runtime_env, log levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a failure is followed by another attempt, from where, and what is kept of the attempts before it."""
+"""Restarts: which failures have one, from which checkpoint, and what is kept of earlier attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""report(): what was reported arrives, in order, as it was, whatever happens to the worker."""
+"""report(): metrics arrive complete and in order, whatever happens to the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts behind a program like ssh: what it may say, and how its failures are told."""
+"""Hosts behind a program like ssh: chatter at login, and the errors for its failures."""
 
 from __future__ import annotations
 

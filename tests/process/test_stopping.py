@@ -1,5 +1,4 @@
-"""The user asks for the end: Ctrl-C and SIGTERM of the user's process, with train_functions that listen and others that
-do not."""
+"""Ctrl-C and SIGTERM of the user's process, with train functions that call should_stop() and others that do not."""
 
 from __future__ import annotations
 

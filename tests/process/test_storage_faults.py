@@ -1,5 +1,5 @@
-"""What storage may do to a run, each for real. After each fault no half checkpoint is offered, nothing committed is
-lost, and the message says what has happened, where, and how to go on.
+"""Real faults of the storage. After each one no half checkpoint is offered, nothing committed is lost, and the message
+names what happened, where, and how to continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The crash table: whichever processes are killed, nothing of the run lives five seconds later.
+"""Kills of one or two processes of a run: five seconds later no process of the run lives.
 
-One run has every kind of worker that is hard to kill. The process that calls fit() is a child of the tests, so that it
-can be killed too. Survivors are found in two ways: by the id of the run in their environment, and by their pids.
+One run has every kind of worker that is hard to get rid of. The user's process is a child of the test, so that it can
+be killed too. Two counts find what is left: by the run's id in the environment, and by a watch on every pid.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def test_nothing_is_left_after_a_kill_of_the_users_process(
 ) -> None:
     running = launch(way)
     running.kill(*victims)
-    running.user.wait(timeout=1.0)
+    running.user.wait(timeout=NOTHING_LEFT_WITHIN_S)
     assert_nothing_is_left(running, test_run_id)
 
 

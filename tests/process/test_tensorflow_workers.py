@@ -1,4 +1,4 @@
-"""Workers that are started for TensorFlow, without it: what they find, and what is said of those that do not come."""
+"""Workers started for TensorFlow, without TensorFlow: their environment, and errors for ranks that do not come."""
 
 from __future__ import annotations
 

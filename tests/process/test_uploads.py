@@ -1,4 +1,4 @@
-"""When report() returns, and who stores a checkpoint's files: the modes, names and functions of Ray's report()."""
+"""Ray's report() options: upload modes, directory names and upload functions, and when report() returns."""
 
 from __future__ import annotations
 

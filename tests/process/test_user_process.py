@@ -1,4 +1,4 @@
-"""fit() as a guest in the user's process: what it leaves behind, and how many there may be."""
+"""fit() in the user's process: it leaves nothing behind, and several may run at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation of checkpoints in processes of their own, and what workers are told of the checkpoints of their run."""
+"""Validation of checkpoints in processes of their own, and what workers learn about the checkpoints of their run."""
 
 from __future__ import annotations
 

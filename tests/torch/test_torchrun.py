@@ -303,8 +303,10 @@ FAILS = """
 def train(config):
     distrain.report({"loss": 1})
     if RANK == int(sys.argv[2]):
-        time.sleep(0.5)
+        while not (FOLDER / "the other one").exists():
+            time.sleep(0.01)
         raise ValueError("the real reason")
+    (FOLDER / "the other one").touch()
     if sys.argv[3] == "waits":
         barrier()
 

@@ -1,6 +1,6 @@
 """Scripts for Ray Train with TensorFlow, migrated as the README says and run as a user runs them.
 
-See test_seeds.py. Needs TensorFlow: scripts/test_tensorflow.
+See tests/test_seeds.py. Needs TensorFlow: scripts/test_tensorflow.
 """
 
 from __future__ import annotations
