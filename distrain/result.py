@@ -176,7 +176,7 @@ def _readable_elsewhere(run: RemotePath) -> list[CommittedCheckpoint]:
     found = []
     for name in run.names():
         try:
-            manifest = json.loads((run / name / MANIFEST_FILE).read())
+            manifest = json.loads((run / name / MANIFEST_FILE).read_bytes())
             if not is_copy(name, manifest):
                 found.append((manifest["index"], committed_at(run / name, manifest)))
         except (FileNotFoundError, NotADirectoryError):  # something else
@@ -250,7 +250,7 @@ def _unpickle(run: Path | RemotePath, name: str) -> Any:
 
 def _read(run: Path | RemotePath, name: str) -> bytes | None:
     try:
-        return (run / name).read() if isinstance(run, RemotePath) else (run / name).read_bytes()
+        return (run / name).read_bytes()
     except FileNotFoundError:
         return None
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.manifest import RunManifest
     from distrain.coordinator.transport import Transport
     from distrain.decisions.events import RunRequest
-    from distrain.storage.local_store import RunStore
+    from distrain.storage.run_store import RunStore
 
 _SILENT_WAIT_S = 5.0
 """Seconds of waiting for the storage or for callbacks before the user is told."""
@@ -97,7 +97,7 @@ class Coordinator:
             store,
             checkpoint_config,
             tell=self._tell_rank,
-            upload=self._upload,
+            upload=self._tell_rank,
             saved=lambda path: self._happened(events.CheckpointAvailable(path)),
             callbacks=callbacks,
             validations=self._validations,
@@ -153,7 +153,7 @@ class Coordinator:
 
     def run(self) -> None:
         """Train. Returns when the run has ended and every host is empty; whatever is raised, nothing is left."""
-        self._store.failed = self._storage_failed
+        self._store.on_failure = self._storage_failed
         try:
             with self._loop.signals(STOP_SIGNALS, self._on_signal):
                 self._run()
@@ -203,12 +203,12 @@ class Coordinator:
     @property
     def _is_committing(self) -> bool:
         """True while a checkpoint is being committed, unless the user has ended the wait for it."""
-        return not (self._store.settled or self._impatient)
+        return self._store.is_committing and not self._impatient
 
     def _hold(self, hear: Callable[[], None]) -> None:
         """Hear of something when the checkpoints are committed: whether and where to start again depends on them."""
         if not self._held:
-            self._loop.call_in("held", _SILENT_WAIT_S, self._store.tell_wait)
+            self._loop.call_in("held", _SILENT_WAIT_S, self._store.announce_wait)
         self._held.append(hear)
 
     def _hear_held(self) -> None:
@@ -331,7 +331,7 @@ class Coordinator:
             match action:
                 case events.Tell(host, message):
                     self._hosts.send(host, message)
-                    if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
+                    if isinstance(message, wire.Prepare) and (opening := self._store.open_order()) is not None:
                         self._hosts.send(host, opening)
                 case events.Connect(host) if not self._is_over:
                     self._hosts.connect(host)
@@ -346,7 +346,7 @@ class Coordinator:
         attempt, plan = starts.attempt, starts.plan
         self._attempt = attempt
         self._manifest.attempt_begins(attempt, plan)
-        self._store.make_room(self._log(attempt, 0))
+        self._store.make_parent(self._log(attempt, 0))
         self._ledger.begin(attempt, plan.world_size)
         self._watch.begin(attempt)
         self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
@@ -389,17 +389,6 @@ class Coordinator:
             warn(why)
         self._happened(events.StorageFailed(why))
 
-    def _upload(self, order: wire.Upload | wire.Clear) -> None:
-        if not self._store.is_of_this_process:
-            self._tell_rank(order)
-            return
-        self._store.upload(order, self._on_uploaded)
-
-    def _on_uploaded(self, done: wire.Message) -> None:
-        assert isinstance(done, wire.FromWorker)
-        if done.attempt == self._attempt:
-            self._ledger.handle(done)
-
     def _tell_rank(self, message: wire.ToWorker | wire.Upload | wire.Clear) -> None:
         assert self.machine.plan is not None
         self._hosts.send(self.machine.plan.ranks[message.rank].host, message)
@@ -433,11 +422,11 @@ class Coordinator:
 
     def _await_storage(self) -> None:
         """Wait until everything is written; Ctrl-C ends the waiting."""
-        self._loop.call_in("storage", _SILENT_WAIT_S, self._store.tell_wait)
-        self._wait_until(lambda: self._store.idle)
+        self._loop.call_in("storage", _SILENT_WAIT_S, self._store.announce_wait)
+        self._wait_until(lambda: self._store.is_idle)
         self._loop.cancel("storage")
-        if not self._store.idle:
-            self._store.abandon()
+        if not self._store.is_idle:
+            self._store.abandon_pending_work()
 
     def _await_callbacks(self) -> None:
         """Wait until the user's callbacks have returned; Ctrl-C ends the waiting."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distrain.decisions.events import RunRequest
     from distrain.decisions.host_checks import Finding
     from distrain.hosts.world import WorldPlan
-    from distrain.storage.local_store import RunStore
+    from distrain.storage.run_store import RunStore
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
@@ -71,7 +71,7 @@ class CheckedLaunch:
             self._request,
             plan,
             own=own,
-            storage="" if self._store.is_elsewhere else str(self._store.paths.root),
+            storage="" if self._store.is_remote else str(self._store.paths.root),
             probe_file=str(self._store.paths.manifest),
             nonce=uuid.uuid4().hex,
         )

@@ -17,7 +17,7 @@ from distrain.coordinator.worker_output import ReportLines
 from distrain.decisions import barriers, checkpoint_assembly, events, report_rows
 from distrain.storage import retention
 from distrain.storage.commit import Commit
-from distrain.storage.files import cure, is_full_disk
+from distrain.storage.files import full_disk_hint, is_full_disk
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from distrain.config import CheckpointConfig
     from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.validations import Validations
-    from distrain.storage.local_store import RunStore
     from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.run_store import RunStore
 
 _ACKNOWLEDGED_AT_ONCE = wire.MOST_UNACKNOWLEDGED // 4
 _INCOMPARABLE = (DICT_FILE, ".keras")
@@ -100,8 +100,8 @@ class ReportHandler:
             case wire.FilesCopied():
                 self._uploads.discard((message.rank, message.ordinal))
                 if message.failed is not None and is_full_disk(message.failed):
-                    why = f"rank {message.rank} cannot store checkpoint {message.ordinal} in {self._store.place}"
-                    self._store.failed(f"{why}: {message.failed}{cure(message.failed)}")
+                    why = f"rank {message.rank} cannot store checkpoint {message.ordinal} in {self._store.location}"
+                    self._store.on_failure(f"{why}: {message.failed}{full_disk_hint(message.failed)}")
                 if self._by_uploader(self._announced[message.rank, message.ordinal]):
                     self._tell(
                         wire.UploadDone(
@@ -176,7 +176,7 @@ class ReportHandler:
 
     def _end_rows(self) -> None:
         """Complete the rows of an attempt that is over, once its checkpoints are committed."""
-        if self._rows and self._is_over and self._store.settled:
+        if self._rows and self._is_over and not self._store.is_committing:
             self._call_back(self._rows.end())
 
     def flush(self) -> None:
@@ -240,7 +240,7 @@ class ReportHandler:
 
     def _by_uploader(self, said: wire.Reported) -> bool:
         """Whether the files are brought by an uploader, and not by the worker itself."""
-        return not said.waits or self._store.is_elsewhere
+        return not said.waits or self._store.is_remote
 
     def _grant(self, rank: int, ordinal: int, files: tuple[str, ...]) -> None:
         """Have these of a rank's files stored, by itself or by an uploader."""
@@ -295,7 +295,7 @@ class ReportHandler:
                 rank=rank,
                 ordinal=ordinal,
                 source=upload.source,
-                directory="" if self._store.is_elsewhere else upload.directory,
+                directory="" if self._store.is_remote else upload.directory,
                 files=upload.files,
             )
         )
@@ -336,7 +336,7 @@ class ReportHandler:
         self._store.commit(self._attempt, commit, name=name, folder=in_place.pop(), validation=validation, then=then)
 
     def _committed(self, attempt: int, ordinal: int, saved: CommittedCheckpoint) -> None:
-        path = self._store.for_workers(saved)
+        path = str(saved.path)
         self._saved(path)
         if attempt == self._attempt:
             for rank in range(self._world_size):
@@ -401,7 +401,7 @@ class ReportHandler:
     def _listing(self) -> bytes:
         known = [
             {
-                "path": self._store.for_workers(saved),
+                "path": str(saved.path),
                 "metrics": saved.metrics,
                 "status": saved.validation["status"] if saved.validation else "COMMITTED",
             }

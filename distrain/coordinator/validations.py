@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.decisions.events import RunRequest
-    from distrain.storage.local_store import RunStore
     from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.run_store import RunStore
     from distrain.system.loop import Loop
 
 WAITING = "waiting for the validation of the last checkpoints"
@@ -154,7 +154,7 @@ class Validations:
         request, validator = self._request, self._request.validator
         assert validator is not None
         assert saved.validation is not None
-        checkpoint = self._store.for_workers(saved)
+        checkpoint = str(saved.path)
         environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
         argv = process.bootstrap_argv("validator", str(os.getpid()), flags=request.python_flags)
         started = process.spawn(argv, stderr=file.fileno(), environment=environment)
@@ -200,7 +200,7 @@ class Validations:
 
     def _end(self, task: _Task, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._close(task)
-        shown = f"{why} (its output: {self._store.shown(task.log)})" if why else None
+        shown = f"{why} (its output: {self._store.display_path(task.log)})" if why else None
         self._note(task.saved, status, metrics, shown)
         self._next()
 
@@ -215,7 +215,7 @@ class Validations:
         self.changed()
 
     def _tell(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
-        self._store.amend(saved, status.value, metrics)
+        self._store.add_validation(saved, status.value, metrics)
         if why is None:
             said = ", ".join(
                 f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.manifest import RunManifest
     from distrain.decisions.events import RunRequest
     from distrain.hosts.world import WorldPlan
-    from distrain.storage.local_store import RunStore
+    from distrain.storage.run_store import RunStore
     from distrain.work.job import Work
 
 # -- who started this process ----------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class InProcessRun:
             self._run()
 
     def _run(self) -> None:
-        self._store.failed = self._storage_failed
+        self._store.on_failure = self._storage_failed
         inline = Background(None, "storage")
         self._store.start(None, inline, self._request.run_id, self._request.python_flags)
         self._validations.start(None)
@@ -187,7 +187,7 @@ class InProcessRun:
                 self._validations.give_up("SIGINT has ended the wait for it")
         self._validations.abort()
         try:
-            self._store.settle()
+            self._store.wait_until_idle()
             self._ledger.close()
         except StorageError:  # noted by _storage_failed()
             self.end = replace(
@@ -248,7 +248,7 @@ class InProcessRun:
             case _:
                 self._ledger.handle(message)
                 self._ledger.flush()
-                self._store.settle()
+                self._store.wait_until_idle()
                 self._validations.pump(0.0)
 
     def _upload(self, order: wire.Upload | wire.Clear) -> None:

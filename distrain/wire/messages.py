@@ -203,7 +203,6 @@ class PublishCheckpoint(Message):
     the checkpoint's own. Answered by :class:`OrderDone`.
     """
 
-    token: int
     directory: str
     manifest: dict[str, Any]
     metadata: dict[str, Any]
@@ -215,7 +214,6 @@ class UpdateManifest(Message):
     :class:`OrderDone`.
     """
 
-    token: int
     directory: str
     fields: dict[str, Any]
 
@@ -224,7 +222,6 @@ class UpdateManifest(Message):
 class DeleteCheckpoints(Message):
     """Coordinator: delete these directories. Answered by :class:`OrderDone`."""
 
-    token: int
     directories: list[str]
 
 
@@ -232,14 +229,11 @@ class DeleteCheckpoints(Message):
 class MirrorRecords(Message):
     """Coordinator: bring what has changed in the spool to the run directory now. Answered by :class:`OrderDone`."""
 
-    token: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderDone(Message):
     """Uploader: an order is done; ``failed``: why it is not."""
 
-    token: int
     failed: str | None = None
 
 
@@ -649,13 +643,8 @@ def failed_answer(order: Message, why: str) -> Message:
             return Discarded(attempt=attempt, rank=rank, ordinal=ordinal, failed=why)
         case OpenStorage():
             return StorageOpened(failed=why)
-        case (
-            PublishCheckpoint(token=token)
-            | UpdateManifest(token=token)
-            | DeleteCheckpoints(token=token)
-            | MirrorRecords(token=token)
-        ):
-            return OrderDone(token=token, failed=why)
+        case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords():
+            return OrderDone(failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")
 
 

@@ -36,7 +36,7 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
             f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} "
             f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path)"
         )
-    if not checkpoint.path or checkpoint.place is not None:  # made from a dict, or elsewhere
+    if not checkpoint.path or checkpoint.remote_path is not None:  # made from a dict, or remote
         return
     folder = os.path.realpath(checkpoint.path)
     if not os.path.isdir(folder):
@@ -79,8 +79,8 @@ def folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
     """As it is called in the run directory itself, whatever links lead there; its name if that is elsewhere. Raises
     CheckpointError if it is clear already that it cannot be taken.
     """
-    if checkpoint.place is not None:
-        return Path(checkpoint.place.name)
+    if checkpoint.remote_path is not None:
+        return Path(checkpoint.remote_path.name)
     with contextlib.suppress(FileNotFoundError):  # others are still at work there
         list_files(Path(checkpoint.path))
     return Path(context.get_trial_dir(), Path(os.path.realpath(checkpoint.path)).name)
@@ -88,11 +88,11 @@ def folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
 
 def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
     """Raises ValueError if NO_UPLOAD cannot be meant."""
-    place, where = checkpoint.place, context.get_storage().run
-    if isinstance(where, RemotePath) or place is not None:
-        if place is None or place.path.rpartition("/")[0] != getattr(where, "path", ""):
+    remote, where = checkpoint.remote_path, context.get_storage().run
+    if isinstance(where, RemotePath) or remote is not None:
+        if remote is None or remote.path.rpartition("/")[0] != getattr(where, "path", ""):
             raise ValueError(_not_in_place(str(where), checkpoint.path))
-        _check_name(place.name)
+        _check_name(remote.name)
         return
     folder = Path(os.path.realpath(checkpoint.path))
     run = Path(os.path.realpath(context.get_trial_dir()))
@@ -104,7 +104,7 @@ def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
 
 
 def _check_name(name: str) -> None:
-    if (why_not := RunPaths(Path()).why_not(name)) is not None:
+    if (why_not := RunPaths(Path()).name_problem(name)) is not None:
         raise ValueError(f"report(): the name of a checkpoint's directory {why_not}")
 
 
@@ -188,7 +188,7 @@ class StoreOptions:
             return
         if not isinstance(self.name, str):
             raise TypeError(f"report(): checkpoint_dir_name must be a str, got {self.name!r}")
-        if (why_not := RunPaths(Path()).why_not(self.name)) is not None:
+        if (why_not := RunPaths(Path()).name_problem(self.name)) is not None:
             raise ValueError(f"report(): checkpoint_dir_name {why_not}")
 
     @property

@@ -171,13 +171,13 @@ class Session:
         """A directory, what is to be done with it, and what is to be deleted when all ranks are done."""
         leftover = None
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
-        if checkpoint.place is not None or (checkpoint.path and is_kept(checkpoint, self.context)):
+        if checkpoint.remote_path is not None or (checkpoint.path and is_kept(checkpoint, self.context)):
             storing = replace(storing, delete=False)
         if storing.function is not None:
             name = storing.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
             if storing.mode is ASYNC:
                 self._say_that_functions_are_awaited()
-            if storing.deletes and checkpoint.path and checkpoint.place is None:
+            if storing.deletes and checkpoint.path and checkpoint.remote_path is None:
                 leftover = Leftover(Path(checkpoint.path))
             checkpoint = storing.function(checkpoint, name)
             if not isinstance(checkpoint, Checkpoint) or not checkpoint.path:
@@ -188,7 +188,7 @@ class Session:
         if storing.mode is NO_UPLOAD:
             check_in_place(checkpoint, self.context)
             return checkpoint, replace(storing, delete=False), leftover
-        if storing.mode is ASYNC and (not checkpoint.path or checkpoint.place is not None):
+        if storing.mode is ASYNC and (not checkpoint.path or checkpoint.remote_path is not None):
             return Checkpoint(checkpoint.to_directory()), replace(storing, delete=True), None
         return checkpoint, storing, None
 

@@ -522,11 +522,11 @@ def test_a_storage_without_permission(user: User) -> None:
 
 KILLED_AT_A_STEP = """
 import psutil, threading
-from distrain.storage.local_store import RunStore
+from distrain.storage.local_store import LocalStore
 
 method, step, victims = sys.argv[2], int(sys.argv[3]), sys.argv[4]
 CHANGES = {"mkdir", "rename", "replace", "open", "write", "flush", "fsync", "close", "unlink", "rmdir"}
-original, calls, steps = getattr(RunStore, method), [], []
+original, calls, steps = getattr(LocalStore, method), [], []
 
 def die():
     if victims == "user and agent":
@@ -555,7 +555,7 @@ def stepwise(self, *arguments, **options):
     Path(sys.argv[1], "steps").write_text(" ".join(steps))
     die()
 
-setattr(RunStore, method, stepwise)
+setattr(LocalStore, method, stepwise)
 fit(num_to_keep=1 if method == "_delete" else None)
 """
 

@@ -13,7 +13,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, files_of
+from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, remote_files
 from distrain.errors import CheckpointError
 from distrain.system.remote_path import RemotePath, own_temporary_directory
 
@@ -34,10 +34,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, empty."""
-    place = tmp_path / "elsewhere"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    return place
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 # -- directories -----------------------------------------------------------------------------------------------------
@@ -176,10 +176,10 @@ def test_damaged_metadata_is_named(folder: Path, text: str) -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"files": 7}'])
 def test_a_damaged_manifest_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(MemoryFileSystem, "store", {})
-    place = RemotePath("/run/checkpoint_000000", MemoryFileSystem())
-    (place / ".manifest.json").write(text)
+    path = RemotePath("/run/checkpoint_000000", MemoryFileSystem())
+    (path / ".manifest.json").write_bytes(text)
     with pytest.raises(CheckpointError, match=r"/checkpoint_000000/\.manifest\.json is damaged"):
-        files_of(place)
+        remote_files(path)
 
 
 def test_there_is_no_metadata_at_first(folder: Path) -> None:

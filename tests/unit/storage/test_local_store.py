@@ -28,7 +28,7 @@ from distrain.errors import CheckpointError, StorageError
 from distrain.storage import files
 from distrain.storage.commit import Commit, CommittedFile
 from distrain.storage.files import copy_file, crc32_of, list_files, sync_file, write_atomically
-from distrain.storage.local_store import RunStore
+from distrain.storage.local_store import LocalStore
 from distrain.storage.paths import RunPaths, choose_run
 from distrain.storage.records import CommittedCheckpoint, damage_of, read_metrics
 from distrain.system.background import Background
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 HOLD_THE_LOCK = """
 import sys
 from pathlib import Path
-from distrain.storage.local_store import RunStore
-store = RunStore(Path(sys.argv[1]))
+from distrain.storage.local_store import LocalStore
+store = LocalStore(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -55,8 +55,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(root: Path) -> Iterator[RunStore]:
-    opened = RunStore(root)
+def store(root: Path) -> Iterator[LocalStore]:
+    opened = LocalStore(root)
     yield opened
     opened.close()
 
@@ -83,7 +83,7 @@ def test_links_in_a_circle_are_refused_by_name(tmp_path: Path, target: str) -> N
     (tmp_path / "top" / "deep" / "file").touch()
     (tmp_path / "top" / "deep" / "link").symlink_to(target)
     (tmp_path / "top" / "other" / "back").symlink_to("../deep")
-    with pytest.raises(CheckpointError, match=r"(link|back) is a link to \S+, which it is itself in: it has no end"):
+    with pytest.raises(CheckpointError, match=r"(link|back) is a circular link: it is inside \S+, to which it leads"):
         list_files(tmp_path / "top")
 
 
@@ -96,7 +96,7 @@ def test_links_to_one_directory_are_no_circle(tmp_path: Path) -> None:
 
 
 def commit(
-    store: RunStore,
+    store: LocalStore,
     ordinal: int = 1,
     parts: dict[int, dict[str, bytes]] | None = None,
     name: str | None = None,
@@ -121,30 +121,30 @@ def contents(folder: Path) -> dict[str, bytes]:
 # -- commits ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_joins_the_parts_of_all_ranks(store: RunStore, root: Path) -> None:
+def test_a_commit_joins_the_parts_of_all_ranks(store: LocalStore, root: Path) -> None:
     saved = commit(store, parts={0: {"model.pt": b"zero"}, 1: {"rng/1.bin": b"one", "rng/deep/er.bin": b"two"}})
     assert saved.path == root / "checkpoint_000000"
     assert contents(saved.path) == {"model.pt": b"zero", "rng/1.bin": b"one", "rng/deep/er.bin": b"two"}
 
 
-def test_the_manifest_tells_files_sizes_hashes_ranks_and_metrics(store: RunStore) -> None:
+def test_the_manifest_tells_files_sizes_hashes_ranks_and_metrics(store: LocalStore) -> None:
     saved = commit(store, parts={0: {"a": b"zero"}, 2: {"b": b"two"}}, loss=0.5)
     manifest = json.loads((saved.path / MANIFEST_FILE).read_text())
     assert manifest["files"]["b"] == {"size": 3, "crc32": f"{zlib.crc32(b'two'):08x}", "rank": 2}
     assert (manifest["ranks"], manifest["metrics"], manifest["index"]) == ([0, 2], {"loss": 0.5}, 0)
 
 
-def test_commits_are_numbered_on(store: RunStore) -> None:
+def test_commits_are_numbered_on(store: LocalStore) -> None:
     assert [commit(store, ordinal).path.name for ordinal in (1, 2)] == ["checkpoint_000000", "checkpoint_000001"]
     assert [saved.path.name for saved in store.committed] == ["checkpoint_000000", "checkpoint_000001"]
 
 
-def test_nothing_is_left_of_the_staging_after_a_commit(store: RunStore) -> None:
+def test_nothing_is_left_of_the_staging_after_a_commit(store: LocalStore) -> None:
     commit(store)
     assert list(store.paths.staging.iterdir()) == []
 
 
-def test_a_commit_that_fails_leaves_no_checkpoint(store: RunStore) -> None:
+def test_a_commit_that_fails_leaves_no_checkpoint(store: LocalStore) -> None:
     store.staging_directory(0, 1, 0)
     with pytest.raises(OSError, match="never-written"):
         commit_now(store, Commit(1, (CommittedFile("never-written", 0, 1, 1),), (0,), {}))
@@ -153,17 +153,17 @@ def test_a_commit_that_fails_leaves_no_checkpoint(store: RunStore) -> None:
 
 
 def test_a_reopened_run_knows_its_checkpoints_and_numbers_on(root: Path) -> None:
-    first = RunStore(root)
+    first = LocalStore(root)
     commit(first, loss=math.inf)
     first.close()
-    second = RunStore(root)
+    second = LocalStore(root)
     assert second.committed == [CommittedCheckpoint(root / "checkpoint_000000", {"loss": math.inf})]
     assert second.latest == second.committed[0]
     assert commit(second).path.name == "checkpoint_000001"
     second.close()
 
 
-def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: RunStore) -> None:
+def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: LocalStore) -> None:
     for ordinal in (1, 2, 3):
         commit(store, ordinal)
     store.delete([0, 1])
@@ -172,7 +172,9 @@ def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: RunS
     assert commit(store, 4).path.name == "checkpoint_000003"
 
 
-def test_large_checkpoints_are_deleted_while_the_loop_goes_on(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_checkpoints_are_deleted_while_the_loop_goes_on(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2, 3)]
     may_go_on, unlink = threading.Event(), os.unlink
 
@@ -211,7 +213,7 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
         list_files(tmp_path)
 
 
-def test_a_checkpoint_that_somebody_reads_is_not_deleted(store: RunStore) -> None:
+def test_a_checkpoint_that_somebody_reads_is_not_deleted(store: LocalStore) -> None:
     folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2)]
     with Checkpoint(folders[0]).as_directory() as folder:
         store.delete([0])
@@ -222,11 +224,11 @@ def test_a_checkpoint_that_somebody_reads_is_not_deleted(store: RunStore) -> Non
     assert not folders[0].exists()
 
 
-def test_a_checkpoint_whose_validation_ends_while_somebody_reads_it_is_not_deleted(store: RunStore) -> None:
+def test_a_checkpoint_whose_validation_ends_while_somebody_reads_it_is_not_deleted(store: LocalStore) -> None:
     saved = commit(store, 1)
     commit(store, 2)
     with Checkpoint(saved.path).as_directory() as folder:
-        store.amend(saved, "VALIDATED", {"accuracy": 1.0})  # which replaces the manifest
+        store.add_validation(saved, "VALIDATED", {"accuracy": 1.0})  # which replaces the manifest
         store.delete([0])
         assert Path(folder, "model.pt").read_bytes() == b"weights"
     store.delete([0])
@@ -235,16 +237,16 @@ def test_a_checkpoint_whose_validation_ends_while_somebody_reads_it_is_not_delet
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
 def test_a_manifest_that_is_damaged_when_its_validation_ends_is_named(
-    store: RunStore, text: str, capsys: pytest.CaptureFixture[str]
+    store: LocalStore, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = commit(store, 1)
     (Path(saved.path) / ".manifest.json").write_text(text)  # type: ignore[arg-type]
-    store.amend(saved, "VALIDATED", {"accuracy": 1.0})
+    store.add_validation(saved, "VALIDATED", {"accuracy": 1.0})
     assert re.search(r"it is damaged \(.*\): '.*/checkpoint_000000/\.manifest\.json'", capsys.readouterr().err)
 
 
 def test_a_checkpoint_that_is_deleted_as_somebody_begins_to_read_it_is_not_read(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = commit(store, 1)
     commit(store, 2)
@@ -262,20 +264,19 @@ def test_a_checkpoint_that_is_deleted_as_somebody_begins_to_read_it_is_not_read(
 
 
 def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path) -> None:
-    first = RunStore(root)
+    first = LocalStore(root)
     (first.staging_directory(0, 1, 0) / "model.pt").write_bytes(b"half")
-    os.close(first._metrics_fd)
-    first._lock.release()  # as a crash does it
-    second = RunStore(root)
+    first._directory.release()  # as a crash does it
+    second = LocalStore(root)
     assert not second.paths.staging.exists()
     second.close()
 
 
 def test_a_staging_directory_of_another_generation_is_another_one(root: Path) -> None:
-    first = RunStore(root)
+    first = LocalStore(root)
     earlier = first.staging_directory(0, 1, 0)
     first.close()
-    second = RunStore(root)
+    second = LocalStore(root)
     assert second.staging_directory(0, 1, 0) != earlier
     second.close()
 
@@ -283,10 +284,10 @@ def test_a_staging_directory_of_another_generation_is_another_one(root: Path) ->
 def test_a_store_that_could_not_be_opened_holds_no_lock(root: Path) -> None:
     (root / "checkpoint_000000" / MANIFEST_FILE).mkdir(parents=True)  # which reading cannot be done
     with pytest.raises(StorageError, match=r"cannot read the checkpoint .*checkpoint_000000: .*directory"):
-        RunStore(root)
+        LocalStore(root)
     (root / "checkpoint_000000" / MANIFEST_FILE).rmdir()
     (root / "checkpoint_000000").rmdir()
-    RunStore(root).close()
+    LocalStore(root).close()
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
@@ -319,12 +320,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_damaged_checkpoint_is_set_aside_and_its_number_is_not_used_again(
     root: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = RunStore(root)
+    first = LocalStore(root)
     commit(first, 1, step=1)
     damage, said = DAMAGES[kind]
     damage(commit(first, 2, step=2).path)
     first.close()
-    store = RunStore(root)
+    store = LocalStore(root)
     assert [(saved.path.name, saved.metrics) for saved in store.committed] == [("checkpoint_000000", {"step": 1})]
     assert (root / "damaged-checkpoint_000001").is_dir()
     assert f"checkpoint_000001 is damaged: {said}" in capsys.readouterr().err
@@ -332,13 +333,13 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_number_is_not_used_again(
     store.close()
 
 
-def reopened(store: RunStore) -> RunStore:
+def reopened(store: LocalStore) -> LocalStore:
     store.close()
-    return RunStore(store.paths.root)
+    return LocalStore(store.paths.root)
 
 
 def test_a_copy_that_somebody_has_made_is_neither_offered_nor_deleted(root: Path) -> None:
-    first = RunStore(root)
+    first = LocalStore(root)
     folders = [commit(first, ordinal).path for ordinal in (1, 2)]
     for copy in ("keep-this-one", "checkpoint_000007"):
         shutil.copytree(folders[1], root / copy)
@@ -351,7 +352,7 @@ def test_a_copy_that_somebody_has_made_is_neither_offered_nor_deleted(root: Path
 
 
 def test_a_checkpoint_whose_manifest_does_not_say_its_name_is_of_an_earlier_version(root: Path) -> None:
-    first = RunStore(root)
+    first = LocalStore(root)
     folder = commit(first, 1).path
     manifest = json.loads((folder / MANIFEST_FILE).read_text())
     assert manifest.pop("name") == "checkpoint_000000"
@@ -362,35 +363,35 @@ def test_a_checkpoint_whose_manifest_does_not_say_its_name_is_of_an_earlier_vers
 
 
 def test_several_damaged_checkpoints_are_passed_over(root: Path) -> None:
-    first = RunStore(root)
+    first = LocalStore(root)
     folders = [commit(first, ordinal).path for ordinal in (1, 2, 3)]
     first.close()
     for folder in folders[1:]:
         DAMAGES["flipped"][0](folder)
-    store = RunStore(root)
+    store = LocalStore(root)
     assert [saved.path for saved in store.committed] == folders[:1]
     store.close()
 
 
 def test_what_users_may_change_is_no_damage(root: Path) -> None:
-    first = RunStore(root)
+    first = LocalStore(root)
     first.metadata = {"seed": 1}
     folder = commit(first).path
     first.close()
     Checkpoint(folder).update_metadata({"note": "good"})
     (folder / "notes.txt").write_text("mine")
     assert damage_of(folder) is None
-    store = RunStore(root)
+    store = LocalStore(root)
     assert len(store.committed) == 1
     store.close()
 
 
 def test_of_older_checkpoints_only_the_manifest_is_looked_at(root: Path) -> None:
-    first = RunStore(root)
+    first = LocalStore(root)
     older, _ = commit(first, 1).path, commit(first, 2).path
     first.close()
     DAMAGES["flipped"][0](older)
-    store = RunStore(root)
+    store = LocalStore(root)
     assert len(store.committed) == 2
     store.close()
     assert damage_of(older) == "model.pt has changed since it was committed"
@@ -404,7 +405,7 @@ def manifest_entry(saved: CommittedCheckpoint, name: str = METADATA_FILE) -> tup
     return entry and (entry["size"], entry["crc32"])
 
 
-def test_every_checkpoint_gets_the_metadata_of_the_run(store: RunStore) -> None:
+def test_every_checkpoint_gets_the_metadata_of_the_run(store: LocalStore) -> None:
     store.metadata = {"model": "small", "nested": {"a": [1, None]}}
     for ordinal in (1, 2):
         saved = commit(store, ordinal)
@@ -415,7 +416,7 @@ def test_every_checkpoint_gets_the_metadata_of_the_run(store: RunStore) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_its_own_metadata_comes_first(store: RunStore, rank: int) -> None:
+def test_its_own_metadata_comes_first(store: LocalStore, rank: int) -> None:
     store.metadata = {"model": "small", "epoch": 0}
     saved = commit(store, parts={0: {"a": b"1"}, rank: {METADATA_FILE: b'{"epoch": 3, "own": true}'}})
     data = (saved.path / METADATA_FILE).read_bytes()
@@ -423,7 +424,7 @@ def test_its_own_metadata_comes_first(store: RunStore, rank: int) -> None:
     assert manifest_entry(saved) == (len(data), f"{zlib.crc32(data):08x}")
 
 
-def test_without_metadata_of_the_run_a_checkpoint_keeps_its_own(store: RunStore) -> None:
+def test_without_metadata_of_the_run_a_checkpoint_keeps_its_own(store: LocalStore) -> None:
     own = b'{"own":  true}'
     saved = commit(store, parts={0: {METADATA_FILE: own}})
     assert (saved.path / METADATA_FILE).read_bytes() == own
@@ -433,7 +434,7 @@ def test_without_metadata_of_the_run_a_checkpoint_keeps_its_own(store: RunStore)
 
 @pytest.mark.parametrize("own", [b"[1]", b"no json", b"\xff\xfe", b""])
 def test_own_metadata_that_is_no_json_object_is_left_alone(
-    store: RunStore, own: bytes, capsys: pytest.CaptureFixture[str]
+    store: LocalStore, own: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.metadata = {"model": "small"}
     saved = commit(store, parts={0: {METADATA_FILE: own}})
@@ -452,9 +453,9 @@ def test_a_directory_in_use_by_another_process_is_refused_with_its_pid(root: Pat
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(StorageError, match=rf"process {holder.pid}\) is using .*RunConfig.name"):
-            RunStore(root)
+            LocalStore(root)
         holder.communicate()
-    RunStore(root).close()
+    LocalStore(root).close()
 
 
 FORK_AND_DIE = """
@@ -482,21 +483,21 @@ def test_a_child_that_train_func_has_forked_does_not_hold_the_run_directory(root
         child = int(parent.stdout.readline())
         parent.wait()
     try:
-        RunStore(root).close()
+        LocalStore(root).close()
         os.kill(child, 0)
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_a_closed_store_gives_the_directory_free(root: Path) -> None:
-    RunStore(root).close()
-    RunStore(root).close()
+    LocalStore(root).close()
+    LocalStore(root).close()
 
 
 def test_a_place_that_cannot_be_a_directory_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="cannot use the run directory"):
-        RunStore(tmp_path / "file" / "run")
+        LocalStore(tmp_path / "file" / "run")
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
@@ -504,7 +505,7 @@ def test_a_place_that_cannot_be_a_directory_is_a_storage_error(tmp_path: Path) -
 
 def written(root: Path, *metrics: dict[str, Any]) -> list[dict[str, Any]]:
     """What a reader gets of metrics that a store has written."""
-    store = RunStore(root)
+    store = LocalStore(root)
     for index, values in enumerate(metrics, start=1):
         store.append_metrics({"time": 1.0, "attempt": 0, "rank": 0, "index": index}, values)
     store.close()
@@ -562,7 +563,7 @@ def test_a_torn_last_line_is_cut_off_before_new_ones_are_written(root: Path) -> 
     assert written(root, {"loss": 2}) == [{"loss": 1}, {"loss": 2}]
 
 
-def test_readers_choose_one_rank_or_all(store: RunStore) -> None:
+def test_readers_choose_one_rank_or_all(store: LocalStore) -> None:
     for rank in (0, 1):
         store.append_metrics({"rank": rank}, {"rank": rank})
     store.flush()
@@ -763,17 +764,17 @@ def test_logs_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_commit_that_fails_leaves_the_others_to_be_waited_for(root: Path) -> None:
-    loop, store = Loop(), RunStore(root)
+    loop, store = Loop(), LocalStore(root)
     background, failed, saved = Background(loop, "files"), [], []
-    store.failed = failed.append
+    store.on_failure = failed.append
     store.start(loop, background, "id", [])
     for ordinal, parts in ((1, (CommittedFile("never-written", 0, 1, 1),)), (2, ())):
         store.staging_directory(0, ordinal, 0)
         store.commit(0, Commit(ordinal, parts, (0,), {}), then=saved.append)
-    assert not store.settled
-    while not store.idle:
+    assert store.is_committing
+    while not store.is_idle:
         loop.step()
-    assert (store.settled, len(failed), len(saved)) == (True, 1, 1)
+    assert (store.is_committing, len(failed), len(saved)) == (False, 1, 1)
     store.detach()
     background.close()
     loop.close()
