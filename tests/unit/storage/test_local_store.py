@@ -1,17 +1,13 @@
-"""The run directory: names, locks, lines that survive, and commits that are whole or nothing."""
+"""A local run directory: commits that are whole or nothing, damage, metadata, and its lock."""
 
 from __future__ import annotations
 
-import _thread
-import errno
 import json
 import math
 import os
 import re
 import shutil
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -20,24 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
 from distrain.errors import CheckpointError, StorageError
-from distrain.storage import files
 from distrain.storage.commit import Commit, CommittedFile
-from distrain.storage.files import copy_file, crc32_of, list_files, sync_file, write_atomically
+from distrain.storage.files import list_files
 from distrain.storage.local_store import LocalStore
-from distrain.storage.paths import RunPaths, choose_run
-from distrain.storage.records import CommittedCheckpoint, damage_of, read_metrics
+from distrain.storage.records import CommittedCheckpoint, damage_of
 from distrain.system.background import Background
 from distrain.system.loop import Loop
 from tests.conftest import wait_until
 from tests.unit.conftest import commit_now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 HOLD_THE_LOCK = """
 import sys
@@ -47,52 +39,6 @@ store = LocalStore(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "runs" / "run"
-
-
-@pytest.fixture
-def store(root: Path) -> Iterator[LocalStore]:
-    opened = LocalStore(root)
-    yield opened
-    opened.close()
-
-
-def test_what_is_no_file_is_refused_by_name(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/pipe is a named pipe, which no checkpoint can hold"):
-        list_files(tmp_path)
-    (tmp_path / "pipe").unlink()
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "s"))
-        with pytest.raises(CheckpointError, match="/s is a socket"):
-            list_files(tmp_path)
-    (tmp_path / "s").unlink()
-    (tmp_path / "null").symlink_to("/dev/null")
-    with pytest.raises(CheckpointError, match="/null is a device"):
-        list_files(tmp_path)
-
-
-@pytest.mark.parametrize("target", [".", "..", "../..", "../other"])
-def test_links_in_a_circle_are_refused_by_name(tmp_path: Path, target: str) -> None:
-    for name in ("top/deep", "top/other"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "top" / "deep" / "file").touch()
-    (tmp_path / "top" / "deep" / "link").symlink_to(target)
-    (tmp_path / "top" / "other" / "back").symlink_to("../deep")
-    with pytest.raises(CheckpointError, match=r"(link|back) is a circular link: it is inside \S+, to which it leads"):
-        list_files(tmp_path / "top")
-
-
-def test_links_to_one_directory_are_no_circle(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "file").touch()
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "link").symlink_to("../a")
-    assert list_files(tmp_path) == [("a/file", 0), ("b/link/file", 0)]
 
 
 def commit(
@@ -172,9 +118,7 @@ def test_deleted_checkpoints_are_gone_and_numbers_are_not_used_again(store: Loca
     assert commit(store, 4).path.name == "checkpoint_000003"
 
 
-def test_large_checkpoints_are_deleted_while_the_loop_goes_on(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_checkpoints_are_deleted_while_the_loop_runs(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2, 3)]
     may_go_on, unlink = threading.Event(), os.unlink
 
@@ -193,27 +137,7 @@ def test_large_checkpoints_are_deleted_while_the_loop_goes_on(
     wait_until(lambda: not list(store.paths.staging.iterdir()))
 
 
-def test_checkpoints_are_listed_oldest_first_however_many_digits_they_have(root: Path) -> None:
-    for index in (1_000_000, 2, 999_999):
-        RunPaths(root).checkpoint(index).mkdir(parents=True)
-    names = [path.name for path in RunPaths(root).checkpoints()]
-    assert names == ["checkpoint_000002", "checkpoint_999999", "checkpoint_1000000"]
-
-
-def test_only_directories_with_our_names_are_checkpoints(root: Path) -> None:
-    for name in ("checkpoint_000001.new", "my_checkpoint_000001", "checkpoint_1"):
-        (root / name).mkdir(parents=True)
-    (root / "checkpoint_000007").write_text("a file")
-    assert RunPaths(root).checkpoints() == []
-
-
-def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.pt").symlink_to("elsewhere.pt")
-    with pytest.raises(CheckpointError, match=r"model\.pt is a link to elsewhere\.pt, which does not exist"):
-        list_files(tmp_path)
-
-
-def test_a_checkpoint_that_somebody_reads_is_not_deleted(store: LocalStore) -> None:
+def test_a_checkpoint_that_is_being_read_is_not_deleted(store: LocalStore) -> None:
     folders = [commit(store, ordinal, {0: {"model.pt": b"x"}}).path for ordinal in (1, 2)]
     with Checkpoint(folders[0]).as_directory() as folder:
         store.delete([0])
@@ -224,7 +148,7 @@ def test_a_checkpoint_that_somebody_reads_is_not_deleted(store: LocalStore) -> N
     assert not folders[0].exists()
 
 
-def test_a_checkpoint_whose_validation_ends_while_somebody_reads_it_is_not_deleted(store: LocalStore) -> None:
+def test_a_checkpoint_whose_validation_ends_while_it_is_being_read_is_not_deleted(store: LocalStore) -> None:
     saved = commit(store, 1)
     commit(store, 2)
     with Checkpoint(saved.path).as_directory() as folder:
@@ -245,7 +169,7 @@ def test_a_manifest_that_is_damaged_when_its_validation_ends_is_named(
     assert re.search(r"it is damaged \(.*\): '.*/checkpoint_000000/\.manifest\.json'", capsys.readouterr().err)
 
 
-def test_a_checkpoint_that_is_deleted_as_somebody_begins_to_read_it_is_not_read(
+def test_a_checkpoint_that_is_deleted_as_a_reader_opens_it_is_not_read(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = commit(store, 1)
@@ -338,7 +262,7 @@ def reopened(store: LocalStore) -> LocalStore:
     return LocalStore(store.paths.root)
 
 
-def test_a_copy_that_somebody_has_made_is_neither_offered_nor_deleted(root: Path) -> None:
+def test_a_copy_that_a_user_has_made_is_neither_offered_nor_deleted(root: Path) -> None:
     first = LocalStore(root)
     folders = [commit(first, ordinal).path for ordinal in (1, 2)]
     for copy in ("keep-this-one", "checkpoint_000007"):
@@ -494,273 +418,10 @@ def test_a_closed_store_gives_the_directory_free(root: Path) -> None:
     LocalStore(root).close()
 
 
-def test_a_place_that_cannot_be_a_directory_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_directory_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="cannot use the run directory"):
         LocalStore(tmp_path / "file" / "run")
-
-
-# -- metrics ---------------------------------------------------------------------------------------------------------
-
-
-def written(root: Path, *metrics: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a reader gets of metrics that a store has written."""
-    store = LocalStore(root)
-    for index, values in enumerate(metrics, start=1):
-        store.append_metrics({"time": 1.0, "attempt": 0, "rank": 0, "index": index}, values)
-    store.close()
-    return [record["metrics"] for record in read_metrics(RunPaths(root).metrics)]
-
-
-def same(one: object, other: object) -> bool:
-    return repr(one) == repr(other)  # NaN is not equal to itself
-
-
-def test_non_finite_numbers_are_null_and_named_in_the_file(root: Path) -> None:
-    written(root, {"loss": math.nan, "eval": {"best": -math.inf}, "lr": 0.1, "all": [1.0, math.inf]})
-    [line] = RunPaths(root).metrics.read_text().splitlines()
-    record = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert record["metrics"] == {"loss": None, "eval": {"best": None}, "lr": 0.1, "all": [1.0, None]}
-    assert record["nonfinite"] == {"/loss": "nan", "/eval/best": "-inf", "/all/1": "inf"}
-
-
-def test_non_finite_numbers_come_back(root: Path) -> None:
-    metrics = {"loss": math.nan, "eval": {"best": -math.inf}, "none": None, "all": [1.0, {"x": math.inf}]}
-    assert same(written(root, metrics), [metrics])
-
-
-def test_names_with_slashes_are_not_taken_for_nested_ones(root: Path) -> None:
-    metrics = [{"eval/loss": math.nan, "eval": {"loss": 0.5}}, {"eval/loss": 0.5, "eval": {"loss": math.nan}}]
-    assert same(written(root, *metrics), metrics)
-
-
-metrics_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=50)
-@given(metrics=st.dictionaries(st.text("abc", min_size=1, max_size=2), metrics_values, max_size=4))
-def test_any_metrics_survive_the_round_trip(metrics: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert same(written(tmp_path_factory.mktemp("run"), metrics), [metrics])
-
-
-def test_a_torn_last_line_is_passed_over_by_readers(root: Path) -> None:
-    written(root, {"loss": 1}, {"loss": 2})
-    with RunPaths(root).metrics.open("a") as file:
-        file.write('{"time":1.0,"attempt":0,"ra')
-    assert [record["metrics"] for record in read_metrics(RunPaths(root).metrics)] == [{"loss": 1}, {"loss": 2}]
-
-
-def test_a_torn_last_line_is_cut_off_before_new_ones_are_written(root: Path) -> None:
-    written(root, {"loss": 1})
-    with RunPaths(root).metrics.open("a") as file:
-        file.write('{"time":1.0,"attempt":0,"ra')
-    assert written(root, {"loss": 2}) == [{"loss": 1}, {"loss": 2}]
-
-
-def test_readers_choose_one_rank_or_all(store: LocalStore) -> None:
-    for rank in (0, 1):
-        store.append_metrics({"rank": rank}, {"rank": rank})
-    store.flush()
-    assert [record["rank"] for record in read_metrics(store.paths.metrics, rank=1)] == [1]
-    assert [record["rank"] for record in read_metrics(store.paths.metrics, rank=None)] == [0, 1]
-
-
-def test_a_run_without_metrics_has_none(root: Path) -> None:
-    assert list(read_metrics(RunPaths(root).metrics)) == []
-
-
-# -- names -----------------------------------------------------------------------------------------------------------
-
-
-def made(storage_path: Path, name: str, status: str | None) -> None:
-    root = storage_path / name
-    root.mkdir(parents=True)
-    if status is not None:
-        (root / "run.json").write_text(json.dumps({"status": status}))
-
-
-def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
-    roots = {choose_run(tmp_path, None) for _ in range(10)}
-    assert len(roots) == 10
-    assert {root.parent for root in roots} == {tmp_path}
-
-
-def test_a_new_name_is_used_as_it_is(tmp_path: Path) -> None:
-    assert choose_run(tmp_path, "run") == tmp_path / "run"
-
-
-@pytest.mark.parametrize("status", ["running", "failed", "aborted"])
-def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
-    made(tmp_path, "run", status)
-    assert choose_run(tmp_path, "run") == tmp_path / "run"
-
-
-def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
-    made(tmp_path, "run", "finished")
-    made(tmp_path, "run-2", "finished")
-    assert choose_run(tmp_path, "run") == tmp_path / "run-3"
-
-
-def test_the_unfinished_successor_of_a_finished_run_goes_on(tmp_path: Path) -> None:
-    made(tmp_path, "run", "finished")
-    made(tmp_path, "run-2", "failed")
-    assert choose_run(tmp_path, "run") == tmp_path / "run-2"
-
-
-def test_a_directory_that_is_no_run_is_no_run_that_goes_on(tmp_path: Path) -> None:
-    made(tmp_path, "run", None)
-    assert choose_run(tmp_path, "run") == tmp_path / "run"
-
-
-def test_the_home_directory_and_relative_paths_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    assert choose_run("~/runs", "run") == tmp_path / "runs" / "run"
-    assert choose_run("runs", "run") == tmp_path / "runs" / "run"
-    assert choose_run(None, "run") == tmp_path / "distrain_results" / "run"
-
-
-def test_an_unreadable_manifest_is_a_storage_error(tmp_path: Path) -> None:
-    made(tmp_path, "run", None)
-    (tmp_path / "run" / "run.json").write_text("{torn")
-    with pytest.raises(StorageError, match=r"run\.json is damaged, or another program's"):
-        choose_run(tmp_path, "run")
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
-
-
-def in_small_steps(reader: int, writer: int, count: int) -> int:
-    return os.write(writer, os.read(reader, 700_000))
-
-
-def only_at_first(reader: int, writer: int, count: int) -> int:
-    if os.lseek(reader, 0, os.SEEK_CUR):
-        raise OSError(errno.EXDEV, "not between these")
-    return os.write(writer, os.read(reader, 999))
-
-
-@pytest.mark.parametrize("by_kernel", [None, in_small_steps, only_at_first, lambda *_: 0])
-@pytest.mark.parametrize("size", [0, 1, 1000, (4 << 20) + 1, (33 << 20) + 7])
-def test_a_copy_is_equal_and_tells_size_and_crc(
-    tmp_path: Path, size: int, by_kernel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if by_kernel is not None:
-        monkeypatch.setattr(os, "copy_file_range", by_kernel)
-    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    (tmp_path / "source").write_bytes(data)
-    told = copy_file(tmp_path / "source", tmp_path / "deep" / "target")
-    assert (tmp_path / "deep" / "target").read_bytes() == data
-    assert told == (len(data), zlib.crc32(data)) == crc32_of(tmp_path / "source") == sync_file(tmp_path / "source")
-
-
-def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(reader: int, writer: int, count: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    (tmp_path / "source").write_bytes(b"1")
-    monkeypatch.setattr(os, "copy_file_range", full)
-    with pytest.raises(OSError, match="No space left"):
-        copy_file(tmp_path / "source", tmp_path / "target")
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that it kept from being closed
-def test_a_copy_that_a_signal_handler_interrupts_leaves_no_thread(tmp_path: Path) -> None:
-    class Alarm(Exception):
-        pass
-
-    def ring(number: int, frame: object) -> None:
-        raise Alarm
-
-    def tasks() -> int:
-        return len(os.listdir("/proc/self/task"))
-
-    data = bytes(range(256)) * (48 << 12)
-    (tmp_path / "source").write_bytes(data)
-    before, interrupted = tasks(), 0
-    usual = signal.signal(signal.SIGALRM, ring)
-    try:
-        for moment in range(1, 60):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, moment * 0.0005)
-                told = copy_file(tmp_path / "source", tmp_path / "target")
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                assert told == sync_file(tmp_path / "target") == (len(data), zlib.crc32(data))
-            except Alarm:
-                interrupted += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, usual)
-    assert interrupted
-    wait_until(lambda: tasks() <= before, what="the end of the threads")
-
-
-def test_without_threads_a_copy_is_hashed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*arguments: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    data = bytes(range(256)) * (48 << 12)
-    (tmp_path / "source").write_bytes(data)
-    monkeypatch.setattr(_thread, "start_new_thread", start)
-    assert copy_file(tmp_path / "source", tmp_path / "target") == (len(data), zlib.crc32(data))
-
-
-def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(fd: int, buffers: Any, offset: int) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    (tmp_path / "source").write_bytes(b"1")
-    monkeypatch.setattr(os, "preadv", broken)
-    with pytest.raises(OSError, match=r"Input/output error: .*target"):
-        copy_file(tmp_path / "source", tmp_path / "target")
-    with pytest.raises(OSError, match=r"Input/output error: .*source"):
-        sync_file(tmp_path / "source")
-
-
-def test_files_are_listed_with_sizes_below_all_folders(tmp_path: Path) -> None:
-    (tmp_path / "b" / "c").mkdir(parents=True)
-    (tmp_path / "b" / "c" / "deep").write_bytes(b"123")
-    (tmp_path / "a").write_bytes(b"1")
-    (tmp_path / "empty").mkdir()
-    assert list_files(tmp_path) == [("a", 1), ("b/c/deep", 3)]
-
-
-def test_the_manifest_of_a_committed_checkpoint_is_not_one_of_its_files(tmp_path: Path) -> None:
-    (tmp_path / MANIFEST_FILE).write_text('{"attempt": 0, "files": {}, "index": 0}')
-    assert list_files(tmp_path) == []
-
-
-def test_links_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "weights").write_bytes(b"12")
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "folder").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "checkpoint" / "file").symlink_to(tmp_path / "elsewhere" / "weights")
-    assert list_files(tmp_path / "checkpoint") == [("file", 2), ("folder/weights", 2)]
-
-
-def test_an_atomic_write_replaces_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    for data in (b"old", b"new"):
-        write_atomically(tmp_path / "file", data)
-    assert contents(tmp_path) == {"file": b"new"}
-
-
-def test_every_name_of_a_run_lies_below_its_root(root: Path) -> None:
-    paths = RunPaths(root)
-    names = [getattr(paths, name) for name, value in vars(RunPaths).items() if isinstance(value, property)]
-    names += [paths.checkpoint(3), paths.log(0, 1), paths.stacks(0, 1), paths.validation_log("checkpoint_000003")]
-    assert all(root in name.parents for name in names)
-    assert len(set(names)) == len(names)
-
-
-def test_logs_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
-    assert RunPaths(root).log(1, 2, tmp_path) == tmp_path / root.name / "attempt_1" / "rank_2.log"
 
 
 def test_a_commit_that_fails_leaves_the_others_to_be_waited_for(root: Path) -> None:
@@ -779,41 +440,3 @@ def test_a_commit_that_fails_leaves_the_others_to_be_waited_for(root: Path) -> N
     background.close()
     loop.close()
     store.close()
-
-
-def test_a_child_that_is_forked_during_a_copy_does_not_keep_it_from_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = bytes(range(256)) * (48 << 12)
-    (tmp_path / "source").write_bytes(data)
-    children, hash_part = [], files._hash_part
-
-    def fork_first(*arguments: int) -> int:
-        if not children:
-            children.append(subprocess.Popen(["sleep", "60"], pass_fds=open_pipes()))
-        return hash_part(*arguments)
-
-    monkeypatch.setattr(files, "_hash_part", fork_first)
-    try:
-        assert copy_file(tmp_path / "source", tmp_path / "target") == (len(data), zlib.crc32(data))
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-
-
-def open_pipes() -> list[int]:
-    fds = [int(name) for name in os.listdir("/proc/self/fd")]
-    return [fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode)]
-
-
-def test_an_error_of_the_thread_that_hashes_is_the_error_of_the_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: int) -> int:
-        raise OSError(errno.EIO, "the disk is broken")
-
-    (tmp_path / "source").write_bytes(bytes(64 << 20))
-    monkeypatch.setattr(files, "_hash_part", fail)
-    with pytest.raises(OSError, match="the disk is broken"):
-        copy_file(tmp_path / "source", tmp_path / "target")
