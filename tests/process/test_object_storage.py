@@ -192,7 +192,7 @@ def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, buc
     assert sorted(bucket.files("run")) == sorted(bucket.files("run"))
 
 
-def test_a_new_run_starts_from_a_checkpoint_elsewhere(one_fit: Fit, bucket: Bucket) -> None:
+def test_a_new_run_starts_from_a_remote_checkpoint(one_fit: Fit, bucket: Bucket) -> None:
     first = one_fit(train, {}, name="first")
     assert first.checkpoint is not None
     path = first.checkpoint.path
