@@ -21,7 +21,7 @@ from distrain.storage.files import full_disk_hint, is_full_disk
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distrain.checkpoint import Checkpoint
     from distrain.config import CheckpointConfig
@@ -370,7 +370,7 @@ class ReportHandler:
         for saved in self._store.committed:
             if not (self._validations.awaits(saved) or retention.has_metric(saved.metrics, attribute)):
                 self._complained = True
-                known = ", ".join(sorted(_names_of(saved.metrics))) or "no metrics at all"
+                known = ", ".join(sorted(retention.flatten(saved.metrics))) or "no metrics at all"
                 warn(
                     f"{saved.path.name} has no metric {attribute!r} (CheckpointConfig.checkpoint_score_attribute), and "
                     f"counts as the worst; it has: {known}"
@@ -429,12 +429,3 @@ class ReportHandler:
                     refused=answer.refused,
                 )
             )
-
-
-def _names_of(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """As they are written in a CheckpointConfig."""
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            yield from _names_of(value, f"{prefix}{name}/")
-        else:
-            yield f"{prefix}{name}"

@@ -63,6 +63,14 @@ def _look_up(metrics: Any, attribute: str) -> Any:
     return None
 
 
+def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested metrics as one dict, with ``/`` between the names, as a CheckpointConfig writes them."""
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
 def has_metric(metrics: Mapping[str, Any], attribute: str) -> bool:
     """Return whether the metric exists. It may be NaN."""
     return _look_up(metrics, attribute) is not None
