@@ -19,7 +19,7 @@ from distrain.storage.file_transfer import discard, file_copier
 from distrain.storage.files import copy_folders, crc32_of, list_files, sync_file
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import add_metadata
-from distrain.storage.run_lock import RunLock
+from distrain.storage.run_lock import RemoteLock
 from distrain.system.log import warn
 from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, decode_filesystem
 
@@ -166,7 +166,7 @@ class StorageExecutor:
         assert self._run is not None
         assert self._opened is not None
         if self._opened.lock:
-            RunLock.from_text(self._run, self._opened.lock).check()
+            RemoteLock.from_text(self._run, self._opened.lock).check()
         return self._run
 
     # -- the rest of the run directory ----------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class StorageExecutor:
         """Renew the heartbeat of the run. Raise OSError or StorageError."""
         assert self._run is not None
         assert self._opened is not None
-        RunLock.from_text(self._run, self._opened.lock).beat()
+        RemoteLock.from_text(self._run, self._opened.lock).beat()
 
 
 def _apply(function: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:

@@ -23,7 +23,7 @@ from distrain.errors import StorageError
 from distrain.storage.local_store import LocalStore
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
 from distrain.storage.records import CommittedCheckpoint, committed_at, remote_damage
-from distrain.storage.run_lock import RunLock
+from distrain.storage.run_lock import RemoteLock
 from distrain.storage.run_store import RunStore
 from distrain.storage.uploader_link import UploaderLink
 from distrain.system import process
@@ -78,7 +78,7 @@ class RemoteStore(RunStore):
         with self._opening() as undo:
             if list(spool.iterdir()) == [self.paths.lock]:  # no earlier run has left files
                 undo.callback(_delete_spool, spool)
-            self._run_lock = RunLock.take(run)
+            self._run_lock = RemoteLock.take(run)
             undo.callback(self._release_run_lock)
             self._fill_spool()
             self._directory.open()

@@ -45,10 +45,10 @@ _SAME_START_S = 1.0
 
 _READER_S = 0.5
 """Seconds to wait for a reader, which holds the lock for microseconds, before the directory counts as in use."""
-_locks: set[DirectoryLock] = set()
+_locks: set[LocalLock] = set()
 
 
-class DirectoryLock:
+class LocalLock:
     """A locked file. A forked child closes it, as the lock lasts until every process has closed the file.
 
     A child that C code has forked, and that executes no program, keeps it open. POSIX locks are not inherited, but they
@@ -136,7 +136,7 @@ def _machine() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLock:
+class RemoteLock:
     """The lock of a remote run directory, held by this coordinator."""
 
     run: RemotePath
@@ -144,7 +144,7 @@ class RunLock:
     owner: _Owner
 
     @classmethod
-    def take(cls, run: RemotePath) -> RunLock:
+    def take(cls, run: RemotePath) -> RemoteLock:
         """Take the lock. Raise StorageError if another process uses the run, OSError if the storage fails."""
         folder = run / ".lock"
         numbers = _numbers(folder)
@@ -172,7 +172,7 @@ class RunLock:
         return json.dumps({"number": self.number, "owner": asdict(self.owner)})
 
     @classmethod
-    def from_text(cls, run: RemotePath, text: str) -> RunLock:
+    def from_text(cls, run: RemotePath, text: str) -> RemoteLock:
         fields: dict[str, Any] = json.loads(text)
         return cls(run=run, number=fields["number"], owner=_Owner(**fields["owner"]))
 
@@ -196,29 +196,6 @@ class RunLock:
         """Release the run. Raise the same errors as :meth:`check`."""
         self.check()
         self._path.write_bytes(self._text(0, released=True))
-
-
-# -- both -------------------------------------------------------------------------------------------------------------
-
-
-def is_in_use(run: Path | RemotePath) -> bool:
-    """Return False if no process holds the lock of a run, True if one does or if that is unknown.
-
-    Raise OSError if remote storage cannot be read, StorageError if its lock is damaged.
-    """
-    if isinstance(run, RemotePath):
-        return _is_remote_run_in_use(run / ".lock")
-    try:
-        fd = os.open(run / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _is_remote_run_in_use(folder: RemotePath) -> bool:
@@ -280,3 +257,26 @@ def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
 
 def _in_use(run: RemotePath, who: str) -> str:
     return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name, --name)"
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def is_in_use(run: Path | RemotePath) -> bool:
+    """Return False if no process holds the lock of a run, True if one does or if that is unknown.
+
+    Raise OSError if remote storage cannot be read, StorageError if its lock is damaged.
+    """
+    if isinstance(run, RemotePath):
+        return _is_remote_run_in_use(run / ".lock")
+    try:
+        fd = os.open(run / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -21,7 +21,7 @@ from distrain.storage.executor import StorageExecutor
 from distrain.storage.files import full_disk_hint, write_atomically
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import PENDING, CommittedCheckpoint, file_entry, without_nonfinite
-from distrain.storage.run_lock import DirectoryLock
+from distrain.storage.run_lock import LocalLock
 from distrain.system.background import Background
 from distrain.system.log import say, warn
 from distrain.system.remote_path import RemotePath
@@ -49,7 +49,7 @@ class _RunDirectory:
         self._paths = paths
         paths.root.mkdir(parents=True, exist_ok=True)
         self._status = paths.root.stat()
-        self._lock = DirectoryLock(paths.lock, run)
+        self._lock = LocalLock(paths.lock, run)
         self._metrics_fd = -1
         self._unwritten = bytearray()
 

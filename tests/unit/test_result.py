@@ -27,7 +27,7 @@ from distrain.storage.commit import Commit
 from distrain.storage.local_store import LocalStore
 from distrain.storage.paths import RunPaths, choose_run
 from distrain.storage.records import CommittedCheckpoint, committed_at, read_metrics
-from distrain.storage.run_lock import RunLock, is_in_use
+from distrain.storage.run_lock import RemoteLock, is_in_use
 from distrain.system.remote_path import RemotePath
 from distrain.trainer import DataParallelTrainer
 from tests.unit.conftest import commit_now
@@ -336,11 +336,11 @@ def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RemotePath("/run", MemoryFileSystem())
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     (run / "run.json").write_bytes(b'{"status": "running"}')
-    lock = RunLock.take(run)
+    lock = RemoteLock.take(run)
     assert is_in_use(run)
     lock.release()
     assert not is_in_use(run)
-    lock = RunLock.take(run)
+    lock = RemoteLock.take(run)
     for beat, in_use in ((time.time(), True), (time.time() - 3600, False), (0.0, True)):
         far = {"id": "x", "host": "far", "machine": "other", "pid": 7, "started": 1.0, "released": False}
         (run / ".lock" / "000002").write_bytes(json.dumps({**far, "beat": beat}).encode())
@@ -355,7 +355,7 @@ def test_a_damaged_lock_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text
     run = RemotePath("/run", MemoryFileSystem())
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     (run / ".lock" / "000001").write_bytes(text)
-    for look in (RunLock.take, is_in_use):
+    for look in (RemoteLock.take, is_in_use):
         with pytest.raises(StorageError, match=r"the lock /run/.lock/000001 is damaged .*delete it"):
             look(run)
 
