@@ -1,4 +1,4 @@
-"""The handle users see: a directory that holds a checkpoint, here or elsewhere. Runs in: anywhere."""
+"""Checkpoint: the users' handle for a directory that holds a checkpoint, local or remote. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from typing_extensions import Self
 
-__all__ = ["Checkpoint", "files_of", "reading", "unread"]
+__all__ = ["Checkpoint"]
 
 METADATA_FILE = ".metadata.json"
 MANIFEST_FILE = ".manifest.json"
 PENDING_FILE = ".pending.json"
-"""Elsewhere: in one that is not complete yet, or not any more; then it says DELETED."""
+"""In a remote checkpoint that is incomplete. Its content is DELETED if the checkpoint is being deleted."""
 DELETED = b"{}"
 DICT_FILE = "dict_checkpoint.pkl"
 _PREFIX = "distrain-checkpoint-"
 _COMPLETE = ".complete"
-_AGAIN_S = 0.02
+_RETRY_S = 0.02
+"""Seconds to wait, at most, before trying again to lock a shared download."""
 
 
 @explaining("Checkpoint")
@@ -50,7 +51,7 @@ class Checkpoint(metaclass=ExplainedClass):
     path: a local or shared directory, or a URL that fsspec knows (``s3://bucket/run/checkpoint_000003``). Or, with
         ``filesystem`` (fsspec's or pyarrow's), a path in that.
 
-    Raises CheckpointError for a URL that nothing installed can read.
+    Raises CheckpointError for a URL whose filesystem is not installed.
 
     >>> checkpoint = Checkpoint.from_dict({"step": 3})
     >>> checkpoint.to_dict()
@@ -58,17 +59,16 @@ class Checkpoint(metaclass=ExplainedClass):
     """
 
     def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
-        where = _located(path, filesystem)
-        self.path: str = str(where)
-        self._place = where if isinstance(where, RemotePath) else None
+        self._location: Path | RemotePath | None = _located(path, filesystem)  # None for one made from a dict
+        self.path: str = str(self._location)
         self._data: dict[str, Any] | None = None
-        self._metadata: dict[str, Any] = {}  # of a checkpoint that is not on disk yet
+        self._metadata: dict[str, Any] = {}  # of one made from a dict
 
     # -- directories ----------------------------------------------------------------------------------------------
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Self:
-        """Refer to ``path``; nothing is copied or checked before the checkpoint is reported or read."""
+        """Refer to ``path``. Nothing is copied or checked before the checkpoint is reported or read."""
         return cls(path)
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -80,95 +80,101 @@ class Checkpoint(metaclass=ExplainedClass):
         self._check_exists()
         target = Path(_temporary_directory() if path is None else path).expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        if self._data is not None:
-            self._write_dict(target)
-        elif self._place is not None:
-            self._download(self._place, target)
-        else:
-            with reading(Path(self.path)):
-                shutil.copytree(self.path, target, dirs_exist_ok=True, ignore=_ignore_manifest)
+        match self._location:
+            case None:
+                self._write_dict(target)
+            case RemotePath() as remote:
+                self._download(remote, target)
+            case folder:
+                with locked_for_reading(folder):
+                    shutil.copytree(folder, target, dirs_exist_ok=True, ignore=_ignore_manifest)
         return str(target)
 
     @contextlib.contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The files as a local directory, for reading; a committed local checkpoint is not deleted meanwhile.
+        """Yield the files as a local directory, for reading. A committed local checkpoint is not deleted meanwhile.
 
-        A local one is not copied. One elsewhere is downloaded into a temporary directory, which all processes of the
-        host that read it at that time share; one made by :meth:`from_dict` is written to one. Both go with the context.
-        Raises CheckpointError if there is none, or if it cannot be read.
+        A local checkpoint is not copied. A remote one is downloaded into a temporary directory, which all processes of
+        the host that read it at the same time share. One made by :meth:`from_dict` is written to a temporary directory.
+        Both directories are deleted after the context. Raises CheckpointError if the checkpoint cannot be read.
         """
         self._check_exists()
-        if self._data is not None:
-            with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=scratch_directory()) as folder:
-                self._write_dict(Path(folder))
-                yield folder
-        elif self._place is not None:
-            with self._shared_download(self._place) as path:
-                yield str(path)
-        else:
-            with reading(Path(self.path)):
-                yield self.path
+        match self._location:
+            case None:
+                with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=scratch_directory()) as temporary:
+                    self._write_dict(Path(temporary))
+                    yield temporary
+            case RemotePath() as remote:
+                with self._shared_download(remote) as path:
+                    yield str(path)
+            case folder:
+                with locked_for_reading(folder):
+                    yield self.path
 
     @contextlib.contextmanager
-    def _shared_download(self, place: RemotePath) -> Iterator[Path]:
-        identity = f"{type(place.filesystem).__name__} {place.url} {self._read_small(MANIFEST_FILE)!r}"
+    def _shared_download(self, remote: RemotePath) -> Iterator[Path]:
+        """Yield a download that the processes of this host share. The last reader deletes it."""
+        identity = f"{type(remote.filesystem).__name__} {remote.url} {self._read_file(MANIFEST_FILE)!r}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        folder = own_temporary_directory("checkpoints") / f"{key}-{place.name}"
+        folder = own_temporary_directory("checkpoints") / f"{key}-{remote.name}"
         lock_path, complete = _lock_of(folder), folder / _COMPLETE
         while True:
             with _open_lock(lock_path) as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH)  # waits for who downloads
+                fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that downloads
                 if not complete.exists():
                     try:
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:  # not to be waited for: it may be somebody who reads by now
-                        time.sleep(random.uniform(0.0, _AGAIN_S))  # noqa: S311
+                    except BlockingIOError:  # not waited for: the other process may be a reader by now
+                        time.sleep(random.uniform(0.0, _RETRY_S))  # noqa: S311
                         continue
                     if _is_at(lock, lock_path) and not complete.exists():
-                        self._fill(folder, place)
+                        self._fill(folder, remote)
                 elif _is_at(lock, lock_path):
                     try:
                         yield folder / "files"
                     finally:
-                        _drop_unless_read(folder, lock)
+                        _delete_unless_read(folder, lock)
                     return
 
-    def _fill(self, folder: Path, place: RemotePath) -> None:
-        """With what other processes could share; what killed ones have left goes first, to make room."""
+    def _fill(self, folder: Path, remote: RemotePath) -> None:
+        """Download the files for all processes. First delete what killed ones have left, to make room."""
         for other in folder.parent.glob("*.lock"):
             if other != _lock_of(folder):
                 with contextlib.suppress(FileNotFoundError), _open_lock(other) as lock:
-                    _drop_unless_read(other.with_suffix(""), lock)
+                    _delete_unless_read(other.with_suffix(""), lock)
         shutil.rmtree(folder, ignore_errors=True)
         try:
             (folder / "files").mkdir(parents=True)  # also for a checkpoint without files
-            self._download(place, folder / "files")
+            self._download(remote, folder / "files")
             (folder / _COMPLETE).touch()
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    def _download(self, place: RemotePath, target: Path) -> None:
+    def _download(self, remote: RemotePath, target: Path) -> None:
         try:
-            if names := files_of(place):
-                place.get_all(names, target)
+            if names := remote_files(remote):
+                remote.get_all(names, target)
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"{self.path} was deleted while it was read ({error}). Who reads what is elsewhere cannot be seen, so "
-                "num_to_keep does not wait for it: read a newer checkpoint, or have the run keep more of them "
+                f"{self.path} was deleted while it was read ({error}). num_to_keep does not wait for readers of remote "
+                "storage, as nothing shows that they read: read a newer checkpoint, or keep more of them "
                 "(CheckpointConfig.num_to_keep)"
             ) from error
         except OSError as error:
-            raise CheckpointError(f"the checkpoint {self.path} cannot be read: {error}") from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"the checkpoint {self.path} cannot be read: {error}")
 
     def exists(self) -> bool:
-        """Whether there is something to read. Raises CheckpointError if that cannot be found out."""
-        if self._data is not None:
+        """Return whether there is something to read. Raises CheckpointError if the storage does not answer."""
+        if self._location is None:
             return True
         try:
-            return Path(self.path).is_dir() if self._place is None else self._place.exists()
+            return self._location.is_dir() if isinstance(self._location, Path) else self._location.exists()
         except OSError as error:
-            raise CheckpointError(f"the checkpoint {self.path} cannot be read: {error}") from error
+            raise self._unreadable(error) from error
 
     def _check_exists(self) -> None:
         if not self.exists():
@@ -178,51 +184,53 @@ class Checkpoint(metaclass=ExplainedClass):
 
     @property
     def filesystem(self) -> AbstractFileSystem:
-        """What ``path`` is on."""
+        """The fsspec filesystem that ``path`` is on."""
         import fsspec
 
-        return fsspec.filesystem("file") if self._place is None else self._place.filesystem
+        remote = self.remote_path
+        return fsspec.filesystem("file") if remote is None else remote.filesystem
 
     @property
-    def place(self) -> RemotePath | None:
-        """Where it is, if that is elsewhere."""
-        return self._place
+    def remote_path(self) -> RemotePath | None:
+        """The path of a remote checkpoint, else None."""
+        return self._location if isinstance(self._location, RemotePath) else None
 
     # -- dicts ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
-        """A checkpoint that holds a dict of picklable values, as in Ray AIR; it becomes one file when reported."""
+        """Make a checkpoint from a dict of picklable values, as in Ray AIR. It becomes one file when reported."""
         if not isinstance(data, Mapping):
             raise TypeError(f"Checkpoint.from_dict takes a dict, got {data!r} ({type(data).__name__})")
         checkpoint = cls(DICT_FILE)
-        checkpoint.path = ""
+        checkpoint.path, checkpoint._location = "", None
         checkpoint._data = dict(data)
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """The dict given to :meth:`from_dict`; once reported also, as in Ray AIR, ``_timestamp`` (seconds since 1970),
-        ``_preprocessor`` (None) and ``_current_checkpoint_id``. Unpickles: read only checkpoints that you trust.
+        """Return the dict given to :meth:`from_dict`. Unpickles: read only checkpoints that you trust.
 
-        Raises CheckpointError if the checkpoint was not made from a dict.
+        Once reported it also has, as in Ray AIR, ``_timestamp`` (seconds since 1970), ``_preprocessor`` (None) and
+        ``_current_checkpoint_id``. Raises CheckpointError if the checkpoint was not made from a dict.
         """
         if self._data is not None:
             return dict(self._data)
-        body = self._read_small(DICT_FILE)
+        body = self._read_file(DICT_FILE)
         if body is None:
             raise CheckpointError(f"{self.path} was not made by Checkpoint.from_dict(); use as_directory()")
         data: dict[str, Any] = pickle.loads(body)  # noqa: S301 - documented
         return data
 
-    def _read_small(self, name: str) -> bytes | None:
-        """One of the files; None if there is no such."""
+    def _read_file(self, name: str) -> bytes | None:
+        """Return the content of one of the files, or None if it does not exist."""
         self._check_exists()
+        assert self._location is not None
         try:
-            return Path(self.path, name).read_bytes() if self._place is None else (self._place / name).read()
+            return (self._location / name).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise CheckpointError(f"the checkpoint {self.path} cannot be read: {error}") from error
+            raise self._unreadable(error) from error
 
     def _write_dict(self, folder: Path) -> None:
         (folder / DICT_FILE).write_bytes(cloudpickle.dumps(self._data))
@@ -230,8 +238,9 @@ class Checkpoint(metaclass=ExplainedClass):
             (folder / METADATA_FILE).write_text(json.dumps(self._metadata))
 
     def as_reported(self, number: int, portable: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Checkpoint:
-        """What :func:`distrain.report` stores: a dict as ``portable`` makes it, with what Ray AIR added; a directory as
-        it is. ``number`` counts the checkpoints of the rank from 0.
+        """Return the checkpoint as :func:`distrain.report` stores it: a dict with the entries that Ray AIR adds.
+
+        number: counts the checkpoints of the rank from 0. portable: makes the values loadable in other processes.
         """
         if self._data is None:
             return self
@@ -240,49 +249,46 @@ class Checkpoint(metaclass=ExplainedClass):
         checkpoint._metadata = self._metadata
         return checkpoint
 
-    # -- Ray AIR's other forms ------------------------------------------------------------------------------------
-
     @classmethod
     def from_checkpoint(cls, other: Checkpoint) -> Self:
-        """The same checkpoint as this class, which may know how to read it: ``TorchCheckpoint.from_checkpoint(c)``."""
+        """Return the same checkpoint as this class, which may have methods to read it, such as TorchCheckpoint."""
         checkpoint = cls.__new__(cls)
         checkpoint.__dict__.update(other.__dict__)
         return checkpoint
 
     def get_preprocessor(self) -> None:
-        """Always None: preprocessors were Ray AIR's, and train_func prepares its data itself."""
+        """Return None. Preprocessors were Ray AIR's; here train_func prepares its data itself."""
 
     # -- metadata -------------------------------------------------------------------------------------------------
 
     def get_metadata(self) -> dict[str, Any]:
-        """The JSON metadata kept beside the files; ``{}`` if there is none. Raises CheckpointError if it is damaged."""
+        """Return the JSON metadata, ``{}`` if there is none. Raises CheckpointError if it is damaged."""
         if self._data is not None:
             return dict(self._metadata)
         try:
-            return dict(json.loads(self._read_small(METADATA_FILE) or b"{}"))
+            return dict(json.loads(self._read_file(METADATA_FILE) or b"{}"))
         except (ValueError, TypeError) as error:
             raise CheckpointError(
                 f"{METADATA_FILE} of {self.path} is damaged: {error}; set_metadata() replaces it"
             ) from error
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata. Raises TypeError or ValueError for what is not JSON."""
-        json.dumps(dict(metadata))
-        if self._data is not None:
+        """Replace the metadata. Raises TypeError or ValueError for values that JSON does not have."""
+        text = json.dumps(dict(metadata))
+        if self._location is None:
             self._metadata = dict(metadata)
             return
         self._check_exists()
-        text = json.dumps(dict(metadata))
-        if self._place is not None:
-            (self._place / METADATA_FILE).write(text.encode())
-            return
-        target = Path(self.path, METADATA_FILE)
-        aside = target.with_name(target.name + ".new")
-        aside.write_text(text)
-        aside.replace(target)
+        target = self._location / METADATA_FILE
+        if isinstance(target, RemotePath):
+            target.write_bytes(text.encode())
+        else:
+            temporary = target.with_name(target.name + ".new")
+            temporary.write_text(text)
+            temporary.replace(target)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Add to the metadata, or replace entries of it."""
+        """Add entries to the metadata, or replace them."""
         self.set_metadata(self.get_metadata() | dict(metadata))
 
     # -- the rest -------------------------------------------------------------------------------------------------
@@ -300,11 +306,12 @@ class Checkpoint(metaclass=ExplainedClass):
 
     @property
     def _identity(self) -> tuple[str, Any]:
-        """Path and filesystem; pyarrow's own, as two views of it by fsspec are never equal."""
-        if self._place is None:
+        """The path and the filesystem; pyarrow's own one, as two views of it by fsspec are never equal."""
+        remote = self.remote_path
+        if remote is None:
             return self.path, None
-        filesystem = self._place.filesystem
-        return self._place.path, filesystem.fs if type(filesystem).__name__ == "ArrowFSWrapper" else filesystem
+        filesystem = remote.filesystem
+        return remote.path, filesystem.fs if type(filesystem).__name__ == "ArrowFSWrapper" else filesystem
 
     def __fspath__(self) -> str:
         raise TypeError(
@@ -314,29 +321,30 @@ class Checkpoint(metaclass=ExplainedClass):
     def __repr__(self) -> str:
         if self._data is not None:
             return f"Checkpoint.from_dict({sorted(self._data)})"
-        given = self._place.given if self._place else None
+        given = self.remote_path.given if self.remote_path else None
         return f"Checkpoint(path={self.path!r}{f', filesystem={type(given).__name__}' if given else ''})"
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def files_of(place: RemotePath) -> list[str]:
-    """The files of a checkpoint elsewhere: those of its manifest, if it has one, and its metadata. Raises OSError:
-    FileNotFoundError for one that is half deleted.
+def remote_files(checkpoint: RemotePath) -> list[str]:
+    """Return the files of a remote checkpoint: those in its manifest, if it has one, and its metadata.
+
+    Raise FileNotFoundError if it is being deleted, OSError if the storage fails.
     """
-    present = [name for name in place.files() if name != MANIFEST_FILE]
+    present = [name for name in checkpoint.files() if name != MANIFEST_FILE]
     try:
-        named = set(json.loads((place / MANIFEST_FILE).read())["files"])
+        named = set(json.loads((checkpoint / MANIFEST_FILE).read_bytes())["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{place / MANIFEST_FILE} is damaged ({type(error).__name__}: {error})") from error
+        raise CheckpointError(f"{checkpoint / MANIFEST_FILE} is damaged ({type(error).__name__}: {error})") from error
     except FileNotFoundError:
         if PENDING_FILE not in present:
             return present
         try:
-            is_deleted = (place / PENDING_FILE).read() == DELETED
-        except FileNotFoundError:  # it was committed, or deleted, just now
-            return files_of(place)
+            is_deleted = (checkpoint / PENDING_FILE).read_bytes() == DELETED
+        except FileNotFoundError:  # the checkpoint was committed, or deleted, just now
+            return remote_files(checkpoint)
         if is_deleted:
             raise
         return [name for name in present if name != PENDING_FILE]
@@ -344,13 +352,13 @@ def files_of(place: RemotePath) -> list[str]:
 
 
 @contextlib.contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Nobody deletes this local checkpoint meanwhile; where there are no locks, we do without.
+def locked_for_reading(folder: Path) -> Iterator[None]:
+    """Keep num_to_keep from deleting a local checkpoint. Do nothing on a file system without locks.
 
-    Raises CheckpointError if it was deleted just before.
+    Raise CheckpointError if the checkpoint was deleted just before.
     """
     with contextlib.ExitStack() as stack:
-        for path in _locked(folder):
+        for path in _paths_to_lock(folder):
             with contextlib.suppress(OSError):
                 fd = os.open(path, os.O_RDONLY)
                 stack.callback(os.close, fd)
@@ -361,30 +369,33 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unread(folder: Path) -> Iterator[bool]:
-    """Whether nobody reads this local checkpoint, as far as the file system tells. If so, nobody begins to before the
-    context ends.
+def locked_for_deletion(folder: Path) -> Iterator[bool]:
+    """Lock a local checkpoint against readers. Yield False if a process reads it, True on a file system without locks.
+
+    If True is yielded, no process begins to read the checkpoint before the context ends.
     """
     with contextlib.ExitStack() as stack:
-        yield all(_lock_alone(path, stack) for path in _locked(folder))
+        yield all(_lock_alone(path, stack) for path in _paths_to_lock(folder))
 
 
 def _lock_alone(path: Path, stack: contextlib.ExitStack) -> bool:
-    """False if somebody else has a lock."""
+    """Lock a path exclusively. Return False if another process has a lock."""
     try:
-        fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # which NFS wants for such a lock
+        fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # NFS wants O_RDWR for an exclusive lock
         stack.callback(os.close, fd)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # no such file, or no locks
+    except OSError:  # the file does not exist, or the file system has no locks
         return True
     return True
 
 
-def _locked(folder: Path) -> tuple[Path, Path]:
-    """What who reads a checkpoint locks: the directory, as the manifest may be replaced meanwhile, and the manifest, as
-    some shared file systems tell other hosts of locks of files only.
+def _paths_to_lock(folder: Path) -> tuple[Path, Path]:
+    """Return the paths that a reader locks.
+
+    It locks the directory because the manifest may be replaced, and the manifest because some shared file systems
+    propagate only file locks to other hosts.
     """
     return folder, folder / MANIFEST_FILE
 
@@ -403,14 +414,14 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether the file is still there, and not deleted since it was opened."""
+    """Return whether the open file is still the one at ``path``."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), path.stat())
     return False
 
 
-def _drop_unless_read(folder: Path, lock: int) -> None:
-    with contextlib.suppress(BlockingIOError):  # somebody reads it
+def _delete_unless_read(folder: Path, lock: int) -> None:
+    with contextlib.suppress(BlockingIOError):  # another process reads it
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(lock, _lock_of(folder)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage.paths import RunPaths, is_copy, read_manifest
 from distrain.storage.records import CommittedCheckpoint, committed_at, last_metrics, read_metrics
-from distrain.storage.retention import Retention, StoredRetention, best_first, score
+from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
 from distrain.storage.run_lock import is_in_use
 from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, locate
@@ -71,7 +71,7 @@ class Result:
             import pandas
         except ImportError:
             raise ImportError("Result.metrics_dataframe needs pandas: pip install pandas") from None
-        rows = [_flat(record["metrics"]) for record in read_metrics(self._run / _METRICS)]
+        rows = [flatten(record["metrics"]) for record in read_metrics(self._run / _METRICS)]
         return pandas.DataFrame(rows) if rows else None
 
     @classmethod
@@ -129,7 +129,7 @@ class Result:
         return checkpoint
 
     def _no_best_error(self, metric: str) -> str:
-        flat = [_flat(metrics) for _, metrics in self.best_checkpoints]
+        flat = [flatten(metrics) for _, metrics in self.best_checkpoints]
         known = sorted({name for metrics in flat for name in metrics})
         if metric in known:
             values = ", ".join(repr(metrics.get(metric)) for metrics in flat)
@@ -145,7 +145,7 @@ class Result:
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
         rows: dict[str, Any] = {} if self.error is None else {"error": self.error}
-        rows |= {"path": self.path, "checkpoint": self.checkpoint, **_flat(self.metrics or {})}
+        rows |= {"path": self.path, "checkpoint": self.checkpoint, **flatten(self.metrics or {})}
         cells = (f"<tr><th>{escape(n)}</th><td><pre>{escape(str(value))}</pre></td></tr>" for n, value in rows.items())
         return f"<table>{''.join(cells)}</table>"
 
@@ -186,7 +186,7 @@ def _remote_checkpoints(run: RemotePath) -> list[CommittedCheckpoint]:
     found = []
     for name in run.names():
         try:
-            manifest = json.loads((run / name / MANIFEST_FILE).read())
+            manifest = json.loads((run / name / MANIFEST_FILE).read_bytes())
             if not is_copy(name, manifest):
                 found.append((manifest["index"], committed_at(run / name, manifest)))
         except (FileNotFoundError, NotADirectoryError):  # not a checkpoint
@@ -260,7 +260,7 @@ def _unpickle(run: Path | RemotePath, name: str) -> Any:
 
 def _read(run: Path | RemotePath, name: str) -> bytes | None:
     try:
-        return (run / name).read() if isinstance(run, RemotePath) else (run / name).read_bytes()
+        return (run / name).read_bytes()
     except FileNotFoundError:
         return None
 
@@ -280,13 +280,3 @@ def _with_validation(metrics: dict[str, Any] | None, committed: list[CommittedCh
         return metrics
     validated = committed[-1].metrics
     return {**metrics, **validated} if all(validated.get(name) == metrics[name] for name in metrics) else metrics
-
-
-def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in metrics.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}/")
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain.backend import BackendConfig
-from distrain.checkpoint import MANIFEST_FILE, Checkpoint
+from distrain.checkpoint import Checkpoint
 from distrain.config import RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
@@ -47,10 +47,10 @@ from distrain.hosts.host import hidden_gpus_problem
 from distrain.inprocess import runner as local
 from distrain.inprocess.torchrun import torchrun_rank
 from distrain.result import Result, make_result, pickle_or_none
-from distrain.storage.files import cure, is_full_disk, write_atomically
+from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
 from distrain.storage.paths import read_manifest
 from distrain.storage.records import damage_of, last_metrics
-from distrain.storage.remote_store import damage_elsewhere, open_run
+from distrain.storage.remote_store import open_run
 from distrain.system.arguments import check_type
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
@@ -62,7 +62,7 @@ from distrain.work.functions import check_plain, check_signature
 if TYPE_CHECKING:
     from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
-    from distrain.storage.local_store import RunStore
+    from distrain.storage.run_store import RunStore
     from distrain.system.remote_path import RemotePath
 
 __all__ = ["DataParallelTrainer", "run_work"]
@@ -176,16 +176,14 @@ def _check_intact(checkpoint: Checkpoint) -> None:
     if not checkpoint.exists():
         raise CheckpointError(f"resume_from_checkpoint: there is no directory {checkpoint.path}")
     folder, damage = Path(checkpoint.path), None
-    if checkpoint.path and _is_run(checkpoint.place or folder):
+    if checkpoint.path and _is_run(checkpoint.remote_path or folder):
         raise CheckpointError(
             f"resume_from_checkpoint: {checkpoint.path} is a run directory; give one of its checkpoints, "
             f"Result.from_path({checkpoint.path!r}).checkpoint for the latest"
         )
     try:
-        if checkpoint.place is not None:
-            damage = damage_elsewhere(checkpoint.place)
-        elif checkpoint.path and (folder / MANIFEST_FILE).exists():
-            damage = damage_of(folder)
+        if checkpoint.path:
+            damage = damage_of(checkpoint.remote_path or folder, needs_manifest=False)
     except OSError as error:
         damage = f"it cannot be read: {error}"
     if damage is not None:
@@ -348,7 +346,7 @@ class _UserRequest:
         """Return the request for the coordinator. ``store``: the run directory, if this process has opened it."""
         return RunRequest(
             run_id=run_id,
-            run_name=store.place.name if store else "",
+            run_name=store.location.name if store else "",
             storage_path=store.storage_path if store else "",
             filesystem=store.filesystem if store else "",
             job=self.job,
@@ -408,7 +406,7 @@ class _Run:
         try:
             self._callbacks.before_run()
             runner.run()
-            self._write_at_end(self._store.write_end, "the last reports could not be written")
+            self._write_at_end(self._store.write_last_metrics, "the last reports could not be written")
             result, failure = self._conclude(runner.end, time.monotonic() - started)
             concluded = True
         finally:
@@ -429,10 +427,10 @@ class _Run:
         try:
             self._manifest.write("running")
             if self._continued:
-                self._store.drop_end()
+                self._store.delete_end_files()
         except OSError as error:
             raise StorageError(
-                f"cannot use the run directory {self._store.place}: {error}{cure(str(error))}"
+                f"cannot use the run directory {self._store.location}: {error}{full_disk_hint(str(error))}"
             ) from error
 
     def _write_at_end(self, write: Callable[[], None], complaint: str) -> None:
@@ -453,11 +451,11 @@ class _Run:
 
     def _start_from(self, resume_from: Checkpoint | None) -> str | None:
         if self._store.latest:
-            return self._store.for_workers(self._store.latest)
+            return str(self._store.latest.path)
         if resume_from is None:
             return None
         _check_intact(resume_from)
-        if resume_from.path and (resume_from.place is None or resume_from.place.given is None):
+        if resume_from.path and (resume_from.remote_path is None or resume_from.remote_path.given is None):
             return resume_from.path
         return resume_from.to_directory(self._store.paths.staging / "resume_from")
 
@@ -465,14 +463,14 @@ class _Run:
         if self._continued:
             latest = self._store.latest
             say(
-                f"continuing the unfinished run {self._store.place} "
+                f"continuing the unfinished run {self._store.location} "
                 + (f"at {latest.path.name}" if latest else "from scratch (no checkpoint yet)")
             )
         shares = _shares([transport.host for transport in self._request.transports], self._request.scaling)
         workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         what += f" on {hosts} hosts" if hosts > 1 else ""
-        say(f"{what}; run directory {self._store.place}")
+        say(f"{what}; run directory {self._store.location}")
 
     def _runner(self, request: RunRequest) -> Coordinator | local.InProcessRun:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
@@ -504,7 +502,7 @@ class _Run:
                 "the return value of train_func is only in this Result, because it could not be written",
             )
         result = make_result(
-            self._store.place,
+            self._store.location,
             self._store.committed,
             self._config.checkpoint_config,
             metrics=self._earlier_metrics() if end.metrics is None else end.metrics,
@@ -540,9 +538,9 @@ class _Run:
             write_atomically(self._store.paths.error_pickle, blob)
 
     def _run_errors(self, end: RunSummary, result: Result) -> RunErrors:
-        name, logs = self._store.place.name, None
+        name, logs = self._store.location.name, None
         if self._request.scaling.num_workers and end.attempt >= self._manifest.first_attempt:
-            logs = self._store.shown(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
+            logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
         named = f"with --name {shlex.quote(name)}" if self._request.on_command_line else f"as RunConfig(name={name!r})"
         return RunErrors(
             summary=end,

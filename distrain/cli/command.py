@@ -18,7 +18,7 @@ from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import split_ssh_args, total_slots
 from distrain.storage.paths import RunPaths
-from distrain.storage.remote_store import here_of
+from distrain.storage.remote_store import local_directory_of
 from distrain.system.log import warn
 from distrain.trainer import run_work
 
@@ -176,7 +176,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
 
 def _show_stacks(folder: str) -> int:
     try:
-        print(request_stacks(RunPaths(here_of(folder))))
+        print(request_stacks(RunPaths(local_directory_of(folder))))
     except DistrainError as error:
         return _show_error("no stacks", error, 2)
     return 0

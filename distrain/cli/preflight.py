@@ -138,7 +138,7 @@ class Preflight:
                 self._probe_file.parent.mkdir(parents=True, exist_ok=True)
                 self._probe_file.write_text(self._id)
             else:
-                self._probe_file.write(self._id.encode())
+                self._probe_file.write_bytes(self._id.encode())
             self._has_storage = True
         except OSError as error:
             why = error.strerror or error

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.manifest import RunManifest
     from distrain.coordinator.transport import Transport
     from distrain.decisions.events import RunRequest
-    from distrain.storage.local_store import RunStore
+    from distrain.storage.run_store import RunStore
 
 _SILENT_WAIT_S = 5.0
 """Seconds to wait for the storage or for callbacks before the user is told."""
@@ -99,7 +99,7 @@ class Coordinator:
             store,
             checkpoint_config,
             send=self._send_to_rank,
-            upload=self._upload,
+            upload=self._send_to_rank,
             on_commit=lambda path: self._happened(events.CheckpointAvailable(path)),
             callbacks=callbacks,
             validations=self._validations,
@@ -139,7 +139,7 @@ class Coordinator:
 
     def run(self) -> None:
         """Train. Return when the run has ended; by then, and whatever is raised, no process is left on any host."""
-        self._store.failed = self._storage_failed
+        self._store.on_failure = self._storage_failed
         try:
             with self._loop.signals(STOP_SIGNALS, self._on_signal):
                 self._run()
@@ -202,7 +202,7 @@ class Coordinator:
 
     def _tell_commit(self) -> None:
         if self._is_committing:
-            self._store.tell_wait()
+            self._store.announce_wait()
 
     def _handle_held(self) -> None:
         """Handle the events that need not wait any more. Called after every turn of the loop."""
@@ -229,7 +229,7 @@ class Coordinator:
     @property
     def _is_committing(self) -> bool:
         """True if a checkpoint is being committed, unless the user has ended the wait for it."""
-        return not (self._store.settled or self._impatient)
+        return self._store.is_committing and not self._impatient
 
     def _must_await_uploads(self) -> bool:
         """Return whether the end of the attempt waits for uploads: less is lost by that than the time it takes."""
@@ -333,7 +333,7 @@ class Coordinator:
             match action:
                 case events.SendMessage(host, message):
                     self._hosts.send(host, message)
-                    if isinstance(message, wire.Prepare) and (opening := self._store.opening()) is not None:
+                    if isinstance(message, wire.Prepare) and (opening := self._store.open_order()) is not None:
                         self._hosts.send(host, opening)
                 case events.ConnectHost(host) if not self._is_over:
                     self._hosts.connect(host)
@@ -348,7 +348,7 @@ class Coordinator:
         attempt, plan = starts.attempt, starts.plan
         self._attempt, self._uploads_awaited_since = attempt, None
         self._manifest.attempt_begins(attempt, plan)
-        self._store.make_room(self._log(attempt, 0))
+        self._store.make_parent(self._log(attempt, 0))
         self._report_handler.begin(attempt, plan.world_size)
         self._hang_monitor.begin(attempt)
         self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
@@ -391,17 +391,6 @@ class Coordinator:
             warn(why)
         self._happened(events.StorageFailed(why))
 
-    def _upload(self, order: wire.Upload) -> None:
-        if self._store.is_of_this_process:
-            self._store.upload(order, self._on_uploaded)
-        else:
-            self._send_to_rank(order)
-
-    def _on_uploaded(self, answer: wire.Message) -> None:
-        assert isinstance(answer, wire.FromWorker)
-        if answer.attempt == self._attempt:
-            self._report_handler.handle(answer)
-
     def _send_to_rank(self, message: wire.ToWorker | wire.Upload) -> None:
         """Send a message to a worker, or to the uploader of its host."""
         assert self.machine.plan is not None
@@ -441,11 +430,11 @@ class Coordinator:
 
     def _await_storage(self) -> None:
         """Wait until everything is written; Ctrl-C ends the waiting."""
-        self._loop.call_in("storage", _SILENT_WAIT_S, self._store.tell_wait)
-        self._wait_until(lambda: self._store.idle)
+        self._loop.call_in("storage", _SILENT_WAIT_S, self._store.announce_wait)
+        self._wait_until(lambda: self._store.is_idle)
         self._loop.cancel("storage")
-        if not self._store.idle:
-            self._store.abandon()
+        if not self._store.is_idle:
+            self._store.abandon_pending_work()
 
     def _await_callbacks(self) -> None:
         """Wait until the user's callbacks have returned; Ctrl-C ends the waiting."""

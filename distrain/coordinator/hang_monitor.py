@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.config import FailureConfig
-    from distrain.storage.local_store import RunStore
     from distrain.storage.paths import RunPaths
+    from distrain.storage.run_store import RunStore
     from distrain.system.loop import Loop
 
 STACKS_TIMEOUT_S = 3.0
@@ -193,7 +193,7 @@ class HangMonitor:
 
     def _keep(self, rank: int, body: bytes) -> None:
         path = self._paths.stacks(self._attempt, rank)
-        self._store.keep(path, body, f"the stacks of rank {rank} could not be written")
+        self._store.write_optional_file(path, body, f"the stacks of rank {rank} could not be written")
 
     def host_done(self, host: str, silent: Sequence[int], finished: Sequence[int]) -> None:
         """Note that a host has sent all stacks it could take. Older stacks of ``silent`` ranks are kept."""
@@ -245,7 +245,7 @@ class HangMonitor:
             self._loop.forget(self._pipe)
             os.close(self._pipe)
             self._pipe = -1
-            self._store.remove(self._paths.requests)
+            self._store.delete_file(self._paths.requests)
 
     def _on_request(self) -> None:
         for token in os.read(self._pipe, _REQUEST_BYTES).decode(errors="replace").split():
@@ -255,7 +255,9 @@ class HangMonitor:
     def _answer(self, token: str) -> Callable[[tuple[str, ...]], None]:
         def answer(lines: tuple[str, ...]) -> None:
             text = "\n".join(lines or ("no rank is at work: the workers are being started, or have ended",))
-            self._store.keep(self._paths.answer(token), text.encode(), "a request for stacks could not be answered")
+            self._store.write_optional_file(
+                self._paths.answer(token), text.encode(), "a request for stacks could not be answered"
+            )
 
         return answer
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distrain import wire
     from distrain.decisions.events import RunRequest
     from distrain.hosts.world import WorldPlan
-    from distrain.storage.local_store import RunStore
+    from distrain.storage.run_store import RunStore
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
@@ -73,7 +73,7 @@ class LaunchChecks:
         question = partial(
             inspection,
             own_versions=own_versions,
-            storage="" if self._store.is_elsewhere else str(self._store.paths.root),
+            storage="" if self._store.is_remote else str(self._store.paths.root),
             probe_file=str(self._store.paths.manifest),
             content=self._request.run_id,
         )

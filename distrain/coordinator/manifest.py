@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
-    from distrain.storage.local_store import RunStore
+    from distrain.storage.run_store import RunStore
 
 _DIED = "the process that called fit() died"
 """Failure of an attempt whose end no process recorded."""
@@ -56,7 +56,7 @@ class RunManifest:
 
     def _contents(self, status: str) -> dict[str, Any]:
         return {
-            "name": self._store.place.name,
+            "name": self._store.location.name,
             "run_id": self._run_id,
             "status": status,
             "started": self.before.get("started", self._started),
@@ -72,7 +72,7 @@ class RunManifest:
         hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
         begun = {"attempt": attempt, "started": time.time(), "ended": None, "hosts": hosts, "failure": None}
         self._attempts.append(begun)
-        self._store.keep_manifest(self._contents("running"))
+        self._store.write_manifest_later(self._contents("running"))
 
     def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:
         """Note the end of an attempt, to be written with the next attempt or at the end of the run.

@@ -21,18 +21,18 @@ from distrain.decisions.events import CheckpointsInProgress, ShowLine
 from distrain.decisions.report_rows import CallBack, RowAssembly
 from distrain.storage import retention
 from distrain.storage.commit import Commit
-from distrain.storage.files import cure, is_full_disk
+from distrain.storage.files import full_disk_hint, is_full_disk
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distrain.config import CheckpointConfig
     from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.validations import Validations
     from distrain.decisions import barriers, checkpoint_assembly
-    from distrain.storage.local_store import RunStore
     from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.run_store import RunStore
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
@@ -157,7 +157,7 @@ class ReportHandler:
 
     def _end_rows(self) -> None:
         """Complete the rows of an attempt that is over, once its checkpoints are committed."""
-        if self._rows and self._is_over and self._store.settled:
+        if self._rows and self._is_over and not self._store.is_committing:
             self._do(self._rows.end())
 
     def flush(self) -> None:
@@ -202,8 +202,8 @@ class ReportHandler:
         rank, ordinal, failed = message.rank, message.ordinal, message.failed
         self._uploads.discard((rank, ordinal))
         if failed is not None and is_full_disk(failed):
-            why = f"rank {rank} cannot store checkpoint {ordinal} in {self._store.place}"
-            self._store.failed(f"{why}: {failed}{cure(failed)}")
+            why = f"rank {rank} cannot store checkpoint {ordinal} in {self._store.location}"
+            self._store.on_failure(f"{why}: {failed}{full_disk_hint(failed)}")
         if self._needs_uploader(self._announced[rank, ordinal]):
             self._send(wire.FilesStored(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=failed))
         self._do(self._assembly.stored(rank, ordinal, message.files, message.skipped, now, failed))
@@ -234,7 +234,7 @@ class ReportHandler:
 
     def _needs_uploader(self, report: wire.Reported) -> bool:
         """Return whether an uploader stores the files, and not the worker itself."""
-        return not report.waits or self._store.is_elsewhere
+        return not report.waits or self._store.is_remote
 
     def _store_files(self, action: StoreFiles) -> None:
         """Have files of a rank stored, once there is a directory for them."""
@@ -291,7 +291,7 @@ class ReportHandler:
 
     def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
-        path = self._store.for_workers(saved)
+        path = str(saved.path)
         self._on_commit(path)
         if attempt == self._attempt:
             for rank in range(self._world_size):
@@ -337,7 +337,7 @@ class ReportHandler:
         for saved in self._store.committed:
             if not (self._validations.awaits(saved) or retention.has_metric(saved.metrics, attribute)):
                 self._warned_of_score = True
-                known = ", ".join(sorted(_names_of(saved.metrics))) or "no metrics at all"
+                known = ", ".join(sorted(retention.flatten(saved.metrics))) or "no metrics at all"
                 warn(
                     f"{saved.path.name} has no metric {attribute!r} (CheckpointConfig.checkpoint_score_attribute), and "
                     f"counts as the worst; it has: {known}"
@@ -374,19 +374,10 @@ class ReportHandler:
     def _checkpoint_list(self) -> bytes:
         checkpoints = [
             {
-                "path": self._store.for_workers(saved),
+                "path": str(saved.path),
                 "metrics": saved.metrics,
                 "status": saved.validation["status"] if saved.validation else "COMMITTED",
             }
             for saved in self._store.committed
         ]
         return json.dumps(checkpoints).encode()
-
-
-def _names_of(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names of metrics as they are written in a CheckpointConfig."""
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            yield from _names_of(value, f"{prefix}{name}/")
-        else:
-            yield f"{prefix}{name}"

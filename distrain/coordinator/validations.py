@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.decisions.events import RunRequest
-    from distrain.storage.local_store import RunStore
     from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.run_store import RunStore
     from distrain.system.loop import Loop
 
 WAITING = "waiting for the validation of the last checkpoints"
@@ -150,7 +150,7 @@ class Validations:
         request, validator = self._request, self._request.validator
         assert validator is not None
         assert saved.validation is not None
-        checkpoint = self._store.for_workers(saved)
+        checkpoint = str(saved.path)
         environment = {**validator.environment, process.RUN_IDS: process.extended_run_ids(request.run_id)}
         argv = process.bootstrap_argv("validator", str(os.getpid()), flags=request.python_flags)
         child = ChildLink(argv, stderr=file.fileno(), environment=environment)
@@ -192,7 +192,9 @@ class Validations:
     def _end(self, task: _Task, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._task = None
         task.child.kill()
-        self._finish(task.saved, status, metrics, f"{why} (its output: {self._store.shown(task.log)})" if why else None)
+        self._finish(
+            task.saved, status, metrics, f"{why} (its output: {self._store.display_path(task.log)})" if why else None
+        )
 
     def _finish(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
         self._record(saved, status, metrics, why)
@@ -200,7 +202,7 @@ class Validations:
         self._next()
 
     def _record(self, saved: CommittedCheckpoint, status: Status, metrics: Mapping[str, Any], why: str | None) -> None:
-        self._store.amend(saved, status.value, metrics)
+        self._store.add_validation(saved, status.value, metrics)
         if why is None:
             values = (f"{name}={v:g}" if isinstance(v, float) else f"{name}={v}" for name, v in metrics.items())
             say(f"validated {saved.path.name}: {', '.join(values)}")

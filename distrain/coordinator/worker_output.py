@@ -8,14 +8,15 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
+from distrain.storage.retention import flatten
 from distrain.system.background import Background
 from distrain.system.log import print_to, say, warn, without_controls
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _LONGEST_LINE = 64 << 10
@@ -247,12 +248,9 @@ class ReportLines:
             self._pending, self._shown_at = None, now
 
 
-def _shown(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in metrics.items():
-        if isinstance(value, Mapping):
-            yield from _shown(value, f"{prefix}{key}/")
-        else:
-            yield f"{prefix}{key}={value:.6g}" if isinstance(value, float) else f"{prefix}{key}={_one_line(value):.60}"
+def _shown(metrics: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in flatten(metrics).items():
+        yield f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={_one_line(value):.60}"
 
 
 def _one_line(value: object) -> str:

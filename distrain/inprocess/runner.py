@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from distrain.coordinator.manifest import RunManifest
     from distrain.decisions.events import RunRequest
     from distrain.hosts.world import WorldPlan
-    from distrain.storage.local_store import RunStore
+    from distrain.storage.run_store import RunStore
     from distrain.work.job import Work
 
 # -- the launcher of this process ------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class InProcessRun:
             self._run()
 
     def _run(self) -> None:
-        self._store.failed = self._storage_failed
+        self._store.on_failure = self._storage_failed
         inline = Background(None, "storage")
         self._store.start(None, inline, self._request.run_id, self._request.python_flags)
         self._validations.start(None)
@@ -191,7 +191,7 @@ class InProcessRun:
                 self._validations.give_up("SIGINT has ended the wait for it")
         self._validations.abort()
         try:
-            self._store.settle()
+            self._store.wait_until_idle()
             self._report_handler.close()
         except StorageError:  # noted by _storage_failed()
             self.end = replace(
@@ -252,7 +252,7 @@ class InProcessRun:
             case _:
                 self._report_handler.handle(message)
                 self._report_handler.flush()
-                self._store.settle()
+                self._store.wait_until_idle()
                 self._validations.pump(0.0)
 
     def _upload(self, order: wire.Upload) -> None:

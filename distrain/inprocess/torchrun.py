@@ -21,8 +21,8 @@ from distrain.worker.session import Session
 if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.decisions import barriers
-    from distrain.storage.local_store import RunStore
     from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.run_store import RunStore
 
 _LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -1,5 +1,5 @@
-"""The run directory, local or on fsspec: its paths, its records, its lock, and how files get into it.
+"""The run directory, local or remote: its paths, records and locks, and how files get into it.
 
-Only the coordinator commits and deletes checkpoints; workers and uploaders bring files.
-Runs in: coordinator, worker, uploader.
+Only the coordinator, by a :class:`~distrain.storage.run_store.RunStore`, commits and deletes checkpoints. Workers and
+uploaders bring files. Runs in: coordinator, worker, uploader.
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CommittedFile:
-    """One file of a checkpoint: the rank that delivered it, its size in bytes and its crc32."""
+    """One file of a checkpoint: the rank that brought it, its size in bytes and its crc32."""
 
     path: str
     rank: int
@@ -18,7 +18,7 @@ class CommittedFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """All is delivered: make it a checkpoint."""
+    """The order to commit a checkpoint, as all its files are stored."""
 
     ordinal: int
     files: tuple[CommittedFile, ...]

@@ -1,6 +1,6 @@
-"""Does what the coordinator orders: brings a rank's files, publishes and deletes checkpoints, mirrors the spool.
+"""The execution of the coordinator's orders: copy a rank's files, write manifests, delete, mirror the spool.
 
-Runs in: uploader; coordinator, for storage that no other process can reach, or if it has no workers.
+Runs in: uploader; coordinator, if it has no workers.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +18,8 @@ from distrain.errors import DistrainError
 from distrain.storage.file_transfer import file_copier
 from distrain.storage.files import copy_folders, crc32_of, list_files, sync_file
 from distrain.storage.paths import RunPaths
-from distrain.storage.records import no_metadata
-from distrain.storage.run_lock import RunLock
+from distrain.storage.records import add_metadata
+from distrain.storage.run_lock import RemoteLock
 from distrain.system.log import warn
 from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, decode_filesystem
 
@@ -31,101 +30,104 @@ if TYPE_CHECKING:
 
 
 class StorageExecutor:
-    """Does what the coordinator orders, one order after the other, and says what came of it. Raises nothing."""
+    """Executes the coordinator's orders. It raises nothing: every order has an answer."""
 
-    def __init__(self, run: RemotePath | None = None, tell: Callable[[str], None] = warn) -> None:
-        """``tell`` hears what the user should read, but is no failure."""
+    def __init__(self, run: RemotePath | None = None, notify: Callable[[str], None] = warn) -> None:
+        """``run``: the run directory, if it is remote. ``notify``: called with a warning for the user."""
         self._run = run
-        self._tell = tell
+        self._notify = notify
         self._opened: wire.OpenStorage | None = None
         self._mirrored: dict[str, tuple[int, int]] = {}
 
     def do(self, order: wire.Message) -> wire.Message:
-        """The answer to an order."""
+        """Execute an order, and return the answer to it."""
         try:
             match order:
                 case wire.OpenStorage():
                     self._open(order)
                     return wire.StorageOpened()
                 case wire.Upload():
-                    return self._bring(order)
+                    return self._store_files(order)
                 case wire.PublishCheckpoint():
                     self._publish(order)
                 case wire.UpdateManifest():
-                    self._amend(order)
+                    self._update_manifest(order)
                 case wire.DeleteCheckpoints():
-                    self._remove(order)
+                    self._delete(order)
                 case wire.MirrorRecords():
                     self.mirror()
                 case _:
                     raise AssertionError(f"not an order: {order!r:.200}")
-            return wire.OrderDone(token=order.token)
-        except Exception as error:  # who waits for the answer must get one, whatever a filesystem comes up with
-            return wire.failed_answer(order, _why(order, error))
+            return wire.OrderDone()
+        except Exception as error:  # the coordinator waits for an answer, whatever a filesystem raises
+            return wire.failed_answer(order, _reason(order, error))
 
     def _open(self, order: wire.OpenStorage) -> None:
-        """See whether we can write, read and delete there. Raises OSError."""
+        """Write, read and delete a file in the run directory. Raise OSError if that fails."""
         self._run = self._run or RemotePath(order.url, decode_filesystem(order.filesystem))
         self._opened = order
         run = self._run if order.again else replace(self._run, patience_s=OPENING_PATIENCE_S)
         probe = run / f".probe-{uuid.uuid4().hex}"
-        probe.write(b"distrain")
-        if probe.read() != b"distrain":
-            raise OSError(f"what was written to {probe} does not come back")
+        probe.write_bytes(b"distrain")
+        if probe.read_bytes() != b"distrain":
+            raise OSError(f"{probe} has other contents than those that were written")
         probe.remove()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    def _bring(self, order: wire.Upload) -> wire.Message:
+    def _store_files(self, order: wire.Upload) -> wire.Message:
         source = Path(order.source)
         if not order.source:
-            return self._look_at(order)
+            return self._hash_in_place(order)
         try:
             if self._run is None:
                 copy_folders(source, Path(order.directory))
-            take = file_copier(source, Path(order.directory)) if self._run is None else self._put(order)
-            files = _each(take, order.files)
-            skipped = _each(lambda path: crc32_of(source / path), order.others)
+                copy = file_copier(source, Path(order.directory))
+            else:
+                copy = self._put(order)
+            files = _apply(copy, order.files)
+            skipped = _apply(lambda path: crc32_of(source / path), order.others)
         except Exception as error:
-            return wire.failed_answer(order, f"{_why(order, error)}; what could not be stored is in {order.source}")
+            return wire.failed_answer(order, f"{_reason(order, error)}; what could not be stored is in {order.source}")
         return wire.FilesCopied(
             attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=skipped
         )
 
-    def _look_at(self, order: wire.Upload) -> wire.Message:
-        """What is in a directory that the ranks have filled themselves."""
+    def _hash_in_place(self, order: wire.Upload) -> wire.Message:
+        """Hash the files of a directory that the ranks have filled themselves."""
         if self._run is None:
             folder = Path(order.directory)
-            files = _each(lambda path: sync_file(folder / path), [path for path, _ in list_files(folder)])
+            files = _apply(lambda path: sync_file(folder / path), [path for path, _ in list_files(folder)])
         else:
-            target = self._mark(order)
+            target = self._mark_pending(order)
             names = sorted(target.files().keys() - {MANIFEST_FILE, PENDING_FILE})
-            files = _each(lambda path: (target / path).crc32(), names)
+            files = _apply(lambda path: (target / path).crc32(), names)
         return wire.FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
 
-    def _mark(self, order: wire.Upload) -> RemotePath:
-        """Its directory elsewhere, marked as incomplete."""
+    def _mark_pending(self, order: wire.Upload) -> RemotePath:
+        """Mark the remote directory of a checkpoint as incomplete, and return it."""
         assert self._run is not None
         target = self._run / order.directory
-        (target / PENDING_FILE).write(json.dumps({"attempt": order.attempt, "ordinal": order.ordinal}).encode())
+        (target / PENDING_FILE).write_bytes(json.dumps({"attempt": order.attempt, "ordinal": order.ordinal}).encode())
         return target
 
     def _put(self, order: wire.Upload) -> Callable[[str], tuple[int, int]]:
-        """Bring the files to a directory elsewhere, which is marked as incomplete first; returns what hashes them."""
-        target, source = self._mark(order), Path(order.source)
+        """Copy the files to a remote directory. Return a function that hashes one of them."""
+        target, source = self._mark_pending(order), Path(order.source)
         if len(order.files) > 1:
             target.put_all(source, order.files)
-        elif order.files:  # which may go in parts
+        elif order.files:  # put() can copy a large file in parts
             target.put(source / order.files[0], order.files[0])
         return lambda path: crc32_of(source / path)
 
     def _publish(self, order: wire.PublishCheckpoint) -> None:
-        """Look whether all files are there, and write the manifest, which makes them a checkpoint."""
+        """Check that all files exist, and write the manifest, which makes them a checkpoint."""
         run = self._owned_run()
         target = run / order.directory
         manifest = {**order.manifest, "files": dict(order.manifest["files"])}
-        if order.metadata:
-            self._add_metadata(target, order.metadata, manifest["files"])
+        problem = add_metadata(target, order.metadata, manifest["files"], (target / METADATA_FILE).write_bytes)
+        if problem is not None:
+            self._notify(f"{METADATA_FILE} of {target} {problem}")
         present = target.files()
         for name, fact in manifest["files"].items():
             size, version = present.get(name, (None, ""))
@@ -134,75 +136,60 @@ class StorageExecutor:
                 raise OSError(f"{target / name} {found}, although it was stored")
             if version:
                 fact["version"] = version
-        (target / MANIFEST_FILE).write(json.dumps(manifest, indent=1).encode())
-        with contextlib.suppress(OSError):  # next time, then
+        (target / MANIFEST_FILE).write_bytes(json.dumps(manifest, indent=1).encode())
+        with contextlib.suppress(OSError):  # the next run deletes the file
             (target / PENDING_FILE).remove()
 
-    def _add_metadata(
-        self, target: RemotePath, metadata: dict[str, object], files: dict[str, dict[str, object]]
-    ) -> None:
-        """The run's, beside the checkpoint's own, which come first."""
-        try:
-            own = json.loads((target / METADATA_FILE).read()) if METADATA_FILE in files else {}
-        except ValueError:
-            own = None
-        if not isinstance(own, dict):
-            self._tell(no_metadata(target))
-            return
-        data = json.dumps({**metadata, **own}).encode()
-        (target / METADATA_FILE).write(data)
-        files[METADATA_FILE] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}", "rank": 0}
-
-    def _amend(self, order: wire.UpdateManifest) -> None:
+    def _update_manifest(self, order: wire.UpdateManifest) -> None:
         manifest = self._owned_run() / order.directory / MANIFEST_FILE
-        manifest.write(json.dumps({**json.loads(manifest.read()), **order.fields}, indent=1).encode())
+        manifest.write_bytes(json.dumps({**json.loads(manifest.read_bytes()), **order.fields}, indent=1).encode())
 
-    def _remove(self, order: wire.DeleteCheckpoints) -> None:
-        """The manifest goes first: what is half deleted is no checkpoint."""
+    def _delete(self, order: wire.DeleteCheckpoints) -> None:
+        """Delete checkpoints, each one's manifest first: without one, the other files are no checkpoint."""
         run = self._owned_run()
         for name in order.directories:
-            (run / name / PENDING_FILE).write(DELETED)
+            (run / name / PENDING_FILE).write_bytes(DELETED)
             (run / name / MANIFEST_FILE).remove()
             for entry in (run / name).names():
                 if entry != PENDING_FILE:
                     (run / name / entry).remove()
-            (run / name).remove()  # with the marker, so that what a kill leaves is swept
+            (run / name).remove()  # last of all the marker, by which the next run finds the files that a kill leaves
 
     def _owned_run(self) -> RemotePath:
-        """Raises StorageError if another coordinator has taken the run over."""
+        """Return the run directory. Raise StorageError if another coordinator has taken it over."""
         assert self._run is not None
         assert self._opened is not None
         if self._opened.lock:
-            RunLock.from_text(self._run, self._opened.lock).check()
+            RemoteLock.from_text(self._run, self._opened.lock).check()
         return self._run
 
     # -- the rest of the run directory ----------------------------------------------------------------------------
 
     def mirror(self) -> None:
-        """Bring what has changed in the spool since the last time. Raises OSError, StorageError."""
+        """Copy the files that have changed in the spool since the last time. Raise OSError or StorageError."""
         run = self._owned_run()
         assert self._opened is not None
         spool = Path(self._opened.spool)
-        for path in RunPaths(spool).mirrored():
+        for path in RunPaths(spool).files_to_mirror():
             name = str(path.relative_to(spool))
-            with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the file was deleted meanwhile
                 state = (path.stat().st_mtime_ns, path.stat().st_size)
                 if self._mirrored.get(name) != state:
                     run.put(path, name)
                     self._mirrored[name] = state
 
     def beat(self) -> None:
-        """Show that the run is alive. Raises OSError, StorageError."""
+        """Renew the heartbeat of the run. Raise OSError or StorageError."""
         assert self._run is not None
         assert self._opened is not None
-        RunLock.from_text(self._run, self._opened.lock).beat()
+        RemoteLock.from_text(self._run, self._opened.lock).beat()
 
 
-def _each(take: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:
-    return [(path, *take(path)) for path in paths]
+def _apply(function: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:
+    return [(path, *function(path)) for path in paths]
 
 
-def _why(order: wire.Message, error: Exception) -> str:
+def _reason(order: wire.Message, error: Exception) -> str:
     if isinstance(error, (OSError, DistrainError)):
         return str(error)
     return f"{type(order).__name__}: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Files: copied, hashed and flushed to disk. Runs in: coordinator, worker, uploader."""
+"""Local files: list, copy, hash, and flush to disk. Runs in: coordinator, worker, uploader."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 16 << 20
-_HASHED_AT_ONCE_BYTES = 8 << 20
-"""A file up to this size takes some two milliseconds to hash: no thread is worth it."""
+_HASHED_IN_TURN_BYTES = 8 << 20
+"""Size up to which a file is hashed without a thread. That takes about two milliseconds."""
 _ORDER_BYTES = 8
 _SYNC_FILE_RANGE_WRITE = 2
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
-"""What copy_file_range says where it cannot be used (other file systems, old kernels, sandboxes)."""
+"""Errors of copy_file_range where it cannot be used: between file systems, on old kernels, in sandboxes."""
 
 
 def list_files(folder: Path) -> list[tuple[str, int]]:
-    """Relative path and size in bytes of every file below ``folder``, sorted; links are followed. Raises
-    CheckpointError for a link that leads nowhere or in a circle, for what is no file, and for a name that is taken.
+    """Return the relative path and the size in bytes of every file below ``folder``, sorted. Follow links.
+
+    Raise CheckpointError for a broken or circular link, for a pipe, socket or device, and for a reserved name.
     """
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
@@ -42,7 +43,7 @@ def list_files(folder: Path) -> list[tuple[str, int]]:
         for name in names:
             path = Path(parent, name)
             if name in (MANIFEST_FILE, PENDING_FILE):
-                _check_ours(path)
+                _check_is_manifest(path)
                 continue
             if path.is_symlink() and not path.exists():
                 raise CheckpointError(f"{path} is a link to {os.readlink(path)}, which does not exist")
@@ -56,9 +57,10 @@ def list_files(folder: Path) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def _check_ours(path: Path) -> None:
-    """The manifest of a committed checkpoint that is reported again is no part of it. Raises CheckpointError for a file
-    of the user's with that name.
+def _check_is_manifest(path: Path) -> None:
+    """Raise CheckpointError for a user's file with the name of a manifest.
+
+    A checkpoint that is reported again has the manifest of its first commit, which is not one of its files.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -72,12 +74,13 @@ def _check_ours(path: Path) -> None:
 
 
 def copy_folders(source: Path, target: Path) -> None:
-    """Make the directories below ``source`` below ``target``, too: those without files come with no file. Raises
-    OSError.
+    """Make the directories below ``source`` also below ``target``. Raise OSError.
+
+    Copying files makes only the directories that have files.
     """
     for parent, folders, _ in os.walk(source, followlinks=True):
         for name in folders:
-            with contextlib.suppress(FileExistsError, NotADirectoryError):  # it is a file of another rank
+            with contextlib.suppress(FileExistsError, NotADirectoryError):  # another rank has a file of that name
                 (target / Path(parent, name).relative_to(source)).mkdir(parents=True, exist_ok=True)
 
 
@@ -86,11 +89,11 @@ def _check_circle(top: Path, folder: Path) -> None:
         return
     real, parents = folder.resolve(), folder.relative_to(top).parents
     if any((top / parent).resolve().is_relative_to(real) for parent in parents):
-        raise CheckpointError(f"{folder} is a link to {os.readlink(folder)}, which it is itself in: it has no end")
+        raise CheckpointError(f"{folder} is a circular link: it is inside {os.readlink(folder)}, to which it leads")
 
 
 def copy_file(source: Path, target: Path) -> tuple[int, int]:
-    """Copy and flush to disk; returns size in bytes and crc32 of what was written. Raises OSError."""
+    """Copy a file and flush it to disk. Return its size in bytes and its crc32. Raise OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _naming(source), source.open("rb", buffering=0) as reader, target.open("wb+", buffering=0) as writer:
         with _naming(target):
@@ -110,16 +113,17 @@ def copy_file(source: Path, target: Path) -> tuple[int, int]:
 
 
 def _copy_in_kernel(reader: int, writer: int) -> tuple[int, int]:
-    """Copy as far as the kernel does it by itself; returns the size in bytes and the crc32 of what it copied."""
+    """Copy as much as copy_file_range does. Return the size in bytes and the crc32 of that part."""
     parts = _copied_parts(reader, writer)
-    if os.fstat(reader).st_size > _HASHED_AT_ONCE_BYTES:
+    if os.fstat(reader).st_size > _HASHED_IN_TURN_BYTES:
         return _hash_alongside(writer, parts)
     return _hash_in_turn(writer, parts)
 
 
 def _copied_parts(reader: int, writer: int) -> Iterator[tuple[int, int]]:
-    """Copy a part with each step, and yield its start and size in bytes. The kernel takes a third of the CPU for it, or
-    copies no bytes at all where the file system can share them.
+    """Copy the file in parts with copy_file_range. Yield the start and the size of each part in bytes.
+
+    It takes a third of the CPU time of read and write, and copies nothing where the file system can share the bytes.
     """
     size = 0
     while hasattr(os, "copy_file_range"):
@@ -137,7 +141,7 @@ def _copied_parts(reader: int, writer: int) -> Iterator[tuple[int, int]]:
 
 
 def _hash_in_turn(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int]:
-    """Hash each part of a file once it is there; returns the size in bytes and the crc32 of all."""
+    """Hash each part of a file after it was copied. Return the size in bytes and the crc32 of all parts."""
     size = crc = 0
     for start, count in parts:
         crc = _hash_part(fd, start, count, crc)
@@ -146,10 +150,11 @@ def _hash_in_turn(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _hash_alongside(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int]:
-    """As :func:`_hash_in_turn`, with a thread that hashes while the next part is made.
+    """Do the same as :func:`_hash_in_turn`, in a thread that hashes a part while the next one is copied.
 
-    Nothing here takes a lock: a signal handler that raises just after that would leave it taken, and the thread would
-    wait for ever. The parts go through a pipe, and the thread ends with the pipe, whatever is raised here.
+    No lock is taken here: if a signal handler raised just after that, the lock would stay taken and the thread would
+    never end. Instead, the sizes of the parts go through a pipe. The thread ends when the pipe is closed, which an
+    exception does, too.
     """
     orders, order_fd = os.pipe()
     ended_fd, end = os.pipe()
@@ -160,7 +165,7 @@ def _hash_alongside(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int
             own = (os.dup(fd), orders, end)
             try:
                 _thread.start_new_thread(_hash_orders, (*own, result))
-            except RuntimeError:  # as many threads as the user may have
+            except RuntimeError:  # the user may have no more threads
                 for descriptor in own:
                     os.close(descriptor)
                 return _hash_in_turn(fd, parts)
@@ -168,7 +173,7 @@ def _hash_alongside(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int
                 for start, count in parts:
                     order.write(count.to_bytes(_ORDER_BYTES, sys.byteorder))
                     size = start + count
-                order.write(bytes(_ORDER_BYTES))  # a child that was forked meanwhile keeps the pipe open
+                order.write(bytes(_ORDER_BYTES))  # end, as a child that was forked meanwhile keeps the pipe open
         ended.read(1)
     [crc] = result
     if isinstance(crc, BaseException):
@@ -177,7 +182,7 @@ def _hash_alongside(fd: int, parts: Iterator[tuple[int, int]]) -> tuple[int, int
 
 
 def _hash_orders(fd: int, orders: int, end: int, result: list[int | BaseException]) -> None:
-    """Hash the parts whose sizes in bytes come through a pipe. Runs in a thread, and owns the descriptors."""
+    """Hash the parts whose sizes in bytes come through a pipe. Run in a thread, and close the descriptors."""
     size = crc = 0
     try:
         while count := int.from_bytes(os.read(orders, _ORDER_BYTES), sys.byteorder):
@@ -187,35 +192,33 @@ def _hash_orders(fd: int, orders: int, end: int, result: list[int | BaseExceptio
     except BaseException as error:
         result.append(error)
     finally:
-        with contextlib.suppress(OSError):  # nobody waits any more
+        with contextlib.suppress(OSError):  # the copy has failed, and does not wait
             os.write(end, b".")
         for descriptor in (fd, orders, end):
             os.close(descriptor)
 
 
 def _hash_part(fd: int, start: int, count: int, crc: int) -> int:
-    """``crc`` of a file up to ``start``, taken on over the next ``count`` bytes. Raises OSError."""
+    """Continue ``crc``, that of a file up to ``start``, over the next ``count`` bytes. Raise OSError."""
     end = start + count
     buffer = memoryview(bytearray(min(count, _COPY_BYTES)))
     while start < end:
         read = os.preadv(fd, [buffer[: end - start]], start)
         if not read:
-            raise OSError(errno.EIO, "the file was made shorter while it was read")
+            raise OSError(errno.EIO, "the file became shorter while it was read")
         crc = zlib.crc32(buffer[:read], crc)
         start += read
     return crc
 
 
 def _begin_flush(fd: int, start: int, count: int) -> None:
-    """Have the kernel write these bytes to disk while the next ones are copied and hashed, where it can. A hint: only
-    fsync makes them last.
-    """
-    with contextlib.suppress(AttributeError):  # Linux has it, Python does not
+    """Let the kernel write these bytes to disk while the next ones are copied. Only fsync makes them durable."""
+    with contextlib.suppress(AttributeError):  # only Linux has the function
         ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
 
 
 def sync_file(path: Path) -> tuple[int, int]:
-    """Flush a file to disk, while it is hashed; returns its size in bytes and crc32. Raises OSError."""
+    """Hash a file and flush it to disk. Return its size in bytes and its crc32. Raise OSError."""
     with _naming(path), path.open("rb") as file:
         size, crc = os.fstat(file.fileno()).st_size, 0
         for start in range(0, size, _KERNEL_COPY_BYTES):
@@ -227,7 +230,7 @@ def sync_file(path: Path) -> tuple[int, int]:
 
 
 def crc32_of(path: Path) -> tuple[int, int]:
-    """Size in bytes and crc32 of a file."""
+    """Return the size in bytes and the crc32 of a file. Raise OSError."""
     size = crc = 0
     buffer = memoryview(bytearray(_COPY_BYTES))
     with path.open("rb", buffering=0) as reader:
@@ -238,22 +241,24 @@ def crc32_of(path: Path) -> tuple[int, int]:
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Replace a file so that readers see the old or the new one, never a part; with ``sync``, also after a power cut.
-    Raises OSError; then nothing is left of the new one.
+    """Replace a file so that readers see the old or the new one, never a part. Raise OSError.
+
+    sync: flush the file to disk first, so that this holds after a power cut, too.
     """
-    aside = path.with_name(f"{path.name}.new")
+    temporary = path.with_name(f"{path.name}.new")
     try:
         if sync:
-            write_and_sync(aside, data)
+            write_and_sync(temporary, data)
         else:
-            aside.write_bytes(data)
-        aside.replace(path)
+            temporary.write_bytes(data)
+        temporary.replace(path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def write_and_sync(path: Path, data: bytes) -> None:
+    """Write a file and flush it to disk. Raise OSError."""
     with _naming(path), path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -262,17 +267,19 @@ def write_and_sync(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """An OSError of a write or of a read does not say by itself which file it was."""
+    """Add the path to an OSError of a read or a write, which has no file name."""
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None:  # without a number: somebody else's, as of an alarm
+        if (
+            error.filename is None and error.errno is not None
+        ):  # without a number, as from a signal handler, it is not of the file
             error.filename = str(path)
         raise
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in ``path`` survive a power cut."""
+    """Flush a directory to disk, so that renames in it survive a power cut. Raise OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -284,10 +291,10 @@ _FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 def is_full_disk(text: str) -> bool:
-    """Return whether an error with this text says that a disk is full, or a quota used up."""
-    return any(said in text for said in _FULL_DISK)
+    """Return whether an error with this text means that a disk is full or a quota is used up."""
+    return any(message in text for message in _FULL_DISK)
 
 
-def cure(text: str) -> str:
-    """Return what users can do about an error of the storage with this text, to be added to it; may be empty."""
+def full_disk_hint(text: str) -> str:
+    """Return advice to append to an error of the storage with this text, or an empty string."""
     return "; free some space there, or choose another storage_path" if is_full_disk(text) else ""

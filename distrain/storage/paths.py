@@ -1,33 +1,32 @@
-"""The run directory: every file name in it, and which one a run gets. Runs in: anywhere.
-
+"""The run directory: every file name in it, and the choice of the directory for a run. Runs in: anywhere.
 
 ::
 
     {storage_path}/{name}/
-        run.json                    what ran, when, how it ended
+        run.json                    settings, attempts, and how the run ended
         metrics.jsonl               every report of every rank, one line each
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
-        damaged-checkpoint_000001/  one whose files were not what its manifest said when the run went on
-        logs/attempt_0/rank_0.log   what each rank wrote
+        damaged-checkpoint_000001/  a checkpoint that differed from its manifest when the run continued
+        logs/attempt_0/rank_0.log   the output of each rank
         stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
-        error.json, error.pkl       why it failed
-        return_value.pkl            what rank 0's train_func returned
-        .staging/                   checkpoints being written; swept when the next run starts
+        error.json, error.pkl       why the run failed
+        return_value.pkl            the return value of rank 0's train_func
+        .staging/                   checkpoints being written; deleted when the next run starts
         .lock                       held by the coordinator
-        .reserve                    space for the end of the run, should the disk become full
-        .requests                   a named pipe, while it runs: where are the ranks?
+        .reserve                    disk space for the end of the run, in case the disk becomes full
+        .requests                   a named pipe for requests for stacks, while the run lasts
 
-A checkpoint is written aside, flushed to disk with its manifest, then renamed: a directory named ``checkpoint_…`` is
-complete, always. Its manifest says its name: one that somebody has copied, or renamed, is theirs and left alone.
+A checkpoint is written under another name and flushed to disk with its manifest, then renamed: a directory called
+``checkpoint_...`` is always complete. Its manifest has its name. A directory with another name is a user's copy, which
+the run ignores.
 
-Elsewhere (S3, ...) the same files are there (see ``remote_store``), but nothing can be renamed. There a
-checkpoint is complete when it has its .manifest.json, which is written last; until then it has a .pending.json. One
-that was damaged has a .damaged.json instead. ``.lock/`` holds the heartbeat of the coordinator.
+A remote run directory (S3, ...) has the same files (see ``remote_store``), but nothing can be renamed. A remote
+checkpoint is complete when it has its .manifest.json, which is written last; until then it has a .pending.json. A
+damaged one has a .damaged.json instead. ``.lock/`` has the heartbeat of the coordinator.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -52,12 +51,12 @@ _MANIFEST = "run.json"
 _STATUSES = ("running", "finished", "failed", "aborted")
 _LOGS, _STACKS = "logs", "stacks"
 _LONGEST_NAME = 200
-"""Bytes; what is deleted or damaged gets a longer one, and file systems take 255."""
+"""Bytes in the name of a checkpoint. File systems take 255, and deleted and damaged checkpoints get longer names."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Every file name of a run."""
+    """The path of every file of a run."""
 
     root: Path
 
@@ -81,13 +80,13 @@ class RunPaths:
     def return_value(self) -> Path:
         return self.root / "return_value.pkl"
 
-    def end(self) -> tuple[Path, ...]:
-        """What a run leaves at its end."""
+    def end_files(self) -> tuple[Path, ...]:
+        """Return the files that a run writes at its end."""
         return self.error_text, self.error_pickle, self.return_value
 
-    def why_not(self, name: str) -> str | None:
-        """Why a checkpoint cannot be called so; None if it can."""
-        taken = (self.manifest, self.metrics, *self.end(), self.logs, self.answer("").parent)
+    def name_problem(self, name: str) -> str | None:
+        """Return why a checkpoint cannot have this name, or None."""
+        taken = (self.manifest, self.metrics, *self.end_files(), self.logs, self.answer("").parent)
         if name.removesuffix(".new") in {path.name for path in taken}:
             return f"must not be {name!r}, as the run directory has something else of that name"
         if not name or "/" in name or "\0" in name or name.startswith((".", DAMAGED)):
@@ -131,63 +130,62 @@ class RunPaths:
         return self.root / _STACKS / f"attempt_{attempt}" / f"rank_{rank}.txt"
 
     def checkpoints(self) -> list[Path]:
-        """Committed checkpoints, oldest first: those of our names, and others with a manifest; no copies."""
-        ours = [(path, said) for path, said in self._all() if not is_copy(path.name, said)]
-        ordered = sorted((_index_of(path, said), path) for path, said in ours)
+        """Return the committed checkpoints, the oldest first, without copies that users have made."""
+        found = self._checkpoints_and_copies()
+        ordered = sorted(
+            (_index_of(path, manifest), path) for path, manifest in found if not is_copy(path.name, manifest)
+        )
         return [path for _, path in ordered if not path.name.startswith(DAMAGED)]
 
     def next_index(self) -> int:
-        """The number of the next checkpoint: none is used twice."""
-        return max((max(_index_of(*found), number_of(found[0].name)) + 1 for found in self._all()), default=0)
+        """Return the number of the next checkpoint. No number is used twice."""
+        found = self._checkpoints_and_copies()
+        return max((max(_index_of(path, manifest), number_of(path.name)) + 1 for path, manifest in found), default=0)
 
-    def make_room(self, path: Path) -> None:
-        """Make the directory that this file of the run belongs in, but not the run directory itself, should that have
-        vanished. Raises OSError.
-        """
+    def make_parent(self, path: Path) -> None:
+        """Make the directory of a file of the run, but not the run directory itself. Raise OSError."""
         self.root.stat()
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def mirrored(self) -> list[Path]:
-        """The files that are kept elsewhere, too; the manifest last, so that who sees its news finds everything."""
-        here = {self.lock, self.reserve, self.requests, self.manifest}
-        aside = {self.staging, self.fetched}
+    def files_to_mirror(self) -> list[Path]:
+        """Return the files of a spool that its remote run directory has, too.
+
+        The manifest is the last, so that a reader who sees a change of it finds the other files.
+        """
+        local = {self.lock, self.reserve, self.requests, self.manifest}
         files = [path for path in sorted(self.root.rglob("*")) if path.is_file() and path.suffix != ".new"]
-        return [path for path in files if path not in here and not aside & set(path.parents)] + [self.manifest]
+        return [path for path in files if path not in local and self.staging not in path.parents] + [self.manifest]
 
-    @property
-    def fetched(self) -> Path:
-        """Local copies of checkpoints elsewhere."""
-        return self.root / ".fetched"
-
-    def _folders(self) -> set[Path]:
-        with contextlib.suppress(FileNotFoundError):
-            return {path for path in self.root.iterdir() if path.is_dir()}
-        return set()
-
-    def _all(self) -> list[tuple[Path, dict[str, Any]]]:
-        """All that is, was, or is a copy of, a checkpoint, and its manifest."""
-        found = ((path, _said_in(path)) for path in self._folders())
-        return [(path, said or {}) for path, said in found if said is not None or _NUMBERED.match(path.name)]
+    def _checkpoints_and_copies(self) -> list[tuple[Path, dict[str, Any]]]:
+        """Return every directory that is or was a checkpoint, or is a copy of one, with its manifest."""
+        folders = [path for path in self.root.iterdir() if path.is_dir()] if self.root.exists() else []
+        found = ((path, _manifest_in(path)) for path in folders)
+        return [
+            (path, manifest or {}) for path, manifest in found if manifest is not None or _NUMBERED.match(path.name)
+        ]
 
 
-def _said_in(path: Path) -> dict[str, Any] | None:
-    """The manifest of a checkpoint, as far as it can be understood; None if it has none."""
+def _manifest_in(path: Path) -> dict[str, Any] | None:
+    """Return the manifest of a checkpoint, {} if it is damaged, None if there is none."""
     try:
-        said = json.loads((path / MANIFEST_FILE).read_text())
+        manifest = json.loads((path / MANIFEST_FILE).read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def is_copy(name: str, manifest: Mapping[str, Any]) -> bool:
-    """Whether the directory of this name has the manifest of another checkpoint. Older ones do not say their names."""
+    """Return whether a directory of this name is a copy, as its manifest has another name.
+
+    Manifests of early versions have no name.
+    """
     return bool(manifest.get("name", name) != name)
 
 
 def _index_of(path: Path, manifest: Mapping[str, Any]) -> int:
-    """What its manifest says, as users may give names; else what its name says, or -1."""
+    """Return the index in the manifest, or else the number in the name, or -1."""
     try:
         return int(manifest["index"])
     except (ValueError, KeyError, TypeError):
@@ -195,7 +193,7 @@ def _index_of(path: Path, manifest: Mapping[str, Any]) -> int:
 
 
 def number_of(name: str) -> int:
-    """Of a checkpoint of ours; -1 for other names."""
+    """Return the number in the name of a checkpoint, -1 for names that users gave."""
     match = _NUMBERED.match(name)
     return int(match[1]) if match else -1
 
@@ -206,31 +204,32 @@ def number_of(name: str) -> int:
 def choose_run(
     storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None
 ) -> Path | RemotePath:
-    """The run directory; it has a manifest if an unfinished run goes on there.
+    """Return the run directory. It has a manifest if an unfinished run continues there. Raise StorageError.
 
-    Without a name: a new directory. With one: an unfinished run of that name goes on; a finished one is left alone, and
-    the new run gets the next free name (``name-2``, ``name-3``, ...). Raises StorageError.
+    Without a name, the directory is new. With a name, an unfinished run of that name continues. A finished one is left
+    alone, and the new run gets the next free name (``name-2``, ``name-3``, ...).
     """
+    given_name = name or f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
     try:
         storage = locate(_DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
+        if isinstance(storage, RemotePath):
+            storage.check_shared()
+            storage = replace(storage, patience_s=OPENING_PATIENCE_S)
+        root = storage / given_name
     except OSError as error:
         raise StorageError(f"cannot use the storage: {error}") from error
-    if isinstance(storage, RemotePath):
-        storage = replace(storage, patience_s=OPENING_PATIENCE_S)
-    if name is None:
-        return storage / f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
-    root, number = storage / name, 1
-    while read_manifest(root).get("status") == "finished":
+    number = 1
+    while name is not None and read_manifest(root).get("status") == "finished":
         number += 1
         root = storage / f"{name}-{number}"
     return root
 
 
 def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
-    """Return the run manifest, ``{}`` if there is none. Raises StorageError if it cannot be read or understood."""
+    """Return the run manifest, ``{}`` if there is none. Raise StorageError if it is unreadable or damaged."""
     path = root / _MANIFEST
     try:
-        text = path.read() if isinstance(path, RemotePath) else path.read_bytes()
+        text = path.read_bytes()
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -248,7 +247,7 @@ def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: Any) -> None:
-    """Raise ValueError, KeyError or TypeError if these are not the fields that readers of a run manifest rely on."""
+    """Raise ValueError, KeyError or TypeError if a field that readers of the run manifest need is wrong."""
     if not isinstance(manifest, dict):
         raise TypeError(f"it holds a {type(manifest).__name__}")
     if manifest.get("status") not in _STATUSES:

@@ -1,4 +1,4 @@
-"""What is written of metrics and checkpoints, and read again. Runs in: anywhere."""
+"""The records of a run: manifests of checkpoints, and the lines of metrics.jsonl. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -7,103 +7,163 @@ import json
 import math
 import os
 import warnings
+import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, Checkpoint
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, Checkpoint
 from distrain.errors import StorageError
 from distrain.storage.files import crc32_of
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 PENDING = "PENDING_VALIDATION"
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedCheckpoint:
-    """A checkpoint of the run and the metrics it was reported with."""
+    """A checkpoint of the run and the metrics that it was reported with."""
 
     path: Path | RemotePath
     metrics: dict[str, Any]
     validation: dict[str, Any] | None = None
-    """None if it is not validated; else ``status``, the name of a :class:`ReportedCheckpointStatus`, and what
-    :class:`~distrain.wire.Reported` said."""
+    """The ``status`` (the name of a :class:`ReportedCheckpointStatus`) and the validation's arguments from
+    :class:`~distrain.wire.Reported`; None if the checkpoint is not validated."""
     index: int = field(default=-1, compare=False)
-    """Its place among all checkpoints that the run has committed."""
+    """The number of the commit, counted from 0 over the whole run."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether it waits for its validation."""
+        """True while the checkpoint waits for its validation."""
         return self.validation is not None and self.validation["status"] == PENDING
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The handle that users get."""
+        """The handle for users."""
         if isinstance(self.path, RemotePath):
             return Checkpoint(self.path.url, self.path.given)
         return Checkpoint(self.path)
 
 
 def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = None) -> CommittedCheckpoint:
-    """The checkpoint there, as its manifest, which is read from a local one, tells of it. Raises StorageError."""
+    """Return the checkpoint at ``path`` by its manifest, which is read if it is not given. Raise StorageError."""
     try:
         if manifest is None:
-            assert isinstance(path, Path)
-            manifest = json.loads((path / MANIFEST_FILE).read_text())
+            manifest = json.loads((path / MANIFEST_FILE).read_bytes())
+            assert manifest is not None
         metrics = with_nonfinite(dict(manifest["metrics"].items()), manifest.get("nonfinite", {}))
         index, validation = int(manifest.get("index", -1)), manifest.get("validation")
         if validation is not None:
             str(validation["status"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(
-            f"{path} is damaged, its manifest cannot be read ({error}); move it away to go on"
+            f"{path} is damaged, its manifest cannot be read ({error}); move it away, then start again"
         ) from error
     return CommittedCheckpoint(path, metrics, validation, index)
 
 
-def no_metadata(checkpoint: Path | RemotePath) -> str:
-    """What to say of one whose own metadata cannot be added to."""
-    return f"{METADATA_FILE} of {checkpoint} holds no JSON object; the run's metadata is not added to it"
+def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:
+    """Return the entry of a file in the manifest of a checkpoint."""
+    return {"size": size, "crc32": f"{crc32:08x}", "rank": rank}
 
 
-def damage_of(path: Path, *, thoroughly: bool = True) -> str | None:
-    """What is wrong with a committed checkpoint; None if its files are what its manifest says, metadata aside, which
-    may be changed at any time. ``thoroughly``: look at the files' bytes, too. Raises OSError if it cannot be read.
+def add_metadata(
+    checkpoint: Path | RemotePath,
+    metadata: Mapping[str, Any],
+    files: dict[str, dict[str, Any]],
+    write: Callable[[bytes], None],
+) -> str | None:
+    """Add the run's metadata to the checkpoint's own, whose entries win, and to the manifest's ``files``.
+
+    ``write`` replaces the metadata file. Return None, or what is wrong with that file. Raise OSError.
+    """
+    if not metadata:
+        return None
+    try:
+        own = json.loads((checkpoint / METADATA_FILE).read_bytes()) if METADATA_FILE in files else {}
+    except ValueError:
+        own = None
+    if not isinstance(own, dict):
+        return "holds no JSON object; the run's metadata is not added to it"
+    data = json.dumps({**metadata, **own}).encode()
+    write(data)
+    files[METADATA_FILE] = file_entry(len(data), zlib.crc32(data), rank=0)
+    return None
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+def damage_of(checkpoint: Path | RemotePath, *, read_files: bool = True, needs_manifest: bool = True) -> str | None:
+    """Return how a checkpoint differs from its manifest, or None. Metadata may differ, as users may change it.
+
+    read_files: compare the bytes of local files, too. Of remote files, only those with another version are read.
+    needs_manifest: False for a directory that a user may have made.
+    Raise OSError if the checkpoint cannot be read.
     """
     try:
-        manifest = json.loads((path / MANIFEST_FILE).read_text())
-        files = {name: (fact["size"], fact["crc32"]) for name, fact in manifest["files"].items()}
-        manifest["metrics"].items()
+        manifest = (checkpoint / MANIFEST_FILE).read_bytes()
     except FileNotFoundError:
-        return f"{MANIFEST_FILE} is missing"
+        if isinstance(checkpoint, RemotePath) and PENDING_FILE in checkpoint.files():
+            return "it was never finished, or is being deleted"
+        return f"{MANIFEST_FILE} is missing" if needs_manifest else None
+    if isinstance(checkpoint, RemotePath):
+        return remote_damage(checkpoint, manifest, checkpoint.files())
+
+    def size_of(name: str) -> int | None:
+        try:
+            return (checkpoint / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def has_changed(name: str, fact: Mapping[str, Any]) -> bool:
+        return read_files and crc32_of(checkpoint / name)[1] != int(fact["crc32"], 16)
+
+    return _difference(manifest, size_of, has_changed)
+
+
+def remote_damage(checkpoint: RemotePath, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
+    """Return how a remote checkpoint differs from its manifest, or None.
+
+    ``present``: its files, as :meth:`RemotePath.files` returns them. A file with another version is read, as a run that
+    was copied to another bucket has new versions of the same bytes. Raise OSError.
+    """
+
+    def size_of(name: str) -> int | None:
+        return present[name][0] if name in present else None
+
+    def has_changed(name: str, fact: Mapping[str, Any]) -> bool:
+        version = fact.get("version")
+        return version not in (None, "", present[name][1]) and (checkpoint / name).crc32()[1] != int(fact["crc32"], 16)
+
+    return _difference(manifest, size_of, has_changed)
+
+
+def _difference(
+    manifest: bytes, size_of: Callable[[str], int | None], has_changed: Callable[[str, Mapping[str, Any]], bool]
+) -> str | None:
+    try:
+        fields = json.loads(manifest)
+        fields["metrics"].items(), int(fields.get("index", -1))
+        files = {name: (fact["size"], int(fact["crc32"], 16), fact) for name, fact in fields["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
     files.pop(METADATA_FILE, None)
-    for name, (size, _) in files.items():
-        try:
-            found = (path / name).stat().st_size
-        except FileNotFoundError:
-            return f"{name} is missing"
-        if found != size:
-            return f"{name} has {found} bytes instead of {size}"
-    return _changed_file(path, {name: crc32 for name, (_, crc32) in files.items()}) if thoroughly else None
-
-
-def _changed_file(path: Path, crc32s: Mapping[str, str]) -> str | None:
-    for name, expected in crc32s.items():
-        if f"{crc32_of(path / name)[1]:08x}" != expected:
-            return f"{name} has changed since it was committed"
-    return None
+    for name, (size, _, _) in files.items():
+        if (found := size_of(name)) != size:
+            return f"{name} is missing" if found is None else f"{name} has {found} bytes instead of {size}"
+    changed = (name for name, (_, _, fact) in files.items() if has_changed(name, fact))
+    return next((f"{name} has changed since it was committed" for name in changed), None)
 
 
 # -- JSON has no NaN -------------------------------------------------------------------------------------------------
 
 
 def without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The metrics with null for each non-finite number, and where those were, by JSON pointer (RFC 6901)."""
+    """Return the metrics with None for each non-finite number, and those numbers by JSON pointer (RFC 6901)."""
     nonfinite: dict[str, str] = {}
 
     def clean(value: Any, pointer: str) -> Any:
@@ -116,7 +176,7 @@ def without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 
 
 def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dict[str, Any]:
-    """The metrics as they were reported, NaN and infinities included."""
+    """Return the metrics as they were reported, with NaN and infinities."""
 
     def restore(value: Any, pointer: str) -> Any:
         return float(nonfinite[pointer]) if pointer in nonfinite else _each(restore, value, pointer)
@@ -126,7 +186,7 @@ def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dic
 
 
 def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
-    """A dict or list with the function applied to each item; anything else as it is."""
+    """Apply the function to each item of a dict or list. Return any other value unchanged."""
     if isinstance(value, dict):
         return {k: function(v, f"{pointer}/{k.replace('~', '~0').replace('/', '~1')}") for k, v in value.items()}
     if isinstance(value, list):
@@ -135,32 +195,32 @@ def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
 
 
 def read_metrics(path: Path | RemotePath, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics.jsonl (of one rank, or of all), with non-finite numbers restored. A torn last line, as a
-    power cut leaves it, is passed over, and so are others that cannot be understood, with a warning. Raises OSError; no
-    file is no line.
+    """Yield the lines of a metrics.jsonl, of one rank or (None) of all, with non-finite numbers restored.
+
+    A torn last line, which a power cut may leave, is skipped. Other damaged lines are skipped with a warning. A missing
+    file has no lines. Raise OSError.
     """
     try:
-        lines = io.BytesIO(path.read()) if isinstance(path, RemotePath) else path.open("rb")
+        lines = io.BytesIO(path.read_bytes())
     except FileNotFoundError:
         return
-    with lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                break
-            record = _record_in(line, f"line {number} of {path}")
-            if record is not None and (rank is None or record["rank"] == rank):
-                yield record
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            break
+        record = _record_in(line, f"line {number} of {path}")
+        if record is not None and (rank is None or record["rank"] == rank):
+            yield record
 
 
 def last_metrics(path: Path | RemotePath) -> dict[str, Any] | None:
-    """Return the metrics of rank 0's last line in a metrics.jsonl, which is read from its end; None if there is none.
+    """Return the metrics of rank 0's last line in a metrics.jsonl, or None. Raise OSError.
 
-    Raises OSError.
+    The file is read from its end.
     """
 
     def find(file: IO[bytes]) -> dict[str, Any] | None:
         lines = _lines_backwards(file)
-        next(lines, None)  # empty, or torn
+        next(lines, None)  # the part after the last newline is empty or torn
         records = (_record_in(line, f"one of the last lines of {path}") for line in lines)
         return next((record["metrics"] for record in records if record is not None and record["rank"] == 0), None)
 
@@ -174,9 +234,9 @@ def last_metrics(path: Path | RemotePath) -> dict[str, Any] | None:
 
 
 def _record_in(line: bytes, where: str) -> dict[str, Any] | None:
-    """Return what a line of a metrics.jsonl says; None, with a warning, if it cannot be understood."""
+    """Return the record in a line of a metrics.jsonl. Warn and return None if the line is damaged."""
     try:
-        record: dict[str, Any] = json.loads(line.decode())  # not as UTF-32, which zeros are taken for
+        record: dict[str, Any] = json.loads(line.decode())  # json.loads() would take bytes with zeros for UTF-32
         record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
         int(record["rank"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -187,7 +247,7 @@ def _record_in(line: bytes, where: str) -> dict[str, Any] | None:
 
 
 def _lines_backwards(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield what is between newlines, beginning with what follows the last one."""
+    """Yield the parts of the file between newlines, the last one first."""
     end, size, rest = file.seek(0, os.SEEK_END), _TAIL_BYTES, b""
     while end:
         start = max(0, end - size)

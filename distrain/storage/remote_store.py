@@ -1,10 +1,10 @@
-"""The run directory elsewhere: a local spool of the small files, and a keeper for all that goes there.
+"""A run directory that is reached through fsspec: a local spool of its small files, and an uploader.
 
 Runs in: coordinator.
 
-What is written line by line (metrics, logs, the run manifest) is written here, in the spool, and mirrored every few
-seconds by a process of its own, the keeper. Checkpoints go there directly, from the host that has them. The coordinator
-itself only looks there while the run is being opened; later it gives orders and hears what came of them.
+Metrics, logs and run.json are written to the spool, a local directory that an uploader process mirrors every few
+seconds. Checkpoints go directly from the host that has them to the run directory. The coordinator itself reads the
+storage only while it opens the run; later it gives the uploader orders, which it answers in their order.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import contextlib
 import hashlib
 import json
 import shutil
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, unread
-from distrain.errors import CheckpointError, StorageError
-from distrain.storage.executor import StorageExecutor
-from distrain.storage.local_store import RunStore
+from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
+from distrain.errors import StorageError
+from distrain.storage.local_store import LocalStore
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
-from distrain.storage.records import CommittedCheckpoint, committed_at
-from distrain.storage.run_lock import RunLock
+from distrain.storage.records import CommittedCheckpoint, committed_at, remote_damage
+from distrain.storage.run_lock import RemoteLock
+from distrain.storage.run_store import RunStore
 from distrain.storage.uploader_link import UploaderLink
 from distrain.system import process
-from distrain.system.log import say, warn
+from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath, encode_filesystem, locate, own_temporary_directory
 
 if TYPE_CHECKING:
@@ -34,202 +35,187 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from distrain.storage.commit import Commit
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
 _INTERRUPTED = "the wait for the storage was interrupted"
+_FilesOf = dict[str, dict[str, tuple[int, str]]]
+"""By directory and relative path: size in bytes and version of a file."""
 
 
 def open_run(storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None) -> RunStore:
-    """The store of the run that :func:`choose_run` names, locked. Raises StorageError, as the stores do."""
+    """Lock the run that :func:`choose_run` chooses, and return its store. Raise StorageError."""
     while True:
         root = choose_run(storage_path, name, filesystem)
-        store = RemoteStore(root) if isinstance(root, RemotePath) else RunStore(root)
+        store = RemoteStore(root) if isinstance(root, RemotePath) else LocalStore(root)
         if read_manifest(root).get("status") != "finished":
             return store
-        store.close()  # another process has finished it just before we got the lock
+        store.close()  # another process finished the run just before this one had the lock
 
 
 class RemoteStore(RunStore):
-    """A run directory that is reached through fsspec. Raises StorageError if it cannot be used or is in use."""
+    """The store of a remote run directory. Raises StorageError if it cannot be used or is in use."""
 
-    is_elsewhere = True
+    is_remote = True
+    location: RemotePath
 
     def __init__(self, run: RemotePath) -> None:
-        self._run = run
-        self._orders: Callable[[wire.Message], None] = self._do_here
-        self._link: UploaderLink | None = None
-        self._here: StorageExecutor | None = None
-        self._token = 0
-        self._waiting: dict[int, Callable[[str | None], None]] = {}
-        self._directories: dict[tuple[int, int], str] = {}
-        self._used: set[str] = set()
-        self._held: RunLock | None = None
-        self._broken: str | None = None
         try:
-            self.is_of_this_process = run.is_of_this_process
             spool = _spool_of(run)
+            self.filesystem = encode_filesystem(run.given)
         except OSError as error:
             raise StorageError(f"cannot use the storage: {error}") from error
-        super().__init__(spool)
-        self._run = RemotePath(run.url, run.given)  # from now on with the usual patience
-
-    @property
-    def place(self) -> RemotePath:
-        return self._run
-
-    @property
-    def storage_path(self) -> str:
-        return self._run.parent.url
-
-    @property
-    def filesystem(self) -> str:
-        return "" if self.is_of_this_process else encode_filesystem(self._run.given)
-
-    def shown(self, path: Path) -> str:
-        root = self.paths.root
-        return str(self._run / str(path.relative_to(root))) if path.is_relative_to(root) else str(path)
-
-    # -- opening --------------------------------------------------------------------------------------------------
-
-    def _take(self, undo: contextlib.ExitStack) -> None:
-        if list(self.paths.root.iterdir()) == [self.paths.lock]:  # and nothing of an earlier run
-            undo.callback(_forget, self.paths.root)
-        if not self.is_of_this_process:  # else nobody else can get at it
-            self._held = RunLock.take(self._run)
-            undo.callback(self._release)
-        self._fill_spool()
+        super().__init__(run, spool)
+        self._link: UploaderLink | None = None
+        self._waiting: deque[Callable[[str | None], None]] = deque()
+        """What to call with the answer to each open order: None, or why it failed."""
+        self._used: set[str] = set()
+        """Directory names that no new checkpoint may have, as files of an earlier one may still arrive."""
+        self._directories: dict[tuple[int, int], str] = {}
+        """Directory names by attempt and ordinal."""
+        self._problem: str | None = None
+        self._is_abandoned = False
+        with self._opening() as undo:
+            if list(spool.iterdir()) == [self.paths.lock]:  # no earlier run has left files
+                undo.callback(_delete_spool, spool)
+            self._run_lock = RemoteLock.take(run)
+            undo.callback(self._release_run_lock)
+            self._fill_spool()
+            self._directory.open()
+            self.committed = self._find_intact()
+        self.location = RemotePath(run.url, run.given)  # with the usual patience from now on
 
     def _fill_spool(self) -> None:
-        """The small files as they are there, unless a run that was killed has left newer ones here."""
-        there = read_manifest(self._run)
-        here = read_manifest(self.paths.root)
-        if here and here.get("run_id") == there.get("run_id"):
+        """Copy run.json and the metrics into the spool, unless a run that was killed has left newer ones there."""
+        remote, local = read_manifest(self.location), read_manifest(self.paths.root)
+        if local and local.get("run_id") == remote.get("run_id"):
             return
         for path in self.paths.root.iterdir():
             if path != self.paths.lock:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         for name in (self.paths.manifest.name, self.paths.metrics.name):
             with contextlib.suppress(FileNotFoundError):
-                self._run.get(name, self.paths.root / name)
+                self.location.get(name, self.paths.root / name)
 
-    def _find(self) -> tuple[int, list[CommittedCheckpoint]]:
-        """Look at all that is there, and sweep what was never finished."""
-        files: dict[str, dict[str, tuple[int, str]]] = {}
-        for path, fact in self._run.files().items():
+    def _find_intact(self) -> list[CommittedCheckpoint]:
+        """Return the checkpoints of an earlier part of the run, and delete those that were never finished."""
+        files: _FilesOf = {}
+        for path, fact in self.location.files().items():
             folder, _, name = path.partition("/")
             files.setdefault(folder, {})[name] = fact
         for folder, found in files.items():
             if PENDING_FILE in found:
-                (self._run / folder / PENDING_FILE if MANIFEST_FILE in found else self._run / folder).remove()
+                checkpoint = self.location / folder
+                (checkpoint / PENDING_FILE if MANIFEST_FILE in found else checkpoint).remove()
         self._used = set(files)
-        manifests = self._manifests([folder for folder, found in files.items() if MANIFEST_FILE in found], files)
-        manifests.sort(key=lambda pair: pair[1]["index"])
-        committed = [committed_at(self._run / folder, said) for folder, said in manifests]
-        index = max((said["index"] for _, said in manifests), default=-1)
-        return max(index, *map(number_of, self._used), -1) + 1, committed
+        manifests = self._intact_manifests(files)
+        numbers = [manifest.get("index", -1) for _, manifest in manifests] + [number_of(name) for name in self._used]
+        self._next_index = max(numbers, default=-1) + 1
+        return [committed_at(self.location / folder, manifest) for folder, manifest in manifests]
 
-    def _manifests(
-        self, folders: Sequence[str], files: Mapping[str, Mapping[str, tuple[int, str]]]
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """Of the checkpoints whose files are what their manifests say; others are set aside."""
+    def _intact_manifests(self, files: _FilesOf) -> list[tuple[str, dict[str, Any]]]:
+        """Return the manifests of undamaged checkpoints by directory, the oldest first. Rename other manifests."""
         intact = []
-        for folder in folders:
-            text = (self._run / folder / MANIFEST_FILE).read()
+        for folder in (folder for folder, found in files.items() if MANIFEST_FILE in found):
+            checkpoint = self.location / folder
+            text = (checkpoint / MANIFEST_FILE).read_bytes()
             if _is_copy(folder, text):
                 continue
-            damage = _damage_of(self._run / folder, text, files[folder])
+            damage = remote_damage(checkpoint, text, files[folder])
             if damage is None:
                 intact.append((folder, json.loads(text)))
             else:
-                (self._run / folder / DAMAGED_FILE).write(text)
-                (self._run / folder / MANIFEST_FILE).remove()
-                warn(f"{self._run / folder} is damaged: {damage}; its manifest is called {DAMAGED_FILE} from now on")
-        return intact
+                (checkpoint / DAMAGED_FILE).write_bytes(text)
+                (checkpoint / MANIFEST_FILE).remove()
+                warn(f"{checkpoint} is damaged: {damage}; its manifest was renamed to {DAMAGED_FILE}")
+        return sorted(intact, key=lambda pair: pair[1].get("index", -1))
 
     # -- orders ---------------------------------------------------------------------------------------------------
 
-    def drop_end(self) -> None:
-        super().drop_end()
-        for path in self.paths.end():
-            (self._run / path.name).remove()
-
     def start(self, loop: Loop | None, background: Background, run_id: str, flags: Sequence[str]) -> None:
         super().start(loop, background, run_id, flags)
-        if not self.is_of_this_process:
-            ids = {process.RUN_IDS: process.extended_run_ids(run_id)}
-            self._link = UploaderLink(loop, self.answered, flags=flags, environment=ids)
-            self._orders = self._link.order
-        lock = self._held.as_text() if self._held else ""
-        self._orders(
-            wire.OpenStorage(url=self._run.url, filesystem=self.filesystem, spool=str(self.paths.root), lock=lock)
+        ids = {process.RUN_IDS: process.extended_run_ids(run_id)}
+        self._link = UploaderLink(loop, self._on_answer, flags=flags, environment=ids)
+        self._link.order(
+            wire.OpenStorage(
+                url=self.location.url,
+                filesystem=self.filesystem,
+                spool=str(self.paths.root),
+                lock=self._run_lock.as_text(),
+            )
         )
 
-    def opening(self) -> wire.OpenStorage | None:
-        return None if self.is_of_this_process else wire.OpenStorage(url=self._run.url, filesystem=self.filesystem)
+    def open_order(self) -> wire.OpenStorage:
+        return wire.OpenStorage(url=self.location.url, filesystem=self.filesystem)
 
-    def _do_here(self, order: wire.Message) -> None:
-        self._answer_here(order, self.answered)
+    def _order(self, order: wire.Message, then: Callable[[str | None], None]) -> None:
+        """Give the uploader an order, and call ``then`` with why it failed, or None."""
+        assert self._link is not None
+        self._waiting.append(then)
+        self._link.order(order)
 
-    def upload(self, order: wire.Upload, then: Callable[[wire.Message], None]) -> None:
-        self._answer_here(order, then)
-
-    def _answer_here(self, order: wire.Message, then: Callable[[wire.Message], None]) -> None:
-        keeper = self._here = self._here or StorageExecutor(self._run, self._warn)
-        self._background.do(lambda: keeper.do(order), then)
-
-    def _order(self, kind: Callable[..., wire.Message], then: Callable[[str | None], None], **fields: Any) -> None:
-        self._token += 1
-        self._waiting[self._token] = then
-        self._orders(kind(token=self._token, **fields))
-
-    def answered(self, message: wire.Message) -> None:
-        """What a keeper says."""
+    def _on_answer(self, message: wire.Message) -> None:
         match message:
             case wire.StorageOpened(failed=failed):
                 if failed is not None:
                     self._fail(f"cannot use the storage: {failed}")
-            case wire.OrderDone(token=token, failed=failed):
-                self._waiting.pop(token)(failed)
+            case wire.OrderDone(failed=failed):
+                self._waiting.popleft()(failed)
             case wire.Notice(text=text):
                 warn(text)
             case wire.HostFailed(text=text):
                 self._fail(text)
 
     def _fail(self, why: str) -> None:
-        if self._broken is None:
-            self._broken = why
+        if self._problem is None:
+            self._problem = why
             super()._fail(why)
 
     @property
-    def idle(self) -> bool:
-        return not self._waiting and super().idle
+    def is_idle(self) -> bool:
+        return not self._waiting and super().is_idle
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         try:
             if self._link is not None:
-                self._link.settle(self.tell_wait)
+                self._link.settle(self.announce_wait)
         except KeyboardInterrupt:
-            self.abandon()
+            self.abandon_pending_work()
             raise
 
-    def tell_wait(self) -> None:
-        """For whoever wonders why fit() does not end."""
-        say(f"waiting for {self._run} to take what has not arrived there yet; Ctrl-C ends the waiting")
+    def abandon_pending_work(self) -> None:
+        super().abandon_pending_work()
+        self._is_abandoned = True
 
     def detach(self) -> None:
         super().detach()
         if self._link is not None:
             self._link.detach()
 
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        super().write_manifest(manifest)
+        self._mirror_records()
+
+    def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
+        self._do("run.json", lambda: self._directory.write_manifest(manifest), lambda _: self._mirror_records())
+
+    def _mirror_records(self) -> None:
+        """Have the uploader copy the small files now."""
+
+        def done(failed: str | None) -> None:
+            if failed is not None and self._problem is None:
+                warn(f"run.json, metrics and logs are only in {self.paths.root} for now: {failed}")
+
+        if self._link is not None:
+            self._order(wire.MirrorRecords(), done)
+
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def prepare(self, attempt: int, ordinal: int, rank: int, *, name: str | None, then: Callable[[str], None]) -> None:
-        then(self._directory(attempt, ordinal, name))
+        then(self._directory_for(attempt, ordinal, name))
 
-    def _directory(self, attempt: int, ordinal: int, name: str | None) -> str:
-        """Choose a name that nothing there has."""
+    def _directory_for(self, attempt: int, ordinal: int, name: str | None) -> str:
+        """Return the name of a checkpoint's directory, which no other one has had."""
         if (attempt, ordinal) not in self._directories:
             wanted = name or self._next_name()
             free, number = wanted, 1
@@ -237,206 +223,122 @@ class RemoteStore(RunStore):
                 number += 1
                 free = f"{wanted}-{number}"
             if free != wanted:
-                warn(f"there is a {wanted} in {self._run} already; this checkpoint is called {free}")
+                warn(f"{self.location / wanted} exists; this checkpoint is called {free}")
             self._used.add(free)
             self._directories[attempt, ordinal] = free
         return self._directories[attempt, ordinal]
 
     def _next_name(self) -> str:
-        """A number that was never used, also by a checkpoint that came to nothing: its files may still arrive."""
+        """Return a number that no checkpoint has had, not even one that was never committed."""
         number = max(self._next_index, *(number_of(name) + 1 for name in self._used), 0)
         return self.paths.checkpoint(number).name
 
-    def commit(
+    def _publish(
         self,
         attempt: int,
-        commit: Commit,
-        *,
-        name: str | None = None,
-        folder: str | None = None,
-        validation: Mapping[str, Any] | None = None,
-        then: Callable[[CommittedCheckpoint], None],
+        ordinal: int,
+        folder: str | None,
+        manifest: dict[str, Any],
+        done: Callable[[Path | RemotePath], None],
+        failed: Callable[[object], None],
     ) -> None:
-        directory = folder or self._directory(attempt, commit.ordinal, name)
+        directory = folder or self._directory_for(attempt, ordinal, manifest["name"])
         self._used.add(directory)
-        manifest = self._manifest(attempt, commit, directory, validation)
-        self._next_index += 1
-        self._commits += 1
 
-        def published(failed: str | None) -> None:
-            if failed is not None:
-                not_committed(failed)
-                return
-            saved = committed_at(self._run / directory, manifest)
-            if self.is_of_this_process:
-                self._background.do(lambda: self._fetch(saved), done, not_committed)
+        def answered(why: str | None) -> None:
+            if why is None:
+                done(self.location / directory)
             else:
-                done(saved)
+                failed(why)
 
-        def not_committed(why: object) -> None:
-            self._commits -= 1
-            self._fail(f"cannot write checkpoint {commit.ordinal}: {why}")
-
-        def done(saved: CommittedCheckpoint) -> None:
-            self._commits -= 1
-            self.committed.append(saved)
-            then(saved)
-
+        manifest["name"] = directory
         self._order(
-            wire.PublishCheckpoint, published, directory=directory, manifest=manifest, metadata=dict(self.metadata)
+            wire.PublishCheckpoint(directory=directory, manifest=manifest, metadata=dict(self.metadata)), answered
         )
 
-    def _amend_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
-        failed = partial(_warn_if_failed, f"what came of the validation of {saved.path.name} could not be written")
-        self._order(wire.UpdateManifest, failed, directory=saved.path.name, fields=dict(fields))
+    def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+        complaint = f"the result of the validation of {saved.path.name} could not be written"
+        order = wire.UpdateManifest(directory=saved.path.name, fields=dict(fields))
+        self._order(order, partial(_warn_if_failed, complaint))
 
-    def delete(self, positions: Sequence[int]) -> None:
-        if not positions:
-            return
-        names = [self.committed.pop(position).path.name for position in sorted(positions, reverse=True)]
-        self._background.do(lambda: self._forget_copies(names))
-        self._order(
-            wire.DeleteCheckpoints,
-            partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"),
-            directories=names,
-        )
-
-    def _forget_copies(self, names: Sequence[str]) -> None:
-        for name in names:
-            with unread(self.paths.fetched / name) as free:
-                if free:
-                    shutil.rmtree(self.paths.fetched / name, ignore_errors=True)
-
-    def for_workers(self, saved: CommittedCheckpoint) -> str:
-        if not self.is_of_this_process:
-            return str(saved.path)
-        self._fetch(saved)
-        return str(self.paths.fetched / saved.path.name)
-
-    def _fetch(self, saved: CommittedCheckpoint) -> CommittedCheckpoint:
-        """Copy a checkpoint to where other processes can read it, unless it is there already; returns it unchanged."""
-        copy = self.paths.fetched / saved.path.name
-        if not copy.exists():
-            try:
-                saved.checkpoint.to_directory(copy)
-            except CheckpointError as error:
-                raise OSError(str(error)) from error
-        return saved
+    def _delete_checkpoints(self, chosen: Sequence[CommittedCheckpoint]) -> None:
+        order = wire.DeleteCheckpoints(directories=[saved.path.name for saved in chosen])
+        self._order(order, partial(_warn_if_failed, "a superfluous checkpoint could not be deleted"))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _manifest_written(self) -> None:
-        if self._link or self._here:
-            self._order(wire.MirrorRecords, self._mirrored)
-
-    def _mirrored(self, failed: str | None) -> None:
-        if failed is not None and self._broken is None:
-            warn(f"what happens in this run is only in {self.paths.root} for now: {failed}")
+    def delete_end_files(self) -> None:
+        super().delete_end_files()
+        for path in self.paths.end_files():
+            (self.location / path.name).remove()
 
     def close(self) -> None:
-        """Bring the last news there, and give the directory free. The spool stays if that cannot be done."""
-        kept: str | None = _INTERRUPTED
+        """Mirror the small files a last time, and release the run. If that fails, keep the spool and name it."""
+        problem: str | None = _INTERRUPTED
         try:
-            if not self.is_abandoned:
-                kept = self._bring_last_news() if self._link or self._here else None
+            if not self._is_abandoned:
+                problem = self._finish_storage() if self._link is not None else None
         finally:
             if self._link is not None:
                 self._link.close()
-            self._give_free(kept)
+            self._release(problem)
 
-    def _give_free(self, kept: str | None) -> None:
-        """The spool goes while it is still ours: the next run may begin in one of the same name at once."""
+    def _finish_storage(self) -> str | None:
+        """Delete checkpoints that were not committed, and mirror the small files. Return why that failed, or None."""
+        problems: list[str | None] = []
+        committed = {saved.path.name for saved in self.committed}
+        uncommitted = sorted(set(self._directories.values()) - committed)
+        self._order(wire.DeleteCheckpoints(directories=uncommitted), lambda failed: None)
+        self._order(wire.MirrorRecords(), problems.append)
+        self.wait_until_idle()
+        return next((problem for problem in problems if problem), None)
+
+    def _release(self, problem: str | None) -> None:
+        """Release the run. Delete the spool before its lock is released, as the next run may use it at once."""
         try:
-            if not self.is_abandoned:  # else it is free when this process has ended, or in a while
-                self._release()
-            if kept is None:
-                _forget(self.paths.root)
+            if not self._is_abandoned:  # else the run is free when this process has ended, or some seconds later
+                self._release_run_lock()
+            if problem is None:
+                _delete_spool(self.paths.root)
             else:
-                warn(f"metrics, logs and the end of this run are only in {self.paths.root}: {kept}")
+                warn(f"metrics, logs and the end of this run are only in {self.paths.root}: {problem}")
         finally:
             super().close()
 
-    def _bring_last_news(self) -> str | None:
-        """None if all is there, or why not."""
-        problems: list[str | None] = []
-        committed = {saved.path.name for saved in self.committed}
-        pending = sorted(set(self._directories.values()) - committed)
-        self._order(wire.DeleteCheckpoints, lambda failed: None, directories=pending)
-        self._order(wire.MirrorRecords, problems.append)
-        self.settle()
-        return next((problem for problem in problems if problem), None)
-
-    def _release(self) -> None:
-        if self._held is not None:
-            with contextlib.suppress(OSError, StorageError):  # it is free in a while
-                self._held.release()
+    def _release_run_lock(self) -> None:
+        with contextlib.suppress(OSError, StorageError):  # the run is free when the lock has been silent for a while
+            self._run_lock.release()
 
 
-def _is_copy(folder: str, manifest: bytes) -> bool:
-    with contextlib.suppress(ValueError):
-        said = json.loads(manifest)
-        return isinstance(said, dict) and is_copy(folder, said)
-    return False
-
-
-def _warn_if_failed(what: str, failed: str | None) -> None:
-    if failed is not None:
-        warn(f"{what}: {failed}")
-
-
-def here_of(run: str) -> Path:
-    """The directory on this machine that a run has, or would have; the run directory itself, if it is not elsewhere.
-    Raises StorageError.
-    """
+def local_directory_of(run: str) -> Path:
+    """Return the local directory of a run: its spool if it is remote, else the run directory. Raise StorageError."""
     try:
-        place = locate(run)
-        return _spool_of(place) if isinstance(place, RemotePath) else place
+        found = locate(run)
+        return _spool_of(found) if isinstance(found, RemotePath) else found
     except OSError as error:
         raise StorageError(str(error)) from error
 
 
+def _is_copy(folder: str, manifest: bytes) -> bool:
+    with contextlib.suppress(ValueError):
+        fields = json.loads(manifest)
+        return isinstance(fields, dict) and is_copy(folder, fields)
+    return False
+
+
+def _warn_if_failed(complaint: str, failed: str | None) -> None:
+    if failed is not None:
+        warn(f"{complaint}: {failed}")
+
+
 def _spool_of(run: RemotePath) -> Path:
-    """The same for every run of this name on this machine, so that what was not mirrored is found again."""
+    """Return the spool of a run: the same for every run of this name on this machine, so that a later one finds it."""
     identity = f"{type(run.filesystem).__name__} {run.url}"
     folder = own_temporary_directory("spool") / hashlib.sha256(identity.encode()).hexdigest()[:16]
     return folder / run.name
 
 
-def damage_elsewhere(checkpoint: RemotePath) -> str | None:
-    """What is wrong with a checkpoint elsewhere, which need not be of a run: one without any manifest is taken for
-    somebody's own. Raises OSError.
-    """
-    present = checkpoint.files()
-    if MANIFEST_FILE in present:
-        return _damage_of(checkpoint, (checkpoint / MANIFEST_FILE).read(), present)
-    return "it was never finished, or is half deleted" if PENDING_FILE in present else None
-
-
-def _forget(spool: Path) -> None:
+def _delete_spool(spool: Path) -> None:
     shutil.rmtree(spool, ignore_errors=True)
     with contextlib.suppress(OSError):
         spool.parent.rmdir()
-
-
-def _damage_of(checkpoint: RemotePath, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
-    """What is wrong, by its manifest and a listing; metadata may be changed at any time. Files that were written again
-    are read: whoever has copied the whole run has changed nothing. Raises OSError.
-    """
-    try:
-        said = json.loads(manifest)
-        said["metrics"].items(), int(said["index"])
-        files = {
-            name: (fact["size"], int(fact["crc32"], 16), fact.get("version")) for name, fact in said["files"].items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
-    files.pop(METADATA_FILE, None)
-    for name, (size, crc, version) in files.items():
-        if name not in present:
-            return f"{name} is missing"
-        found, found_version = present[name]
-        if found != size:
-            return f"{name} has {found} bytes instead of {size}"
-        if version and found_version != version and (checkpoint / name).crc32() != (size, crc):
-            return f"{name} has changed since it was committed"
-    return None

@@ -1,4 +1,4 @@
-"""Which checkpoints are the best, and which are deleted. Pure: no I/O, no clock. Runs in: anywhere."""
+"""The choice of the best checkpoints, and of those to delete. Pure: no I/O, no clock. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Retention(Protocol):
-    """How many checkpoints are kept, and by which metric; :class:`~distrain.CheckpointConfig` is one."""
+    """The number of checkpoints to keep, and the metric that compares them; CheckpointConfig is one."""
 
     @property
     def num_to_keep(self) -> int | None: ...
@@ -21,7 +21,7 @@ class Retention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredRetention:
-    """The retention of a run, as its ``run.json`` has it. Raises TypeError or ValueError for what cannot be one."""
+    """The retention in the ``run.json`` of a run. Raises TypeError or ValueError for invalid fields."""
 
     num_to_keep: int | None = None
     checkpoint_score_attribute: str | None = None
@@ -36,7 +36,7 @@ class StoredRetention:
 
 
 def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
-    """Larger is better; missing, non-numeric and NaN scores are -inf, whatever the order."""
+    """Return the score by a metric: larger is better. Missing, non-numeric and NaN metrics score -inf."""
     value = _look_up(metrics, attribute)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return -math.inf
@@ -50,7 +50,7 @@ def score(metrics: Mapping[str, Any], attribute: str, order: str) -> float:
 
 
 def _look_up(metrics: Any, attribute: str) -> Any:
-    """``"a/b"`` is ``metrics["a/b"]`` or ``metrics["a"]["b"]``, whichever there is; None if neither."""
+    """Return ``metrics["a/b"]``, or else ``metrics["a"]["b"]``, or None for the attribute ``"a/b"``."""
     if not isinstance(metrics, Mapping):
         return None
     if attribute in metrics:
@@ -63,13 +63,24 @@ def _look_up(metrics: Any, attribute: str) -> Any:
     return None
 
 
+def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested metrics as one dict, with ``/`` between the names, as a CheckpointConfig writes them."""
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
 def has_metric(metrics: Mapping[str, Any], attribute: str) -> bool:
-    """Whether there is such a metric, be it NaN."""
+    """Return whether the metric exists. It may be NaN."""
     return _look_up(metrics, attribute) is not None
 
 
 def best_first(metrics: Sequence[Mapping[str, Any]], rule: Retention) -> list[int]:
-    """Indices of checkpoints, given their metrics in order of commit: best first; of equals the newer first."""
+    """Return the indices of checkpoints, the best first, given their metrics in order of commit.
+
+    Of equal ones, the newer is first.
+    """
     attribute = rule.checkpoint_score_attribute
     newest_first = range(len(metrics) - 1, -1, -1)
     if attribute is None:
@@ -78,7 +89,7 @@ def best_first(metrics: Sequence[Mapping[str, Any]], rule: Retention) -> list[in
 
 
 def surplus(metrics: Sequence[Mapping[str, Any]], rule: Retention) -> list[int]:
-    """Indices of the checkpoints to delete: all but the best ``num_to_keep`` and the latest."""
+    """Return the indices of the checkpoints to delete: all but the best ``num_to_keep`` and the latest."""
     if rule.num_to_keep is None:
         return []
     latest = len(metrics) - 1

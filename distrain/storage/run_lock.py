@@ -1,8 +1,9 @@
-"""Who owns a run directory elsewhere: a heartbeat object. Runs in: coordinator, uploader.
+"""The locks of run directories: an flock of a local one, a heartbeat of a remote one. Runs in: coordinator, uploader.
 
-``.lock/000001``, ``.lock/000002``, ...: each coordinator creates the next number, which only one of two can do, and
-then writes its object anew every few seconds. The highest number owns the run; whoever finds a higher one than its own
-has lost it. Whether an owner lives is told by its object changing while somebody watches: clocks are not compared.
+The heartbeats are objects: ``.lock/000001``, ``.lock/000002``, ... Each coordinator creates the next number, which
+only one of two can do, and then replaces its object every few seconds. The highest number owns the run. A coordinator
+that finds a higher number than its own has lost the run. An owner is alive if its object changes while another process
+looks: clocks are not compared.
 """
 
 from __future__ import annotations
@@ -27,17 +28,89 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 BEAT_S = 5.0
+"""Seconds between two heartbeats."""
 SILENCE_S = 20.0
-"""An owner that shows no beat for so long is dead."""
+"""Seconds to watch an owner without a heartbeat before it counts as dead."""
 _LONG_AGO_S = 600.0
-"""Since the last beat: longer than clocks differ, and than a passing trouble of the storage takes."""
-_LOOK_AGAIN_S = 0.5
-_SAME_S = 1.0
+"""Age in seconds of the last heartbeat at which a reader takes the owner for dead.
+
+It is longer than clocks differ, and than a passing failure of the storage lasts.
+"""
+_POLL_S = 0.5
+_SAME_START_S = 1.0
+"""Seconds by which two readings of the start of one process may differ."""
+
+
+# -- local run directories --------------------------------------------------------------------------------------------
+
+_READER_S = 0.5
+"""Seconds to wait for a reader, which holds the lock for microseconds, before the directory counts as in use."""
+_locks: set[LocalLock] = set()
+
+
+class LocalLock:
+    """A locked file. A forked child closes it, as the lock lasts until every process has closed the file.
+
+    A child that C code has forked, and that executes no program, keeps it open. POSIX locks are not inherited, but they
+    end as soon as this process closes any descriptor of the file, and two runs of one process could both have one.
+    """
+
+    def __init__(self, path: Path, run: object) -> None:
+        """Lock the file at ``path``. Raise StorageError if another process uses ``run``, OSError for other failures."""
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _locks.add(self)
+        try:
+            if _flock(self.fd):
+                os.ftruncate(self.fd, 0)
+                os.write(self.fd, f"{os.getpid()}\n".encode())
+        except BlockingIOError:
+            holder = os.read(self.fd, 64).decode(errors="replace").strip()
+            self.release()
+            raise StorageError(
+                f"another run (process {holder or 'unknown'}) is using {run}; "
+                "wait for it, or give this run another name (RunConfig.name, --name)"
+            ) from None
+        except OSError:  # a full disk
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Close the file. Only once, as the number of the descriptor may be used again."""
+        if self in _locks:
+            _locks.remove(self)
+            os.close(self.fd)
+
+
+def _flock(fd: int) -> bool:
+    """Lock the file. Return False on a file system without locks, raise BlockingIOError if another run has the lock."""
+    deadline = time.monotonic() + _READER_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_READER_S / 20)
+        except OSError:
+            return False
+        else:
+            return True
+
+
+def _release_all() -> None:
+    for lock in list(_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_all)
+
+
+# -- remote run directories -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Owner:
-    """A process, so that others on its machine can see whether it lives."""
+    """The identity of a process, by which others on its machine can see whether it is alive."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     host: str = field(default_factory=platform.node)
@@ -46,15 +119,15 @@ class _Owner:
     started: float = field(default_factory=lambda: process.began_at(os.getpid()) or 0.0)
 
     def is_dead(self) -> bool:
-        """Whether it is known to be: False where that cannot be seen from here."""
+        """Return True if the process is known to be dead, False if it is alive or on another machine."""
         if not self.machine or self.machine != _machine():
             return False
         began = process.began_at(self.pid)
-        return began is None or abs(began - self.started) > _SAME_S
+        return began is None or abs(began - self.started) > _SAME_START_S
 
 
 def _machine() -> str:
-    """What two processes have in common that know the same pids; empty if that cannot be said."""
+    """Return an identifier of the pid namespace of this machine, or "" if it is unknown."""
     with contextlib.suppress(OSError):
         if not process.sees_pids():
             return ""
@@ -63,23 +136,23 @@ def _machine() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLock:
-    """The lock of a run directory, held. Not for one whose storage is of this process only."""
+class RemoteLock:
+    """The lock of a remote run directory, held by this coordinator."""
 
     run: RemotePath
     number: int
     owner: _Owner
 
     @classmethod
-    def take(cls, run: RemotePath) -> RunLock:
-        """Raises StorageError if the run is somebody else's, OSError if that cannot be found out."""
+    def take(cls, run: RemotePath) -> RemoteLock:
+        """Take the lock. Raise StorageError if another process uses the run, OSError if the storage fails."""
         folder = run / ".lock"
         numbers = _numbers(folder)
         if numbers:
             _wait_until_free(run, folder / f"{numbers[-1]:06d}")
         lock = cls(run=run, number=max(numbers, default=0) + 1, owner=_Owner())
         try:
-            lock._place.create(lock._text(0))
+            lock._path.create(lock._text(0))
         except FileExistsError:
             raise StorageError(_in_use(run, "another process, which has just begun")) from None
         for number in numbers:
@@ -88,52 +161,114 @@ class RunLock:
         return lock
 
     @property
-    def _place(self) -> RemotePath:
+    def _path(self) -> RemotePath:
         return self.run / ".lock" / f"{self.number:06d}"
 
     def _text(self, beat: float, *, released: bool = False) -> bytes:
         return json.dumps({**asdict(self.owner), "beat": beat, "released": released}).encode()
 
     def as_text(self) -> str:
-        """For the process that beats; see :meth:`from_text`."""
+        """Return the lock for another process, which calls :meth:`from_text`."""
         return json.dumps({"number": self.number, "owner": asdict(self.owner)})
 
     @classmethod
-    def from_text(cls, run: RemotePath, text: str) -> RunLock:
+    def from_text(cls, run: RemotePath, text: str) -> RemoteLock:
         fields: dict[str, Any] = json.loads(text)
         return cls(run=run, number=fields["number"], owner=_Owner(**fields["owner"]))
 
     def check(self) -> None:
-        """Raises StorageError if somebody else has the run now, OSError if that cannot be found out."""
+        """Raise StorageError if another process owns the run now, OSError if the storage fails."""
         numbers = _numbers(self.run / ".lock")
         if not numbers:
-            raise StorageError(
-                f"{self.run} is not there any more: somebody has deleted it, or its .lock; nothing is written any more"
-            )
+            raise StorageError(f"{self.run} or its .lock was deleted during the run; nothing more is written to it")
         if numbers[-1] > self.number:
             raise StorageError(
-                f"another process has taken over the run {self.run}, as this one showed no sign of life for "
-                f"{SILENCE_S:g} s; nothing more is written by this one"
+                f"another process has taken over the run {self.run}, as this one sent no heartbeat for "
+                f"{SILENCE_S:g} s; this one writes nothing more"
             )
 
     def beat(self) -> None:
-        """Show that the owner is alive. Raises as :meth:`check`."""
+        """Write a heartbeat. Raise the same errors as :meth:`check`."""
         self.check()
-        self._place.write(self._text(time.time()))
+        self._path.write_bytes(self._text(time.time()))
 
     def release(self) -> None:
-        """Give the run free. Raises as :meth:`check`."""
+        """Release the run. Raise the same errors as :meth:`check`."""
         self.check()
-        self._place.write(self._text(0, released=True))
+        self._path.write_bytes(self._text(0, released=True))
+
+
+def _is_remote_run_in_use(folder: RemotePath) -> bool:
+    """Return whether a remote run is in use.
+
+    An owner on another machine counts as dead long after its last heartbeat.
+    """
+    numbers = _numbers(folder)
+    if not numbers:
+        return True
+    lock = folder / f"{numbers[-1]:06d}"
+    try:
+        fields = _fields_of(lock, lock.read_bytes())
+    except FileNotFoundError:  # another process takes the lock just now
+        return True
+    is_silent = 0 < fields["beat"] < time.time() - _LONG_AGO_S
+    return not (fields["released"] or _owner_of(fields).is_dead() or is_silent)
+
+
+def _fields_of(lock: RemotePath, text: bytes) -> dict[str, Any]:
+    """Return the fields of the lock with this text. Raise StorageError if it is damaged."""
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        _owner_of(fields), bool(fields["released"]), float(fields["beat"]), int(fields["pid"]), float(fields["started"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"the lock {lock} is damaged ({type(error).__name__}: {error}); if no process uses this run, delete it"
+        ) from error
+    return fields
+
+
+def _owner_of(fields: Mapping[str, Any]) -> _Owner:
+    return _Owner(**{name: fields[name] for name in ("id", "host", "machine", "pid", "started")})
+
+
+def _numbers(folder: RemotePath) -> list[int]:
+    return sorted(int(name) for name in folder.names() if name.isdigit())
+
+
+def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
+    """Return when the owner has released the lock or is dead. Raise StorageError if it is alive."""
+    first = last = lock.read_bytes()
+    fields = _fields_of(lock, first)
+    owner = _owner_of(fields)
+    if fields["released"] or owner.is_dead():
+        return
+    who = f"process {owner.pid} on {owner.host}"
+    warn(f"{run} was used by {who}; looking for {SILENCE_S:g} s whether it is still alive")
+    deadline = time.monotonic() + SILENCE_S
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        with contextlib.suppress(FileNotFoundError):
+            last = lock.read_bytes()
+        if _fields_of(lock, last)["released"]:
+            return
+        if last != first:
+            raise StorageError(_in_use(run, who))
+
+
+def _in_use(run: RemotePath, who: str) -> str:
+    return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name, --name)"
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
 
 
 def is_in_use(run: Path | RemotePath) -> bool:
-    """Return False if no process holds the lock of this run. True if one does, or if that cannot be found out.
+    """Return False if no process holds the lock of a run, True if one does or if that is unknown.
 
-    Raises OSError if storage elsewhere cannot be read, StorageError if its lock is damaged.
+    Raise OSError if remote storage cannot be read, StorageError if its lock is damaged.
     """
     if isinstance(run, RemotePath):
-        return _is_held_elsewhere(run / ".lock")
+        return _is_remote_run_in_use(run / ".lock")
     try:
         fd = os.open(run / ".lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -145,61 +280,3 @@ def is_in_use(run: Path | RemotePath) -> bool:
     finally:
         os.close(fd)
     return False
-
-
-def _is_held_elsewhere(folder: RemotePath) -> bool:
-    """An owner that cannot be seen counts as dead when its last beat is long ago, also by a clock that is wrong."""
-    numbers = _numbers(folder)
-    if not numbers:
-        return True
-    lock = folder / f"{numbers[-1]:06d}"
-    try:
-        said = _understood(lock, lock.read())
-    except FileNotFoundError:  # another process takes it just now
-        return True
-    is_silent = 0 < said["beat"] < time.time() - _LONG_AGO_S
-    return not (said["released"] or _owner_of(said).is_dead() or is_silent)
-
-
-def _understood(lock: RemotePath, text: bytes) -> dict[str, Any]:
-    """Return what the lock with this text says. Raises StorageError if it is damaged."""
-    try:
-        said: dict[str, Any] = json.loads(text)
-        _owner_of(said), bool(said["released"]), float(said["beat"]), int(said["pid"]), float(said["started"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(
-            f"the lock {lock} is damaged ({type(error).__name__}: {error}); if no process uses this run, delete it"
-        ) from error
-    return said
-
-
-def _owner_of(said: Mapping[str, Any]) -> _Owner:
-    return _Owner(**{name: said[name] for name in ("id", "host", "machine", "pid", "started")})
-
-
-def _numbers(folder: RemotePath) -> list[int]:
-    return sorted(int(name) for name in folder.names() if name.isdigit())
-
-
-def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
-    """Returns when its owner has released it or is dead. Raises StorageError if it lives."""
-    first = last = lock.read()
-    said = _understood(lock, first)
-    owner = _owner_of(said)
-    if said["released"] or owner.is_dead():
-        return
-    who = f"process {owner.pid} on {owner.host}"
-    warn(f"{run} was used by {who}; looking for {SILENCE_S:g} s whether it is still alive")
-    deadline = time.monotonic() + SILENCE_S
-    while time.monotonic() < deadline:
-        time.sleep(_LOOK_AGAIN_S)
-        with contextlib.suppress(FileNotFoundError):
-            last = lock.read()
-        if _understood(lock, last)["released"]:
-            return
-        if last != first:
-            raise StorageError(_in_use(run, who))
-
-
-def _in_use(run: RemotePath, who: str) -> str:
-    return f"{run} is in use by {who}; wait for it, or give this run another name (RunConfig.name, --name)"

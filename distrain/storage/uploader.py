@@ -1,7 +1,9 @@
-"""Stores checkpoints while the workers train on, and keeps a run directory elsewhere up to date. Runs in: uploader.
+"""The process that stores checkpoints while the workers train, and mirrors the spool of a remote run.
 
-Started by an agent, when it is first needed, or by a coordinator whose run directory is elsewhere. Orders come in on
-stdin, answers go out on stdout, in the order of the orders. It ends with who started it.
+Runs in: uploader.
+
+An agent starts one with the first order for it, a coordinator with a remote run directory starts another one. Orders
+come in on stdin. Answers go out on stdout, in the order of the orders. The process ends with its parent.
 """
 
 from __future__ import annotations
@@ -15,16 +17,17 @@ from distrain.errors import StorageError
 from distrain.storage.executor import StorageExecutor
 from distrain.storage.run_lock import BEAT_S
 from distrain.system import process
-from distrain.system.remote_path import tell_troubles_to
+from distrain.system.remote_path import report_retries_to
 from distrain.wire.channel import Channel
 
 _MIRROR_S = 10.0
+"""Seconds to wait after the spool was mirrored before it is mirrored again."""
 _MIRROR_SHARE = 0.1
-"""Of the time, at most."""
+"""The largest share of the time to spend on mirroring."""
 
 
 def main(arguments: list[str]) -> None:
-    """``arguments``: the pid of the parent."""
+    """Run the uploader. ``arguments``: the pid of the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.die_with_parent(int(arguments[0]))
     _Uploader(Channel(*process.private_stdio())).run()
@@ -33,53 +36,53 @@ def main(arguments: list[str]) -> None:
 class _Uploader:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._keeper = StorageExecutor(tell=self._tell)
+        self._executor = StorageExecutor(notify=self._notify)
         self._mirror_at: float | None = None
         self._complained = False
 
     def run(self) -> None:
-        tell_troubles_to(self._tell)
+        report_retries_to(self._notify)
         while not self._channel.at_end:
             left_s = None if self._mirror_at is None else max(0.0, self._mirror_at - time.monotonic())
             for frame in self._channel.wait(left_s):
                 order = frame.message()
-                answer = self._keeper.do(order)
+                answer = self._executor.do(order)
                 self._channel.send(answer)
                 if isinstance(order, wire.OpenStorage) and order.spool and answer == wire.StorageOpened():
                     self._mirror_at = time.monotonic()
-                    threading.Thread(target=self._beat, daemon=True).start()
+                    threading.Thread(target=self._send_heartbeats, daemon=True).start()
             if self._mirror_at is not None and time.monotonic() >= self._mirror_at:
                 self._mirror()
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         self._channel.send(wire.Notice(text=text))
 
     def _mirror(self) -> None:
         began = time.monotonic()
         try:
-            self._keeper.mirror()
+            self._executor.mirror()
             self._complained = False
         except StorageError as error:
             self._channel.send(wire.HostFailed(text=str(error)))
         except OSError as error:
             if not self._complained:
-                self._channel.send(wire.Notice(text=f"the run directory is behind for now: {error}"))
+                self._channel.send(wire.Notice(text=f"the remote run directory is not up to date for now: {error}"))
             self._complained = True
         ended = time.monotonic()
         self._mirror_at = ended + max(_MIRROR_S, (ended - began) / _MIRROR_SHARE)
 
-    def _beat(self) -> None:
-        """In a thread of its own, as bringing a large file may take its time."""
+    def _send_heartbeats(self) -> None:
+        """Renew the heartbeat of the run. In a thread of its own, as an order may take long."""
         complained = False
         while True:
             time.sleep(BEAT_S)
             try:
-                self._keeper.beat()
+                self._executor.beat()
                 complained = False
             except StorageError as error:
                 self._channel.send(wire.HostFailed(text=str(error)))
                 return
             except OSError as error:
                 if not complained:
-                    self._channel.send(wire.Notice(text=f"the run cannot show that it is alive: {error}"))
+                    self._channel.send(wire.Notice(text=f"the heartbeat of the run cannot be written: {error}"))
                 complained = True

@@ -1,6 +1,6 @@
-"""A place on a filesystem that is reached through fsspec: S3, GCS, ... Runs in: anywhere.
+"""A file or directory on a filesystem that is reached through fsspec: S3, GCS, ... Runs in: anywhere.
 
-Every operation is tried again for a while when the storage does not answer, and what finally fails is an OSError that
+Operations that fail for a reason that may pass are tried again. An operation that fails for good raises an OSError that
 names the URL and the cause.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
-import inspect
 import os
 import pickle
 import tempfile
@@ -31,10 +30,11 @@ if TYPE_CHECKING:
 
 _PATIENCE_VARIABLE = "DISTRAIN_STORAGE_PATIENCE_S"
 _PATIENCE_S = 300.0
+"""Seconds to retry an operation before it fails, unless the environment variable says otherwise."""
 OPENING_PATIENCE_S = 5.0
-"""When a run begins: a wrong address is to be known in seconds."""
+"""Seconds to retry an operation while a run begins, so that a wrong address is reported soon."""
 _QUIET_S = 3.0
-"""Troubles that pass within this are not worth a word."""
+"""Seconds to retry an operation before the user is warned."""
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _FINAL = (
@@ -48,14 +48,17 @@ _FINAL = (
     ValueError,
     ImportError,
 )
-"""What another try cannot change."""
+"""Errors that are not retried, as another try cannot succeed."""
 _FINAL_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG})
-"""The same, of a local file that is copied to or from."""
+"""Error numbers that are not retried. They come from the local file that is copied to or from."""
 _FINAL_NAMES = frozenset({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError"})
-"""The same of botocore, which need not be installed."""
-_VERSION_MARK = "?versionId="
+"""Names of botocore's errors that are not retried. By name, as botocore need not be installed."""
+_SPECIAL = ("::", "*", "?", "[")
+"""Parts of a name that fsspec does not take literally: chains, patterns (rm() deletes all matches), versions on S3."""
+_WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})
+"""Protocols of filesystems that have no real directories."""
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "content_settings.content_md5", "mtime", "created")
-"""What tells an object from another one of the same name, in the order of preference; each filesystem has its name."""
+"""Fields of fsspec's file info that change when a file is written again, the best first. Filesystems differ in them."""
 
 
 def _patience_s() -> float:
@@ -67,33 +70,20 @@ def _patience_s() -> float:
 
 
 _T = TypeVar("_T")
-_tell: Callable[[str], None] = warn
+_report_retry: Callable[[str], None] = warn
 
 
-def tell_troubles_to(hear: Callable[[str], None]) -> None:
-    """Have ``hear`` told when a storage does not answer and will be tried again; otherwise it is shown as a warning."""
-    global _tell
-    _tell = hear
+def report_retries_to(callback: Callable[[str], None]) -> None:
+    """Pass the text about a storage that does not answer and is tried again to ``callback``, instead of warning."""
+    global _report_retry
+    _report_retry = callback
 
 
 # -- which filesystem ------------------------------------------------------------------------------------------------
 
 
-def is_url(path: str) -> bool:
-    """Whether a path says which filesystem it is on; ``file://`` included. What Path has made of an absolute path never
-    does, also if a name in it has ``::``, with which fsspec chains filesystems.
-    """
-    return "://" in path or ("::" in path and path.partition("::")[0] in _protocols())
-
-
-def _protocols() -> set[str]:
-    from fsspec import available_protocols
-
-    return set(available_protocols())
-
-
 def as_fsspec(filesystem: Any) -> AbstractFileSystem:
-    """The filesystem itself, or fsspec's view of pyarrow's. Raises TypeError for anything else."""
+    """Return the filesystem itself, or fsspec's view of pyarrow's. Raise TypeError for anything else."""
     from fsspec import AbstractFileSystem
 
     if isinstance(filesystem, AbstractFileSystem):
@@ -108,10 +98,11 @@ def as_fsspec(filesystem: Any) -> AbstractFileSystem:
 
 
 def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | RemotePath:
-    """Where a path or URL leads to: an absolute local path, or a place elsewhere. Nothing is looked at yet.
+    """Return the absolute local path, or the RemotePath, that a path or URL means, without looking there.
 
-    ``file://`` URLs are decoded (%20 is a space), which makes this the inverse of :meth:`pathlib.Path.as_uri`. Raises
-    OSError if the filesystem that a URL names cannot be had, or for what was a URL before it became a Path.
+    ``file://`` URLs are decoded (%20 is a space), which makes this the inverse of :meth:`pathlib.Path.as_uri`. Raise
+    OSError for a URL whose filesystem is not available, for a remote name with special characters, and for a URL that
+    was turned into a Path.
     """
     text = os.fspath(path)
     if isinstance(path, PurePath):
@@ -119,25 +110,41 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Remot
     if filesystem is not None:
         given = as_fsspec(filesystem)
         local = _local_path(given, text)
-        return RemotePath(text.rstrip("/"), given) if local is None else Path(os.path.abspath(local))
+        if local is not None:
+            return Path(os.path.abspath(local))
+        _check_name(text)
+        return RemotePath(text.rstrip("/"), given)
     scheme, separator, rest = text.partition("://")
-    if separator and scheme in ("file", "local"):
+    if not separator:
+        return Path(os.path.abspath(Path(text).expanduser()))
+    if scheme in ("file", "local"):
         return Path(os.path.abspath(Path(os.fsdecode(unquote_to_bytes(rest))).expanduser()))
-    if is_url(text):
-        place = RemotePath(text.rstrip("/") if rest.strip("/") else f"{scheme}://")
-        _ = place.filesystem  # a name that no filesystem has is known at once
-        return place
-    return Path(os.path.abspath(Path(text).expanduser()))
+    if not all("://" in inner or inner.startswith("/") for inner in text.split("::")[1:]):  # not a chain of filesystems
+        _check_name(text)
+    remote = RemotePath(text.rstrip("/") if rest.strip("/") else f"{scheme}://")
+    _check_name(remote.path)  # which also raises for a protocol that no filesystem has
+    return remote
 
 
 def _refuse_former_url(path: PurePath) -> None:
+    from fsspec import available_protocols
+
     protocol, colon, rest = (path.parts or ("",))[0].partition(":")
-    if colon and not rest and protocol in _protocols():
+    if colon and not rest and protocol in available_protocols():
         raise OSError(f"{path} is a {type(path).__name__}, in which a URL loses a slash: give the URL as a string")
 
 
+def _check_name(name: str) -> None:
+    """Raise OSError if fsspec would not take a name literally."""
+    if special := [part for part in _SPECIAL if part in name]:
+        raise OSError(
+            f"{name!r} has {special[0]!r} in it, which remote filesystems do not take as a part of a name: "
+            "give the file, the run or its storage_path another name"
+        )
+
+
 def _local_path(filesystem: Any, path: str) -> str | None:
-    """What a path in the local filesystem, or in one that shows a part of it, is called there; None in another one."""
+    """Return the local path that ``path`` means in a local filesystem, or in a view of one; None in a remote one."""
     match type(filesystem).__name__:
         case "DirFileSystem":
             return _local_path(filesystem.fs, filesystem._join(path))
@@ -152,7 +159,7 @@ def _local_path(filesystem: Any, path: str) -> str | None:
 
 
 def _protocol(filesystem: Any) -> str:
-    """Its name, as fsspec or pyarrow says; that of what it wraps, if it is a wrapper."""
+    """Return the protocol of a filesystem of fsspec or pyarrow; that of the inner one, if it is a wrapper."""
     match type(filesystem).__name__:
         case "DirFileSystem" | "ArrowFSWrapper":
             return _protocol(filesystem.fs)
@@ -164,7 +171,7 @@ def _protocol(filesystem: Any) -> str:
 
 
 def encode_filesystem(filesystem: AbstractFileSystem | None) -> str:
-    """As text, for other processes; empty for None. Raises OSError if it cannot be pickled."""
+    """Return a filesystem as text for other processes, "" for None. Raise OSError if it cannot be pickled."""
     if filesystem is None:
         return ""
     try:
@@ -174,38 +181,39 @@ def encode_filesystem(filesystem: AbstractFileSystem | None) -> str:
 
 
 def decode_filesystem(text: str) -> AbstractFileSystem | None:
-    """What :func:`encode_filesystem` made."""
+    """Return the filesystem that :func:`encode_filesystem` was given."""
     return pickle.loads(base64.b64decode(text)) if text else None  # noqa: S301 - our own
 
 
 def own_temporary_path() -> Path:
-    """Return where :func:`own_temporary_directory` makes its directories, without looking there."""
+    """Return the parent of all that :func:`own_temporary_directory` makes, without looking there."""
     return Path(tempfile.gettempdir(), f"distrain-{os.getuid()}")
 
 
 def own_temporary_directory(name: str) -> Path:
-    """A directory of this user's alone, the same for all processes of the host that have the same TMPDIR. Raises
-    OSError if somebody else has made it.
+    """Make and return a directory that only this user can read.
+
+    It is the same for all processes of the host that have the same TMPDIR. Raise OSError if another user made it.
     """
     folder = own_temporary_path()
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
-        raise PermissionError(f"{folder} belongs to somebody else; set TMPDIR to a directory of your own")
+        raise PermissionError(f"{folder} belongs to another user; set TMPDIR to a directory of your own")
     inner = folder / name
     inner.mkdir(mode=0o700, exist_ok=True)
     return inner
 
 
-# -- a place ---------------------------------------------------------------------------------------------------------
+# -- a remote path ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RemotePath:
-    """A directory or file elsewhere.
+    """A file or directory that is reached through fsspec. Methods raise OSError.
 
-    url: as people write it; a path within ``given``, if that is not None. patience_s: for how long what may be a
-    passing trouble is tried again; default: what the environment says (DISTRAIN_STORAGE_PATIENCE_S), or 300; raises
-    OSError if that is no number.
+    url: the URL as users write it; if ``given`` is not None, a path within that filesystem.
+    given: the filesystem that the user made, or None.
+    patience_s: seconds to retry an operation before it fails. The default is DISTRAIN_STORAGE_PATIENCE_S, or 300.
     """
 
     url: str
@@ -214,60 +222,45 @@ class RemotePath:
 
     @property
     def filesystem(self) -> AbstractFileSystem:
-        """Raises OSError if what the URL needs is not installed, or does not exist."""
-        return self._resolved[0]
+        """The filesystem. Raises OSError if its package is not installed, or no filesystem has the URL's protocol."""
+        return self._resolve()[0]
 
     @property
     def path(self) -> str:
-        """Within the filesystem."""
-        return self._resolved[1]
+        """The path within the filesystem."""
+        return self._resolve()[1]
 
-    @property
-    def _resolved(self) -> tuple[AbstractFileSystem, str]:
-        found = self._found()
-        if _VERSION_MARK in self.url and _protocol(found[0]) in ("s3", "s3a"):
-            raise OSError(
-                f"{self.url}: s3fs takes what follows {_VERSION_MARK!r} for a version of the object, not for a part of "
-                "its name: give the file, or the run, another name"
-            )
-        return found
-
-    def _found(self) -> tuple[AbstractFileSystem, str]:
+    def _resolve(self) -> tuple[AbstractFileSystem, str]:
         if self.given is not None:
             return self.given, self.given._strip_protocol(self.url)
         import fsspec
 
         try:
-            if not _has_names_like_a_chain(self.url):
-                found: tuple[AbstractFileSystem, str] = fsspec.core.url_to_fs(self.url)
-                return found
-            kind = fsspec.get_filesystem_class(fsspec.core.split_protocol(self.url)[0])
-            return kind(**kind._get_kwargs_from_urls(self.url)), kind._strip_protocol(self.url)
+            found: tuple[AbstractFileSystem, str] = fsspec.core.url_to_fs(self.url)
         except (ImportError, ValueError, OSError) as error:
             raise OSError(f"{self.url}: {error}") from error
+        return found
+
+    def check_shared(self) -> None:
+        """Raise OSError if other processes cannot reach the storage."""
+        encode_filesystem(self.given)
+        if _protocol(self.filesystem) == "memory":
+            raise OSError(
+                f"{self} is in the memory of this process, and the other processes of a run cannot reach it; choose a "
+                "directory (such as tempfile.mkdtemp()) or a URL such as s3://bucket/runs as storage_path"
+            )
 
     @property
     def name(self) -> str:
         return self.url.rstrip("/").rpartition("/")[2]
 
     @property
-    def is_of_this_process(self) -> bool:
-        """Whether other processes cannot get at it: ``memory://``, or a filesystem that cannot be pickled."""
-        if _protocol(self.filesystem) == "memory":
-            return True
-        try:
-            encode_filesystem(self.given)
-        except OSError:
-            return True
-        return False
-
-    @property
     def parent(self) -> RemotePath:
-        """What it is in."""
         above = self.url.rpartition("/")[0]
         return replace(self, url=f"{above}/" if above.endswith(":/") else above)
 
     def __truediv__(self, name: str) -> RemotePath:
+        _check_name(name)
         return replace(self, url=f"{self.url}{name}" if self.url.endswith("://") else f"{self.url}/{name}")
 
     def __str__(self) -> str:
@@ -275,17 +268,17 @@ class RemotePath:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def read(self) -> bytes:
-        """Raises FileNotFoundError, OSError."""
+    def read_bytes(self) -> bytes:
+        """Return the content of the file. Raise FileNotFoundError if there is none."""
         data: bytes = self._try("read", lambda fs, path: fs.cat_file(path))
         return data
 
     def exists(self) -> bool:
-        """Whether there is a file of that name, or anything below it."""
+        """Return whether there is a file of that name, or any file below it."""
         return bool(self._try("look for", lambda fs, path: fs.exists(path)))
 
     def names(self) -> list[str]:
-        """What is directly below, sorted; empty if there is no such directory."""
+        """Return the sorted names directly below; none if there is no such directory."""
 
         def ls(fs: AbstractFileSystem, path: str) -> list[str]:
             try:
@@ -296,8 +289,9 @@ class RemotePath:
         return sorted(name for name in self._try("list", ls) if name)
 
     def files(self) -> dict[str, tuple[int, str]]:
-        """Relative path -> size in bytes and version of every file below. The version is another one when the file was
-        written again; empty where the filesystem does not tell.
+        """Return the size in bytes and the version of every file below, by relative path.
+
+        The version changes when the file is written again. It is empty where the filesystem has none.
         """
 
         def find(fs: AbstractFileSystem, path: str) -> dict[str, tuple[int, str]]:
@@ -310,12 +304,12 @@ class RemotePath:
         return files
 
     def get(self, name: str, target: Path) -> None:
-        """Copy a file from below here to a local one."""
+        """Copy the file ``name`` below this path to a local file."""
         target.parent.mkdir(parents=True, exist_ok=True)
         (self / name)._try(f"write {target} from", lambda fs, path: fs.get_file(path, str(target)))
 
     def get_all(self, names: Sequence[str], target: Path) -> None:
-        """Copy files from below here to below a local directory, many at once where the filesystem can."""
+        """Copy files below this path to a local directory, many at once where the filesystem can."""
         targets = [target / name for name in names]
         for folder in {path.parent for path in targets}:
             folder.mkdir(parents=True, exist_ok=True)
@@ -323,7 +317,10 @@ class RemotePath:
         self._try(f"write {target} from", lambda fs, path: fs.get([f"{path}/{name}" for name in names], paths))
 
     def read_with(self, action: Callable[[IO[bytes]], _T]) -> _T:
-        """Return what ``action`` makes of the open file, in which it may seek. Raises FileNotFoundError, OSError."""
+        """Return the result of ``action``, which is called with the open file and may seek in it.
+
+        Raise FileNotFoundError if there is no such file.
+        """
 
         def read(fs: AbstractFileSystem, path: str) -> _T:
             with fs.open(path, "rb") as file:
@@ -332,13 +329,13 @@ class RemotePath:
         return self._try("read", read)
 
     def chunks(self, size: int = 4 << 20) -> Iterable[bytes]:
-        """The content, in turn."""
+        """Yield the content in parts of ``size`` bytes."""
         with self._try("read", lambda fs, path: fs.open(path, "rb", block_size=size)) as file:
             while data := file.read(size):
                 yield data
 
     def crc32(self) -> tuple[int, int]:
-        """Size in bytes and crc32 of the content, all of which is read."""
+        """Read the whole file, and return its size in bytes and its crc32."""
         size = crc = 0
         for data in self.chunks():
             size, crc = size + len(data), zlib.crc32(data, crc)
@@ -346,90 +343,72 @@ class RemotePath:
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
+    def write_bytes(self, data: bytes) -> None:
+        """Write the file, and replace one that exists."""
         self._make_parent()
         self._try("write", lambda fs, path: fs.pipe_file(path, data))
 
     def create(self, data: bytes) -> None:
-        """Raises FileExistsError if there is such a file already; two that do this at once: on filesystems that can
-        (S3, GCS, ...), one of them fails.
+        """Write a new file. Raise FileExistsError if it exists.
+
+        If two processes do this at once, one of them fails on filesystems with conditional writes (S3, GCS, ...).
         """
         self._make_parent()
         self._try("create", lambda fs, path: fs.pipe_file(path, data, mode="create"))
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a local file to below here."""
+        """Copy a local file to ``name`` below this path."""
         target = self / name
         target._make_parent()
         target._try("write", lambda fs, path: fs.put_file(str(source), path))
 
     def put_all(self, source: Path, names: Sequence[str]) -> None:
-        """Copy files from below a local directory to below here, many at once where the filesystem can."""
+        """Copy files of a local directory to below this path, many at once where the filesystem can."""
         for folder in {(self / name).parent.url: (self / name) for name in names}.values():
             folder._make_parent()
         sources, targets = [str(source / name) for name in names], [(self / name).path for name in names]
         self._try("write", lambda fs, path: fs.put(sources, targets))
 
     def remove(self) -> None:
-        """Delete a file, or all that is below; harmless if there is nothing."""
+        """Delete the file, or all files below this path. Do nothing if there are none."""
 
         def rm(fs: AbstractFileSystem, path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
-                if has_magic(path):
-                    _remove_one_by_one(fs, path)
-                else:
-                    fs.rm(path, recursive=True)
-
-        from fsspec.core import has_magic
+                fs.rm(path, recursive=True)
 
         self._try("delete", rm)
 
     def _make_parent(self) -> None:
-        """Filesystems with real directories want them; object stores take this for the bucket, and need none."""
+        """Make the parent directory. Object stores need none, and would take the order for a new bucket."""
         if _protocol(self.filesystem) not in _WITHOUT_DIRECTORIES:
             self.parent._try("make", lambda fs, path: fs.makedirs(path, exist_ok=True))
 
-    # -- trying ---------------------------------------------------------------------------------------------------
+    # -- retries --------------------------------------------------------------------------------------------------
 
-    def _try(self, what: str, action: Callable[[AbstractFileSystem, str], _T]) -> _T:
-        """Raises OSError that names us."""
-        fs, path = self._resolved
+    def _try(self, verb: str, action: Callable[[AbstractFileSystem, str], _T]) -> _T:
+        """Return the result of ``action``. Retry it for ``patience_s``, then raise an OSError that names this path."""
+        fs, path = self._resolve()
         began, pause_s, tries = time.monotonic(), _FIRST_PAUSE_S, 0
         while True:
             tries += 1
-            fs.invalidate_cache()  # what others wrote meanwhile counts
+            fs.invalidate_cache()  # other processes may have written meanwhile
             try:
                 return action(fs, path)
             except Exception as error:
                 if _is_final(error):
-                    raise self._named(what, error) from error
+                    raise self._named(verb, error) from error
                 spent_s = time.monotonic() - began
                 if spent_s + pause_s > self.patience_s:
-                    raise self._named(what, error, f" (tried {tries} times)") from error
+                    raise self._named(verb, error, f" (tried {tries} times)") from error
                 if spent_s < _QUIET_S <= spent_s + pause_s:
-                    _tell(f"{self._named(what, error)}; trying again for {self.patience_s:g} s")
+                    _report_retry(f"{self._named(verb, error)}; trying again for {self.patience_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _named(self, what: str, error: Exception, tried: str = "") -> OSError:
+    def _named(self, verb: str, error: Exception, tried: str = "") -> OSError:
         kinds = (PermissionError, FileNotFoundError, FileExistsError)
         kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
-        return kind(f"cannot {what} {self.url}{tried}: {type(error).__name__}: {error}")
-
-
-def _has_names_like_a_chain(url: str) -> bool:
-    """Whether it has ``::`` in names, and not between filesystems of which one is in, or behind, the next."""
-    import fsspec
-
-    protocol = fsspec.core.split_protocol(url.partition("::")[0])[0]
-    if "::" not in url or protocol is None:
-        return False
-    kinds = fsspec.get_filesystem_class(protocol).__mro__
-    wanted = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
-    return not wanted & {"fo", "target_protocol"}
-
-
-_WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "http", "https", "memory"})
+        return kind(f"cannot {verb} {self.url}{tried}: {type(error).__name__}: {error}")
 
 
 def _is_final(error: Exception) -> bool:
@@ -438,15 +417,6 @@ def _is_final(error: Exception) -> bool:
         or type(error).__name__ in _FINAL_NAMES
         or (isinstance(error, OSError) and error.errno in _FINAL_NUMBERS)
     )
-
-
-def _remove_one_by_one(fs: AbstractFileSystem, path: str) -> None:
-    """What fsspec's rm() does, which takes such a name for a pattern, and deletes all that it matches."""
-    for name, info in sorted(fs.find(path, withdirs=True, detail=True).items(), reverse=True):
-        if info["type"] != "directory":
-            fs.rm_file(name)
-        elif _protocol(fs) not in _WITHOUT_DIRECTORIES:
-            fs.rmdir(name)
 
 
 def _version(info: dict[str, Any]) -> str:

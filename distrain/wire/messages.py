@@ -435,7 +435,6 @@ class PublishCheckpoint(Message):
     Coordinator -> uploader; answered by :class:`OrderDone`.
     """
 
-    token: int
     directory: str
     manifest: dict[str, Any]
     metadata: dict[str, Any]
@@ -448,7 +447,6 @@ class UpdateManifest(Message):
     Coordinator -> uploader; answered by :class:`OrderDone`.
     """
 
-    token: int
     directory: str
     fields: dict[str, Any]
 
@@ -460,7 +458,6 @@ class DeleteCheckpoints(Message):
     Coordinator -> uploader; answered by :class:`OrderDone`.
     """
 
-    token: int
     directories: list[str]
 
 
@@ -471,17 +468,14 @@ class MirrorRecords(Message):
     Coordinator -> uploader; answered by :class:`OrderDone`.
     """
 
-    token: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderDone(Message):
-    """The order with this ``token`` is carried out, or (``failed``) why it cannot be.
+    """The oldest unanswered order is carried out, or (``failed``) why it could not be.
 
     Uploader -> coordinator.
     """
 
-    token: int
     failed: str | None = None
 
 
@@ -788,11 +782,6 @@ def failed_answer(order: Message, why: str) -> Message:
             return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
         case OpenStorage():
             return StorageOpened(failed=why)
-        case (
-            PublishCheckpoint(token=token)
-            | UpdateManifest(token=token)
-            | DeleteCheckpoints(token=token)
-            | MirrorRecords(token=token)
-        ):
-            return OrderDone(token=token, failed=why)
+        case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords():
+            return OrderDone(failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")

@@ -33,7 +33,7 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
             f"report(): checkpoint must be a distrain.Checkpoint, got {checkpoint!r:.80} "
             f"({type(checkpoint).__name__}); use Checkpoint.from_directory(path)"
         )
-    if not checkpoint.path or checkpoint.place is not None:  # made from a dict, or remote
+    if not checkpoint.path or checkpoint.remote_path is not None:  # made from a dict, or remote
         return
     folder = os.path.realpath(checkpoint.path)
     if not os.path.isdir(folder):
@@ -80,8 +80,8 @@ def folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
     Of a remote run directory, return the name of the checkpoint's directory only. Raises CheckpointError for files that
     no checkpoint can hold.
     """
-    if checkpoint.place is not None:
-        return Path(checkpoint.place.name)
+    if checkpoint.remote_path is not None:
+        return Path(checkpoint.remote_path.name)
     with contextlib.suppress(FileNotFoundError):  # other ranks still write there
         list_files(Path(checkpoint.path))
     return Path(context.get_trial_dir(), Path(os.path.realpath(checkpoint.path)).name)
@@ -89,11 +89,11 @@ def folder_in_place(checkpoint: Checkpoint, context: TrainContext) -> Path:
 
 def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
     """Refuse a checkpoint that cannot be reported with NO_UPLOAD. Raises ValueError."""
-    place, where = checkpoint.place, context.get_storage().run
-    if isinstance(where, RemotePath) or place is not None:
-        if place is None or place.path.rpartition("/")[0] != getattr(where, "path", ""):
+    remote, where = checkpoint.remote_path, context.get_storage().run
+    if isinstance(where, RemotePath) or remote is not None:
+        if remote is None or remote.path.rpartition("/")[0] != getattr(where, "path", ""):
             raise ValueError(_not_in_place(str(where), checkpoint.path))
-        _check_name(place.name)
+        _check_name(remote.name)
         return
     folder = Path(os.path.realpath(checkpoint.path))
     run = Path(os.path.realpath(context.get_trial_dir()))
@@ -105,7 +105,7 @@ def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
 
 
 def _check_name(name: str) -> None:
-    if (why_not := RunPaths(Path()).why_not(name)) is not None:
+    if (why_not := RunPaths(Path()).name_problem(name)) is not None:
         raise ValueError(f"report(): the name of a checkpoint's directory {why_not}")
 
 
@@ -173,7 +173,7 @@ class StoreOptions:
             return
         if not isinstance(self.name, str):
             raise TypeError(f"report(): checkpoint_dir_name must be a str, got {self.name!r}")
-        if (why_not := RunPaths(Path()).why_not(self.name)) is not None:
+        if (why_not := RunPaths(Path()).name_problem(self.name)) is not None:
             raise ValueError(f"report(): checkpoint_dir_name {why_not}")
 
     @property

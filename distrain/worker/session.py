@@ -179,7 +179,7 @@ class Session:
     ) -> tuple[Checkpoint, StoreOptions, LocalFiles | None]:
         """Return the checkpoint to store, how to store it, and the local files to delete once it is committed."""
         checkpoint = checkpoint.as_reported(self._resumed + self._checkpoints, self.portable)
-        is_local = bool(checkpoint.path) and checkpoint.place is None
+        is_local = bool(checkpoint.path) and checkpoint.remote_path is None
         local_files = None
         if is_local:
             folder = Path(checkpoint.path)

@@ -88,29 +88,29 @@ write = storage.write_and_sync
 storage.write_and_sync = lambda path, data: None if path.name == ".manifest.json" else write(path, data)
 """,
     "renamed before the manifest is written": """
-write, commit, kept = storage.write_and_sync, storage.RunStore._join, []
+write, commit, kept = storage.write_and_sync, storage.LocalStore._join, []
 storage.write_and_sync = lambda path, data: (
     kept.append(data) if path.name == ".manifest.json" else write(path, data)
 )
 def broken_commit(self, *arguments, **options):
-    committed = commit(self, *arguments, **options)
+    path = commit(self, *arguments, **options)
     time.sleep(0.1)
-    write(committed.path / ".manifest.json", kept.pop())
-    return committed
-storage.RunStore._join = broken_commit
+    write(path / ".manifest.json", kept.pop())
+    return path
+storage.LocalStore._join = broken_commit
 """,
-    "reports stay in a buffer": "storage.RunStore.flush = lambda self, then=None: then and then(None)",
+    "reports stay in a buffer": "storage.LocalStore.flush = lambda self, then=None: then and then(None)",
     "the latest vanishes": """
 import shutil
-sweep = storage.RunStore._sweep
-def broken_sweep(self):
-    sweep(self)
+find = storage.LocalStore._find_intact
+def broken_find(self):
     for path in self.paths.checkpoints()[-1:]:
         shutil.rmtree(path)
-storage.RunStore._sweep = broken_sweep
+    return find(self)
+storage.LocalStore._find_intact = broken_find
 """,
     "an older one is offered": """
-storage.RunStore.latest = property(lambda self: [*self.committed[-2:], None][0])
+storage.LocalStore.latest = property(lambda self: [*self.committed[-2:], None][0])
 """,
 }
 

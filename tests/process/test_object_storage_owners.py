@@ -121,12 +121,12 @@ def test_the_owner_of_another_machine_is_watched_before_it_is_believed_dead(
     assert [path for path in bucket.files("run") if path.startswith(".lock")] == [".lock/000002"]
 
 
-def test_a_lock_that_somebody_has_deleted_is_not_told_as_taken_over(bucket: Bucket) -> None:
+def test_a_lock_that_a_user_has_deleted_is_not_reported_as_taken_over(bucket: Bucket) -> None:
     run = RemotePath(f"{bucket.url}/run")
-    lock = run_lock.RunLock.take(run)
+    lock = run_lock.RemoteLock.take(run)
     lock.beat()
     (run / ".lock").remove()
-    with pytest.raises(StorageError, match="is not there any more: somebody has deleted it"):
+    with pytest.raises(StorageError, match=r"or its \.lock was deleted during the run"):
         lock.beat()
 
 

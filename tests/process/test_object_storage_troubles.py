@@ -30,10 +30,10 @@ from distrain.system.remote_path import OPENING_PATIENCE_S
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
 from tests.conftest import wait_until
+from tests.process import test_validation
 from tests.process.bucket import Bucket, Door
 from tests.process.conftest import when_shown
 from tests.process.object_storage import Waiter, train, wait_for
-from tests.process.test_validation import interrupt_the_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,12 +166,12 @@ def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
 
     def silence_and_stop() -> None:
         wait_until(lambda: bucket.committed("run"), what="a checkpoint")
-        [keeper] = [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
+        [uploader] = [child for child in psutil.Process().children() if "uploader" in child.cmdline()]
         bucket.door.hold()
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
             with contextlib.suppress(psutil.TimeoutExpired):
-                keeper.wait(timeout=4)
+                uploader.wait(timeout=4)
                 return
 
     with pytest.raises(KeyboardInterrupt), Waiter(go, silence_and_stop):
@@ -183,7 +183,7 @@ def test_ctrl_c_ends_the_wait_for_a_silent_storage_and_leaves_no_process(
 
 
 def test_ctrl_c_in_the_wait_for_validations_ends_only_that(bucket: Bucket) -> None:
-    interrupt_the_wait(1, bucket.url)
+    test_validation.interrupt_the_wait(1, bucket.url)
     assert json.loads(bucket.read("run", "run.json"))["status"] == "finished"
     for number in range(2):
         manifest = json.loads(bucket.read("run", f"checkpoint_{number:06d}/.manifest.json"))
@@ -195,7 +195,7 @@ def uploader_of_the_coordinator() -> psutil.Process:
     return found
 
 
-def test_a_keeper_that_is_killed_is_replaced(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
+def test_an_uploader_that_is_killed_is_replaced(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
     go = tmp_path / "go"
 
     def kill() -> None:

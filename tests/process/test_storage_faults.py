@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import inspect
 import json
 import os
@@ -25,11 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 import distrain
 from distrain import Checkpoint, ControllerError, FailureConfig, Result, StorageError, TrainingFailedError
-from distrain.checkpoint import MANIFEST_FILE
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, records
 from tests.tables import SEED
@@ -365,27 +364,49 @@ def test_a_rank_that_cannot_store_its_part_says_how_to_go_on(tmp_path: Path, und
     assert "RunConfig(name='run') to continue at checkpoint_000001" in str(error)
 
 
-class Elsewhere(LocalFileSystem):  # type: ignore[misc]
-    """A disk that distrain takes for an object store, and that others fill once before a second manifest is written."""
+OBJECT_STORE = """
+import time
+from pathlib import Path
+from fsspec.implementations.local import LocalFileSystem
 
-    protocol = "elsewhere"
-    cachable = False
+class ObjectStore(LocalFileSystem):
+    # A disk that distrain takes for an object store, and that is filled once before a second manifest is written.
+    protocol, cachable = "objects", False
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk):
         super().__init__(auto_mkdir=True)
         self.disk = disk
 
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        if path.endswith(f"000001/{MANIFEST_FILE}") and not self.disk.place.with_name("was full").exists():
-            wait_until(self.disk.place.with_name("ended").exists, what="the end of the process of rank 0")
-            self.disk.place.with_name("was full").touch()
-            fill(self.disk, pages_left=0)
+    def pipe_file(self, path, value, mode="overwrite", **options):
+        was_full = Path(f"{self.disk} was full")
+        if path.endswith("000001/.manifest.json") and not was_full.exists():
+            while not Path(self.disk).with_name("ended").exists():  # the process of rank 0
+                time.sleep(0.01)
+            was_full.touch()
+            with Path(self.disk, "ballast").open("wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(4096))
+                except OSError:
+                    pass
         super().pipe_file(path, value, mode=mode, **options)
+"""
 
 
-@pytest.mark.parametrize(("workers", "where"), [(0, "local"), (2, "local"), (2, "elsewhere")])
+@pytest.fixture
+def object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Disk], Any]:
+    """A class that the uploaders can import, too."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "object_store.py").write_text(OBJECT_STORE)
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.delitem(sys.modules, "object_store", raising=False)
+    return lambda disk: importlib.import_module("object_store").ObjectStore(str(disk.place))
+
+
+@pytest.mark.parametrize(("workers", "where"), [(0, "local"), (2, "local"), (2, "remote")])
 def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
-    tmp_path: Path, undo: ExitStack, workers: int, where: str
+    tmp_path: Path, undo: ExitStack, workers: int, where: str, object_store: Callable[[Disk], Any]
 ) -> None:
     """train_func has returned then, as its files were taken from it."""
 
@@ -404,10 +425,8 @@ def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
         return "done" if checkpoint is None else "again"
 
     disk = small_disk(tmp_path, undo)
-    elsewhere: dict[str, Any] = {} if where == "local" else {"storage_filesystem": Elsewhere(disk)}
-    fit = partial(
-        Fit(storage=disk.run.parent), leave_no_room_for_the_manifest, workers=workers, name="run", **elsewhere
-    )
+    storage: dict[str, Any] = {} if where == "local" else {"storage_filesystem": object_store(disk)}
+    fit = partial(Fit(storage=disk.run.parent), leave_no_room_for_the_manifest, workers=workers, name="run", **storage)
     with pytest.raises(
         ControllerError, match=r"cannot (write|store) checkpoint 2\b.*No space left on device"
     ) as raised:
@@ -526,11 +545,11 @@ def test_a_storage_without_permission(user: User) -> None:
 
 KILLED_AT_A_STEP = """
 import psutil, threading
-from distrain.storage.local_store import RunStore
+from distrain.storage.local_store import LocalStore
 
 method, step, victims = sys.argv[2], int(sys.argv[3]), sys.argv[4]
 CHANGES = {"mkdir", "rename", "replace", "open", "write", "flush", "fsync", "close", "unlink", "rmdir"}
-original, calls, steps = getattr(RunStore, method), [], []
+original, calls, steps = getattr(LocalStore, method), [], []
 
 def die():
     if victims == "user and agent":
@@ -559,7 +578,7 @@ def stepwise(self, *arguments, **options):
     Path(sys.argv[1], "steps").write_text(" ".join(steps))
     die()
 
-setattr(RunStore, method, stepwise)
+setattr(LocalStore, method, stepwise)
 fit(num_to_keep=1 if method == "_delete" else None)
 """
 

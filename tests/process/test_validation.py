@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,13 +341,6 @@ def test_a_function_that_cannot_travel_is_named_before_anything_starts(fit: Call
     lock = threading.Lock()
     with pytest.raises(JobError, match="variable 'lock'"):
         fit(train, {}, ValidationConfig(lambda checkpoint: {"locked": lock.locked()}))
-
-
-def test_checkpoints_elsewhere_are_validated_too(storage: Path) -> None:
-    fit = fit_of(replace(Fit(storage=storage), storage=f"memory://{storage.parent.name}"), 2)  # type: ignore[arg-type]
-    result = fit(train, {"tasks": [True, True]}, ValidationConfig(score))
-    assert result.return_value == [(0, "VALIDATED"), (1, "VALIDATED")]
-    assert [metrics["score"] for _, metrics in Result.from_path(result.path).best_checkpoints] == [0.0, 1.0]
 
 
 INTERRUPTED = """

@@ -8,8 +8,8 @@ import pytest
 
 if TYPE_CHECKING:
     from distrain.storage.commit import Commit
-    from distrain.storage.local_store import RunStore
     from distrain.storage.records import CommittedCheckpoint
+    from distrain.storage.run_store import RunStore
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,6 @@ def commit_now(store: RunStore, commit: Commit, attempt: int = 0, **options: Any
     def fail(why: str) -> None:
         raise OSError(why)
 
-    store.failed = fail
+    store.on_failure = fail
     store.commit(attempt, commit, then=committed.append, **options)
     return committed[0]

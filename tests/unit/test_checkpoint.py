@@ -13,7 +13,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, files_of
+from distrain.checkpoint import DICT_FILE, MANIFEST_FILE, METADATA_FILE, Checkpoint, remote_files
 from distrain.errors import CheckpointError
 from distrain.system.remote_path import RemotePath, own_temporary_directory
 
@@ -34,10 +34,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, empty."""
-    place = tmp_path / "elsewhere"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    return place
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 # -- directories -----------------------------------------------------------------------------------------------------
@@ -174,12 +174,12 @@ def test_damaged_metadata_is_named(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"files": 7}'])
-def test_a_damaged_manifest_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+def test_a_damaged_manifest_of_a_remote_checkpoint_is_named(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(MemoryFileSystem, "store", {})
-    place = RemotePath("/run/checkpoint_000000", MemoryFileSystem())
-    (place / ".manifest.json").write(text)
+    path = RemotePath("/run/checkpoint_000000", MemoryFileSystem())
+    (path / ".manifest.json").write_bytes(text)
     with pytest.raises(CheckpointError, match=r"/checkpoint_000000/\.manifest\.json is damaged"):
-        files_of(place)
+        remote_files(path)
 
 
 def test_there_is_no_metadata_at_first(folder: Path) -> None:
@@ -278,7 +278,7 @@ def test_metadata_that_is_no_json_is_refused_at_once() -> None:
         Checkpoint.from_dict({}).set_metadata({"a": object()})
 
 
-# -- elsewhere -------------------------------------------------------------------------------------------------------
+# -- remote ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ def test_a_download_that_fails_leaves_nothing(downloads: Path, monkeypatch: pyte
     assert [path for path in downloads.iterdir() if path.suffix != ".lock"] == []
 
 
-def test_half_of_what_is_being_deleted_elsewhere_is_not_read(downloads: Path) -> None:
+def test_half_of_a_remote_checkpoint_that_is_being_deleted_is_not_read(downloads: Path) -> None:
     MemoryFileSystem().pipe_file("c/a/.pending.json", b"{}")
     with (
         pytest.raises(CheckpointError, match=r"was deleted while it was read .*CheckpointConfig\.num_to_keep"),

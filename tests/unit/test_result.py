@@ -24,10 +24,10 @@ from distrain.config import CheckpointConfig
 from distrain.errors import ControllerError, StorageError, WorkerGroupError
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.storage.commit import Commit
-from distrain.storage.local_store import RunStore
+from distrain.storage.local_store import LocalStore
 from distrain.storage.paths import RunPaths, choose_run
 from distrain.storage.records import CommittedCheckpoint, committed_at, read_metrics
-from distrain.storage.run_lock import RunLock, is_in_use
+from distrain.storage.run_lock import RemoteLock, is_in_use
 from distrain.system.remote_path import RemotePath
 from distrain.trainer import DataParallelTrainer
 from tests.unit.conftest import commit_now
@@ -45,7 +45,7 @@ def write_run(tmp_path: Path) -> Write:
         config: CheckpointConfig | None = None,
         rank: int = 0,
     ) -> Path:
-        store = RunStore(tmp_path / "run")
+        store = LocalStore(tmp_path / "run")
         store.write_manifest({"status": "finished", "checkpoint_config": asdict(config or CheckpointConfig())})
         for index, metrics in enumerate(reports, start=1):
             store.append_metrics({"rank": rank, "index": index}, metrics)
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
     write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run([], [{"loss": 2}])
-    store = RunStore(tmp_path / "run")
+    store = LocalStore(tmp_path / "run")
 
     def as_the_run_goes_on(folder: Path) -> CommittedCheckpoint:
         monkeypatch.undo()
@@ -313,40 +313,40 @@ def test_a_damaged_account_of_the_failure_is_named(write_run: Write, text: bytes
 
 
 def test_a_run_that_says_that_it_is_running_and_holds_no_lock_has_died(tmp_path: Path) -> None:
-    store = RunStore(tmp_path / "run")
+    store = LocalStore(tmp_path / "run")
     store.write_manifest({"status": "running"})
     assert Result.from_path(tmp_path / "run").error is None
     store.close()
     error = Result.from_path(tmp_path / "run").error
     assert isinstance(error, ControllerError)
     assert str(error).startswith("the process that called fit() was killed, or its machine crashed: ")
-    RunStore(tmp_path / "run").close()  # looking has not taken the lock
+    LocalStore(tmp_path / "run").close()  # looking has not taken the lock
 
 
 def test_looking_whether_a_run_has_died_does_not_keep_it_from_beginning(tmp_path: Path) -> None:
-    RunStore(tmp_path / "run").close()
+    LocalStore(tmp_path / "run").close()
     looks = os.open(tmp_path / "run" / ".lock", os.O_RDONLY)
     fcntl.flock(looks, fcntl.LOCK_SH)
     is_done = threading.Timer(0.01, os.close, [looks])
     is_done.start()
-    RunStore(tmp_path / "run").close()
+    LocalStore(tmp_path / "run").close()
     is_done.join()
 
 
 def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RemotePath("/run", MemoryFileSystem())
     monkeypatch.setattr(MemoryFileSystem, "store", {})
-    (run / "run.json").write(b'{"status": "running"}')
-    lock = RunLock.take(run)
+    (run / "run.json").write_bytes(b'{"status": "running"}')
+    lock = RemoteLock.take(run)
     assert is_in_use(run)
     lock.release()
     assert not is_in_use(run)
-    lock = RunLock.take(run)
+    lock = RemoteLock.take(run)
     for beat, in_use in ((time.time(), True), (time.time() - 3600, False), (0.0, True)):
         far = {"id": "x", "host": "far", "machine": "other", "pid": 7, "started": 1.0, "released": False}
-        (run / ".lock" / "000002").write(json.dumps({**far, "beat": beat}).encode())
+        (run / ".lock" / "000002").write_bytes(json.dumps({**far, "beat": beat}).encode())
         assert is_in_use(run) is in_use
-    (run / "metrics.jsonl").write(b'{"rank": 0, "metrics": {"loss": 2}}\n{"rank": 1, "metrics": {}}\n')
+    (run / "metrics.jsonl").write_bytes(b'{"rank": 0, "metrics": {"loss": 2}}\n{"rank": 1, "metrics": {}}\n')
     result = Result.from_path("/run", run.given)
     assert (result.error, result.metrics) == (None, {"loss": 2})
 
@@ -355,8 +355,8 @@ def test_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_lock_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     run = RemotePath("/run", MemoryFileSystem())
     monkeypatch.setattr(MemoryFileSystem, "store", {})
-    (run / ".lock" / "000001").write(text)
-    for look in (RunLock.take, is_in_use):
+    (run / ".lock" / "000001").write_bytes(text)
+    for look in (RemoteLock.take, is_in_use):
         with pytest.raises(StorageError, match=r"the lock /run/.lock/000001 is damaged .*delete it"):
             look(run)
 

@@ -8,7 +8,7 @@ from typing import Any
 from distrain import wire
 from distrain.config import CheckpointConfig
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.storage.local_store import RunStore
+from distrain.storage.local_store import LocalStore
 
 
 class NoValidations:
@@ -21,7 +21,7 @@ class NoValidations:
 
 
 def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> None:
-    store, sent = RunStore(tmp_path / "run"), []
+    store, sent = LocalStore(tmp_path / "run"), []
     handler = ReportHandler(
         store,
         CheckpointConfig(num_to_keep=1),

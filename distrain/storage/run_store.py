@@ -1,0 +1,398 @@
+"""The coordinator's access to a run directory, local or remote. Runs in: coordinator.
+
+Only :class:`RunStore` commits and deletes checkpoints. Workers and uploaders bring files. An uploader writes a manifest
+or deletes a directory only when the coordinator orders it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from distrain.errors import StorageError
+from distrain.storage.executor import StorageExecutor
+from distrain.storage.files import full_disk_hint, write_atomically
+from distrain.storage.paths import RunPaths
+from distrain.storage.records import PENDING, CommittedCheckpoint, file_entry, without_nonfinite
+from distrain.storage.run_lock import LocalLock
+from distrain.system.background import Background
+from distrain.system.log import say, warn
+from distrain.system.remote_path import RemotePath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from distrain import wire
+    from distrain.storage.commit import Commit
+    from distrain.system.loop import Loop
+
+_RESERVED_BYTES = 64 << 10
+_T = TypeVar("_T")
+
+
+class _RunDirectory:
+    """A local directory that this process has locked: the run directory, or the spool of a remote one.
+
+    Methods raise OSError.
+    """
+
+    def __init__(self, paths: RunPaths, run: object) -> None:
+        """Make and lock the directory. Raise StorageError if another process uses ``run``."""
+        self._paths = paths
+        paths.root.mkdir(parents=True, exist_ok=True)
+        self._status = paths.root.stat()
+        self._lock = LocalLock(paths.lock, run)
+        self._metrics_fd = -1
+        self._unwritten = bytearray()
+
+    def open(self) -> None:
+        """Open the metrics, reserve disk space, and delete what an earlier run was writing when it died."""
+        self._metrics_fd = _open_lines(self._paths.metrics)
+        with self._paths.reserve.open("wb") as file:
+            file.write(bytes(_RESERVED_BYTES))
+        shutil.rmtree(self._paths.staging, ignore_errors=True)
+        self._probe()
+
+    def _probe(self) -> None:
+        """Write, read and delete a file, so that a storage that cannot do it fails before the training begins."""
+        probe = self._paths.root / ".probe"
+        probe.write_bytes(b"distrain")
+        if probe.read_bytes() != b"distrain":
+            raise OSError(errno.EIO, "a file has other contents than those that were written", str(probe))
+        probe.unlink()
+
+    def check_same(self) -> None:
+        """Raise OSError if the directory was unmounted, moved or deleted, so that no run continues in a new one."""
+        if not os.path.samestat(self._paths.root.stat(), self._status):
+            raise OSError(errno.ESTALE, "the run directory is not the one any more that the run began in")
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Replace run.json."""
+        self.check_same()
+        write_atomically(self._paths.manifest, json.dumps(manifest, indent=1).encode())
+
+    def append_metrics(self, data: bytes) -> None:
+        """Append lines to the metrics, after those that a full disk did not take."""
+        self._unwritten += data
+        self.check_same()
+        while self._unwritten:
+            del self._unwritten[: os.write(self._metrics_fd, self._unwritten)]
+
+    def write_last_metrics(self) -> None:
+        """Free the reserved space, and write the lines that a full disk did not take."""
+        shutil.rmtree(self._paths.staging, ignore_errors=True)
+        self._paths.reserve.unlink(missing_ok=True)
+        self.append_metrics(b"")
+
+    def clear(self) -> None:
+        """Delete the files that only a running coordinator needs."""
+        shutil.rmtree(self._paths.staging, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the directory has become read-only; the next run replaces the file
+            self._paths.reserve.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Close the metrics, and release the lock."""
+        if self._metrics_fd >= 0:
+            os.close(self._metrics_fd)
+            self._metrics_fd = -1
+        self._lock.release()
+
+
+def _open_lines(path: Path) -> int:
+    """Open a file for appending, and cut off a torn last line, which a power cut may leave. Return the descriptor."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    end = size = os.lseek(fd, 0, os.SEEK_END)
+    while end and os.pread(fd, 1, end - 1) != b"\n":
+        end -= 1
+    if end < size:
+        os.ftruncate(fd, end)
+    return fd
+
+
+class RunStore(ABC):
+    """A run directory that the coordinator has locked.
+
+    Small files are written to a local directory, ``paths``. Work on files is done in the background, in order. If it
+    fails, the run ends, unless the run can do without the file.
+    """
+
+    is_remote = False
+    """True if uploaders bring the checkpoints, into directories that the coordinator names."""
+    filesystem = ""
+    """The filesystem of ``storage_path`` as text for other processes, or "" (see :func:`encode_filesystem`)."""
+
+    def __init__(self, location: Path | RemotePath, directory: Path) -> None:
+        """``location``: the run directory as users know it. ``directory``: the local directory for small files."""
+        self.location = location
+        self.paths = RunPaths(directory)
+        self.metadata: dict[str, Any] = {}
+        """The run's metadata, which is added to that of every checkpoint."""
+        self.on_failure: Callable[[str], None] = warn
+        """Called with the reason when something could not be written."""
+        self.committed: list[CommittedCheckpoint] = []
+        """The checkpoints that are kept, in the order of their commits."""
+        self.is_stalled = False
+        """True if work on files was abandoned: touching a file may block as long."""
+        self._background = Background(None, "storage")
+        self._directory: _RunDirectory
+        self._next_index = 0
+        self._open_commits = 0
+        self._lines: list[str] = []
+
+    @property
+    def storage_path(self) -> str:
+        """The parent of the run directory."""
+        return str(self.location.parent)
+
+    @property
+    def latest(self) -> CommittedCheckpoint | None:
+        """The last checkpoint, or None."""
+        return self.committed[-1] if self.committed else None
+
+    def display_path(self, path: Path) -> str:
+        """Return the path or URL under which users find a file of the run."""
+        is_inside = path.is_relative_to(self.paths.root)
+        return str(self.location / str(path.relative_to(self.paths.root)) if is_inside else path)
+
+    # -- opening and closing --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[contextlib.ExitStack]:
+        """Lock the local directory. If the context fails, undo it and what is on the stack, and raise StorageError."""
+        with contextlib.ExitStack() as undo:
+            try:
+                self._directory = _RunDirectory(self.paths, self.location)
+                undo.callback(self._directory.release)
+                yield undo
+            except OSError as error:
+                raise StorageError(f"cannot use the run directory {self.location}: {error}") from error
+            undo.pop_all()
+
+    def delete_end_files(self) -> None:
+        """Delete the files in which an earlier, failed part of this run noted its end. Raise OSError."""
+        for path in self.paths.end_files():
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release the directory. No work may be pending, unless it was abandoned."""
+        if self.is_stalled:  # a thread may still write: the lock is held until the process ends
+            return
+        try:
+            self.flush()
+            self._directory.clear()
+        finally:
+            self._directory.release()
+
+    # -- work in the background -----------------------------------------------------------------------------------
+
+    def start(self, loop: Loop | None, background: Background, run_id: str, flags: Sequence[str]) -> None:
+        """Begin the run: do all further work on files in ``background``, in order.
+
+        loop: reads what other processes answer; None if there is no loop.
+        flags: options of the interpreter for other processes.
+        """
+        self._background = background
+
+    def detach(self) -> None:
+        """Stop using the loop and the background. Later work is done at once."""
+        self._background = Background(None, "storage")
+
+    def _do(self, what: str, work: Callable[[], _T], then: Callable[[_T], None] | None = None) -> None:
+        """Do work on files, then call ``then`` with its result. The run fails if the work does."""
+        self._background.do(work, then, lambda error: self._cannot_write(what, error))
+
+    def _do_optional(self, complaint: str, work: Callable[[], object]) -> None:
+        """Do work on files that the run can do without. Warn if it fails."""
+        self._background.do(work, None, lambda error: warn(f"{complaint}: {error}"))
+
+    def _cannot_write(self, what: str, why: object) -> None:
+        self._fail(f"cannot write {what} in {self.location}: {why}{full_disk_hint(str(why))}")
+
+    def _fail(self, why: str) -> None:
+        self.on_failure(why)
+
+    def _warn_from_background(self, text: str) -> None:
+        self._background.report(lambda: warn(text))
+
+    @property
+    def is_committing(self) -> bool:
+        """True while a checkpoint is being committed."""
+        return self._open_commits > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no work is pending."""
+        return not self._background.pending
+
+    def wait_until_idle(self) -> None:
+        """Wait until no work is pending. For callers without a loop, whose work on files is done at once."""
+        assert self.is_idle
+
+    def abandon_pending_work(self) -> None:
+        """Stop waiting for pending work, which may or may not be completed."""
+        self.is_stalled = self._background.pending > 0
+
+    def announce_wait(self) -> None:
+        """Tell the user that the run waits for its storage."""
+        say(f"waiting until everything is written to {self.location}; press Ctrl-C to stop waiting")
+
+    # -- small files ----------------------------------------------------------------------------------------------
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Write run.json now. Raise OSError."""
+        self._directory.write_manifest(manifest)
+
+    def write_manifest_later(self, manifest: Mapping[str, Any]) -> None:
+        """Write run.json in the background."""
+        self._do("run.json", lambda: self._directory.write_manifest(manifest))
+
+    def make_parent(self, path: Path) -> None:
+        """Make the directory of a file of the run."""
+        self._do(path.name, lambda: self.paths.make_parent(path))
+
+    def open_log(self, path: Path, then: Callable[[IO[bytes]], None], failed: Callable[[OSError], None]) -> None:
+        """Call ``then`` with a new file, open for writing, or ``failed`` with an OSError."""
+
+        def work() -> IO[bytes]:
+            self.paths.make_parent(path)
+            return path.open("wb")
+
+        self._background.do(work, then, failed)
+
+    def write_optional_file(self, path: Path, data: bytes, complaint: str) -> None:
+        """Write a file that the run can do without. Readers never see a part of it."""
+
+        def write() -> None:
+            self.paths.make_parent(path)
+            write_atomically(path, data, sync=False)
+
+        self._do_optional(complaint, write)
+
+    def delete_file(self, path: Path) -> None:
+        """Delete a file of the run."""
+        self._do_optional(f"{path} could not be deleted", lambda: path.unlink(missing_ok=True))
+
+    def append_metrics(self, line: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+        """Add one report, which the next :meth:`flush` writes.
+
+        Non-finite numbers become null. The field ``nonfinite`` has their values.
+        """
+        finite, nonfinite = without_nonfinite(metrics)
+        record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
+        self._lines.append(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
+
+    def flush(self, then: Callable[[object], None] | None = None) -> None:
+        """Write the added reports, then call ``then``."""
+        if self._lines or then is not None:
+            data = "".join(self._lines).encode()
+            self._lines = []
+            self._do("metrics", lambda: self._directory.append_metrics(data), then)
+
+    def write_last_metrics(self) -> None:
+        """Free disk space, and write the reports that a full disk did not take. Raise OSError."""
+        self._directory.write_last_metrics()
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def prepare(self, attempt: int, ordinal: int, rank: int, *, name: str | None, then: Callable[[str], None]) -> None:
+        """Call ``then`` with the directory for a rank's files of the checkpoint, which will be called ``name``."""
+
+    def commit(
+        self,
+        attempt: int,
+        commit: Commit,
+        *,
+        name: str | None = None,
+        folder: str | None = None,
+        validation: Mapping[str, Any] | None = None,
+        then: Callable[[CommittedCheckpoint], None],
+    ) -> None:
+        """Make the ranks' files the next checkpoint of the run, then call ``then`` with it.
+
+        name: the wanted name of its directory. The default is a number.
+        folder: the directory in the run directory that the ranks have filled themselves, or None.
+        validation: the arguments of its validation, or None.
+        """
+        index, self._next_index = self._next_index, self._next_index + 1
+        finite, nonfinite = without_nonfinite(commit.metrics)
+        validation = None if validation is None else {**validation, "status": PENDING}
+        manifest = {
+            "name": name,
+            "index": index,
+            "attempt": attempt,
+            "time": time.time(),
+            "ranks": list(commit.ranks),
+            "metrics": finite,
+            "nonfinite": nonfinite,
+            "validation": validation,
+            "files": {file.path: file_entry(file.size, file.crc32, file.rank) for file in commit.files},
+        }
+
+        def done(path: Path | RemotePath) -> None:
+            self._open_commits -= 1
+            saved = CommittedCheckpoint(path, dict(commit.metrics), validation, index)
+            self.committed.append(saved)
+            then(saved)
+
+        def failed(why: object) -> None:
+            self._open_commits -= 1
+            self._cannot_write(f"checkpoint {commit.ordinal}", why)
+
+        self._open_commits += 1
+        self._publish(attempt, commit.ordinal, folder, manifest, done, failed)
+
+    @abstractmethod
+    def _publish(
+        self,
+        attempt: int,
+        ordinal: int,
+        folder: str | None,
+        manifest: dict[str, Any],
+        done: Callable[[Path | RemotePath], None],
+        failed: Callable[[object], None],
+    ) -> None:
+        """Write the manifest with the files that it lists. Call ``done`` with the checkpoint's path, or ``failed``."""
+
+    def add_validation(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
+        """Note the status of the validation of a checkpoint, and add its metrics to the checkpoint's own."""
+        position = self.committed.index(saved)
+        metrics = {**saved.metrics, **metrics}
+        validation = {**(saved.validation or {}), "status": status}
+        self.committed[position] = replace(saved, metrics=metrics, validation=validation)
+        finite, nonfinite = without_nonfinite(metrics)
+        self._update_manifest(saved, {"metrics": finite, "nonfinite": nonfinite, "validation": validation})
+
+    @abstractmethod
+    def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
+        """Replace fields of a checkpoint's manifest. Warn if that fails."""
+
+    def delete(self, positions: Sequence[int]) -> None:
+        """Delete checkpoints, given by their positions in ``committed``."""
+        chosen = [self.committed.pop(position) for position in sorted(positions, reverse=True)]
+        if chosen:
+            self._delete_checkpoints(chosen)
+
+    @abstractmethod
+    def _delete_checkpoints(self, chosen: Sequence[CommittedCheckpoint]) -> None:
+        """Delete checkpoints. Warn if that fails."""
+
+    # -- work of other processes ----------------------------------------------------------------------------------
+
+    def open_order(self) -> wire.OpenStorage | None:
+        """Return the first order for the uploaders of all hosts, or None."""
+        return None
+
+    def upload(self, order: wire.Upload, then: Callable[[wire.Message], None]) -> None:
+        """Store a rank's files in this process, then call ``then`` with the answer."""
+        run = self.location if isinstance(self.location, RemotePath) else None
+        executor = StorageExecutor(run, self._warn_from_background)
+        self._background.do(lambda: executor.do(order), then)

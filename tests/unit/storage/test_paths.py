@@ -1,0 +1,95 @@
+"""Names in the run directory, and which directory a run gets."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distrain.errors import StorageError
+from distrain.storage.paths import RunPaths, choose_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_checkpoints_are_listed_oldest_first_however_many_digits_they_have(root: Path) -> None:
+    for index in (1_000_000, 2, 999_999):
+        RunPaths(root).checkpoint(index).mkdir(parents=True)
+    names = [path.name for path in RunPaths(root).checkpoints()]
+    assert names == ["checkpoint_000002", "checkpoint_999999", "checkpoint_1000000"]
+
+
+def test_only_directories_with_our_names_are_checkpoints(root: Path) -> None:
+    for name in ("checkpoint_000001.new", "my_checkpoint_000001", "checkpoint_1"):
+        (root / name).mkdir(parents=True)
+    (root / "checkpoint_000007").write_text("a file")
+    assert RunPaths(root).checkpoints() == []
+
+
+def made(storage_path: Path, name: str, status: str | None) -> None:
+    root = storage_path / name
+    root.mkdir(parents=True)
+    if status is not None:
+        (root / "run.json").write_text(json.dumps({"status": status}))
+
+
+def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
+    roots = {choose_run(tmp_path, None) for _ in range(10)}
+    assert len(roots) == 10
+    assert {root.parent for root in roots} == {tmp_path}
+
+
+def test_a_new_name_is_used_as_it_is(tmp_path: Path) -> None:
+    assert choose_run(tmp_path, "run") == tmp_path / "run"
+
+
+@pytest.mark.parametrize("status", ["running", "failed", "aborted"])
+def test_an_unfinished_run_goes_on(tmp_path: Path, status: str) -> None:
+    made(tmp_path, "run", status)
+    assert choose_run(tmp_path, "run") == tmp_path / "run"
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    made(tmp_path, "run", "finished")
+    made(tmp_path, "run-2", "finished")
+    assert choose_run(tmp_path, "run") == tmp_path / "run-3"
+
+
+def test_the_unfinished_successor_of_a_finished_run_goes_on(tmp_path: Path) -> None:
+    made(tmp_path, "run", "finished")
+    made(tmp_path, "run-2", "failed")
+    assert choose_run(tmp_path, "run") == tmp_path / "run-2"
+
+
+def test_a_directory_that_is_no_run_is_no_run_that_goes_on(tmp_path: Path) -> None:
+    made(tmp_path, "run", None)
+    assert choose_run(tmp_path, "run") == tmp_path / "run"
+
+
+def test_the_home_directory_and_relative_paths_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert choose_run("~/runs", "run") == tmp_path / "runs" / "run"
+    assert choose_run("runs", "run") == tmp_path / "runs" / "run"
+    assert choose_run(None, "run") == tmp_path / "distrain_results" / "run"
+
+
+def test_an_unreadable_manifest_is_a_storage_error(tmp_path: Path) -> None:
+    made(tmp_path, "run", None)
+    (tmp_path / "run" / "run.json").write_text("{torn")
+    with pytest.raises(StorageError, match=r"run\.json is damaged, or another program's"):
+        choose_run(tmp_path, "run")
+
+
+def test_every_name_of_a_run_lies_below_its_root(root: Path) -> None:
+    paths = RunPaths(root)
+    names = [getattr(paths, name) for name, value in vars(RunPaths).items() if isinstance(value, property)]
+    names += [paths.checkpoint(3), paths.log(0, 1), paths.stacks(0, 1), paths.validation_log("checkpoint_000003")]
+    assert all(root in name.parents for name in names)
+    assert len(set(names)) == len(names)
+
+
+def test_logs_may_lie_elsewhere(root: Path, tmp_path: Path) -> None:
+    assert RunPaths(root).log(1, 2, tmp_path) == tmp_path / root.name / "attempt_1" / "rank_2.log"
