@@ -39,7 +39,7 @@ class Launch:
         self.timers: dict[str, Callable[[], None]] = {}
         loop: Any = SimpleNamespace(call_in=self._call_in)
         store: Any = SimpleNamespace(
-            is_elsewhere=False, paths=SimpleNamespace(root=Path("/runs/run"), manifest=Path("/runs/run/run.json"))
+            is_remote=False, paths=SimpleNamespace(root=Path("/runs/run"), manifest=Path("/runs/run/run.json"))
         )
         self.checks = LaunchChecks(
             loop,

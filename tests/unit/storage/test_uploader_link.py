@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def test_checkpoints_that_a_killed_uploader_was_to_delete_are_deleted_by_the_next(tmp_path: Path) -> None:
-    def delete(token: int) -> wire.DeleteCheckpoints:
-        (tmp_path / f"of_{token}").mkdir()
-        (tmp_path / f"of_{token}" / "file").write_text("x")
-        return wire.DeleteCheckpoints(token=token, directories=[f"of_{token}"])
+    def delete(number: int) -> wire.DeleteCheckpoints:
+        (tmp_path / f"of_{number}").mkdir()
+        (tmp_path / f"of_{number}" / "file").write_text("x")
+        return wire.DeleteCheckpoints(directories=[f"of_{number}"])
 
     answers: list[wire.Message] = []
     link = UploaderLink(None, answers.append, flags=())
@@ -35,7 +35,7 @@ def test_checkpoints_that_a_killed_uploader_was_to_delete_are_deleted_by_the_nex
     finally:
         link.close()
     assert [answer for answer in answers if isinstance(answer, wire.OrderDone)] == [
-        wire.OrderDone(token=1),
-        wire.OrderDone(token=2),
+        wire.OrderDone(),
+        wire.OrderDone(),
     ]
     assert not list(tmp_path.glob("of_*"))
