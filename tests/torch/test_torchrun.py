@@ -102,7 +102,7 @@ said["result"] = {
     "kept": [checkpoint.path for checkpoint, _ in result.best_checkpoints],
     "metrics": result.metrics,
     "value": result.return_value,
-    "current": distrain.session.Session.current is None,
+    "current": distrain.worker.session.Session.current is None,
 }
 said["threads"] = os.environ["OMP_NUM_THREADS"]
 write()
