@@ -34,7 +34,7 @@ TITLES = (
 )
 BOUNDS = (
     ("checkpoint, SYNC", "cp, fsync of the copy", 1.2),
-    ("checkpoint, SYNC, delete", "fsync, crc32", 1.2),
+    ("checkpoint, SYNC, delete", "cp, fsync of the copy", 1.2),
     ("checkpoint, ASYNC", "cp", 1.0),
     ("checkpoint, ASYNC, delete", "checkpoint, SYNC", 0.1),
 )
