@@ -19,7 +19,7 @@ from typing import Any
 
 from distrain.system.version import __version__
 
-WIRE_VERSION = 4
+WIRE_VERSION = 3
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
