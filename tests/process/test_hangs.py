@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,3 +250,14 @@ def test_a_worker_that_slept_does_not_hang_once_it_goes_on(fit: Fit, capsys: pyt
     shown = capsys.readouterr().err
     assert 1 <= shown.count("no rank has reported or printed anything for 0.5 s") <= 3
     assert "rank 0 in train at test_hangs.py:" in shown
+
+
+@pytest.mark.parametrize("hang_timeout_s", [0.15, 0.2, 0.25, 0.3])
+def test_taking_stacks_does_not_kill_workers_that_are_still_starting(fit: Fit, hang_timeout_s: float) -> None:
+    """The interpreter of a spawned worker needs that long to start, and installs its signal handler afterwards."""
+
+    def train() -> None:
+        time.sleep(60.0)
+
+    with pytest.raises(HangError):
+        replace(fit, start_method="spawn")(train, failure_config=FailureConfig(hang_timeout_s=hang_timeout_s))
