@@ -53,7 +53,8 @@ class RunErrors:
             return ControllerError(f"{summary.problem}\n{advice}\nrun:  {self.run}")
         if summary.resources_missing:
             return ResourcesError(summary.problem)
-        text = "\n".join([summary.problem or "", *self._postscript()])
+        problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
+        text = "\n".join([problem, *self._postscript()])
         return ControllerError(text) if summary.entered else LaunchError(text)
 
     def _problem_explains_failures(self) -> bool:
