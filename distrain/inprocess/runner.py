@@ -63,6 +63,12 @@ if TYPE_CHECKING:
 
 def check_launcher(num_workers: int, backend: BackendConfig) -> None:
     """Raise LaunchError if it is not clear which processes should train, or if they cannot train together."""
+    if Session.current is not None and Session.current.runs_script:
+        raise LaunchError(
+            "this script was started by `python -m distrain.launch`, and calls fit(), which starts workers of its own. "
+            "Run it with `python script.py`; if it does not name its hosts, set DISTRAIN_HOSTS=alpha:4,beta:4 or "
+            "DISTRAIN_HOSTFILE=FILE"
+        )
     if num_workers:
         _check_launcher_of_workers(num_workers)
     else:
@@ -85,12 +91,6 @@ def _check_launcher_in_process(backend: BackendConfig) -> None:
 
 
 def _check_launcher_of_workers(num_workers: int) -> None:
-    if Session.current is not None and Session.current.runs_script:
-        raise LaunchError(
-            "this script was started by `python -m distrain.launch`, and calls fit(), which starts workers of its own. "
-            "Run it with `python script.py`; if it does not name its hosts, set DISTRAIN_HOSTS=alpha:4,beta:4 or "
-            "DISTRAIN_HOSTFILE=FILE"
-        )
     if "TORCHELASTIC_RUN_ID" in os.environ and torchrun_rank() is not None and os.environ["WORLD_SIZE"] != "1":
         raise LaunchError(
             f"fit() was called under torchrun, in each of its {os.environ['WORLD_SIZE']} processes, and would start "
