@@ -93,7 +93,7 @@ class _Rank:
 
     @property
     def failure(self) -> RankFailure | None:
-        """How the rank failed by itself, if it did."""
+        """Return the failure of the rank, if it failed by itself."""
         if self.failed_order is None:
             return None
         return failure_of(
