@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import os
 import re
 import textwrap
 from importlib.util import find_spec
@@ -40,6 +41,7 @@ def public_code() -> dict[str, Any]:
 
 
 CODE = public_code()
+os.environ.pop("DISTRAIN_LIGHTNING", None)  # which package the import has found: workers of later tests choose again
 
 
 def docstrings() -> Iterator[tuple[str, str]]:

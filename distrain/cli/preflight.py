@@ -223,7 +223,10 @@ class Preflight:
         self._tries_connections = len(hosts) > 1
         self._carry_out(checks.begin())
         while not checks.is_done:
-            self._wait_until(lambda: checks.is_done, ANSWER_TIMEOUT_S)
+            if not checks.is_connecting:
+                self._wait_until(lambda: checks.is_done or checks.is_connecting, ANSWER_TIMEOUT_S)
+            if checks.is_connecting:  # these questions have a time limit of their own
+                self._wait_until(lambda: checks.is_done, ANSWER_TIMEOUT_S)
             for finding in checks.overdue(ANSWER_TIMEOUT_S):
                 self._fail(finding)  # the other hosts continue without it
 

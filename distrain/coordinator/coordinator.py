@@ -171,7 +171,7 @@ class Coordinator:
     def _arm_timers(self) -> None:
         """Set one timer for each part that has a deadline."""
         for name, moment, callback in (
-            ("held", self._upload_limit() if self._held else None, self._handle_held),
+            ("held", self._upload_limit() if self._waits_for_uploads else None, self._handle_held),
             ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
             ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
             ("validations", self._validations.deadline(), self._validations.tick),
@@ -231,10 +231,17 @@ class Coordinator:
         """True if a checkpoint is being committed, unless the user has ended the wait for it."""
         return self._store.is_committing and not self._impatient
 
+    @property
+    def _waits_for_uploads(self) -> bool:
+        """True if only an upload keeps the first of the held events waiting."""
+        return bool(self._held) and not (self._is_committing or self._is_over)
+
     def _must_await_uploads(self) -> bool:
         """Return whether the end of the attempt waits for uploads: less is lost by that than the time it takes."""
         awaits = self._report_handler.awaits_uploads(self.machine.lost_ranks)
-        if awaits and self._uploads_awaited_since is None:
+        if not awaits:
+            self._uploads_awaited_since = None
+        elif self._uploads_awaited_since is None:
             self._uploads_awaited_since = time.monotonic()
             silent_s = 0.0 if self.machine.failures else _SILENT_WAIT_S
             self._loop.call_in("uploads", silent_s, lambda: say("waiting for the checkpoint that is being stored"))

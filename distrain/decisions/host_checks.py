@@ -79,7 +79,8 @@ class HostChecks:
         """Hosts that have not opened their port, or, once all have, that have not connected to the others."""
         self._ports: dict[str, wire.ProbePortOpened] = {}
         self._failed_peers: dict[str, dict[str, str]] = {}
-        self._is_connecting = False
+        self.is_connecting = False
+        """True once the hosts have been told to connect to each other."""
         self._nonce = nonce
         self._own_versions = own_versions or {}
         self._must_connect = must_connect
@@ -128,9 +129,9 @@ class HostChecks:
         del self._waiting[host]
         if self._waiting:
             return []
-        if self._is_connecting:
+        if self.is_connecting:
             return [*self.connection_findings()]
-        self._is_connecting = True
+        self.is_connecting = True
         self._waiting = dict.fromkeys(self._ports)
         return [*self._connections()]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -501,7 +501,8 @@ class RunStateMachine:
                 orders = self._send_stop_orders(self._stop_consensus.mark_finished(message.rank))
                 return [*orders, *(self._check_all_done(now) if message.ok else self._on_rank_failed(rank, now))]
             case wire.Exited():
-                rank.exited = message
+                # Before the attempt is stopped, even a signal that distrain sent is a failure: a run says why it ends.
+                rank.exited = message if self.state is RunState.STOPPING else replace(message, by_us=False)
                 self._move_rank(rank, RankState.EXITED)
                 return [] if rank.outcome is not None else self._on_rank_failed(rank, now)
         return []

@@ -43,17 +43,19 @@ class LocalFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self._files: dict[str, tuple[int, int, int]] = {}
-        self._folders: list[str] = []
+        self._folders: dict[str, bool] = {}
+        """Whether it was empty, by path; a directory comes after those in it."""
         self._note(str(self.folder))
 
     def _note(self, path: str) -> None:
         """Remember a file, or a directory after all that is in it."""
         status = _dated(path)
         if stat.S_ISDIR(status.st_mode):
-            for entry in os.listdir(path):
+            entries = os.listdir(path)
+            for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # another rank deletes files of an earlier checkpoint
                     self._note(os.path.join(path, entry))
-            self._folders.append(path)
+            self._folders[path] = not entries
         else:
             self._files[path] = _state(status)
 
@@ -63,17 +65,22 @@ class LocalFiles:
         return first.startswith(second) or second.startswith(first)
 
     def delete(self) -> None:
-        """Delete the files that nobody has changed or replaced since, and then the directories that are empty.
+        """Delete the files that nobody has changed or replaced since, and the directories that this makes empty.
 
-        A file that cannot be deleted stays: the checkpoint does not need it any more.
+        A file that cannot be deleted stays: the checkpoint does not need it any more. A directory that is empty for
+        another reason stays, too: another rank may have made it anew.
         """
+        emptied = {path for path, was_empty in self._folders.items() if was_empty}
         for path, state in self._files.items():
             with contextlib.suppress(OSError):
                 if _state(os.lstat(path)) == state:
                     os.unlink(path)
+                    emptied.add(os.path.dirname(path))
         for path in self._folders:
             with contextlib.suppress(OSError):
-                os.rmdir(path)
+                if path in emptied:
+                    os.rmdir(path)
+                    emptied.add(os.path.dirname(path))
 
 
 def _dated(path: str) -> os.stat_result:

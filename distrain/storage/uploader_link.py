@@ -14,7 +14,7 @@ from distrain.system import process
 from distrain.wire.child_link import ChildLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distrain.system.loop import Loop
 
@@ -133,14 +133,19 @@ class UploaderLink:
         again = self._deaths < _MAX_RESTARTS
         self._deaths += 1
         repeated = [order for order in self._open if again and isinstance(order, _REPEATABLE)]
-        self._open = deque(order for order in self._open if order not in repeated)
-        self._fail(f"the uploader has died (exit code {code})")
+        lost = [order for order in self._open if order not in repeated]
+        self._open = deque()
         opening = [self._opening] if again and self._opening is not None else []
         for order in (*opening, *repeated):
             self.order(order)
+        # At last, since the receiver of an answer may give new orders.
+        self._answer_failed(lost, f"the uploader has died (exit code {code})")
 
     def _fail(self, why: str) -> None:
         orders, self._open = list(self._open), deque()
+        self._answer_failed(orders, why)
+
+    def _answer_failed(self, orders: Iterable[wire.Message], why: str) -> None:
         for order in orders:
             kept = f"; its files may still be in {order.source}" if isinstance(order, wire.Upload) else ""
             self._answer(wire.failed_answer(order, why + kept))

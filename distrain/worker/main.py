@@ -229,4 +229,5 @@ def _disconnect_peers(work: job.Work, session: Session) -> None:
         return
     if kept is not None and session.context.world_rank == 0:
         session.wait_for_release()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a stop ends the wait: the outcome is sent
     session.wait_for_commits()

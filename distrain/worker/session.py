@@ -94,7 +94,7 @@ class Session:
         self._local_files: dict[int, LocalFiles] = {}
         """By ordinal: files to delete once the checkpoint is committed."""
         self._deletable: list[LocalFiles] = []
-        """Files to delete now."""
+        """Files of committed checkpoints, to delete in report() or at the end: train_func may reuse their directory."""
         self._warned_of_functions = False
         self._collectives = 0
         self._collective_done: wire.CollectiveDone | None = None
@@ -128,8 +128,9 @@ class Session:
             if checkpoint is None:
                 self._send_report(body)
                 return
-            self._delete_earlier()
             checkpoint, options, local_files = self._prepare(checkpoint, options)
+            self._note_earlier_deletable()
+            self._delete_committed()
             folder, files = self._folder_and_files(checkpoint, options, stack)
             waits = options.mode is SYNC or self._channel.is_in_process
             ordinal = self._send_report(
@@ -184,6 +185,7 @@ class Session:
         if is_local:
             folder = Path(checkpoint.path)
             self._local_files = {n: files for n, files in self._local_files.items() if not files.overlaps(folder)}
+            self._deletable = [files for files in self._deletable if not files.overlaps(folder)]
             in_place = options.mode is NO_UPLOAD and options.function is None
             if options.deletes and not in_place and not is_kept(checkpoint, self.context):
                 local_files = LocalFiles(folder)
@@ -238,6 +240,7 @@ class Session:
         with self._alone("finish_uploads()"):
             self._await_uploads(0)
             self._listen()
+            self._delete_committed()
             self._raise_storing_error()
 
     # -- storing files --------------------------------------------------------------------------------------------
@@ -296,8 +299,8 @@ class Session:
 
     # -- deleting local files -------------------------------------------------------------------------------------
 
-    def _on_committed(self, ordinal: int, *, has_files: bool) -> None:
-        """Have the local files of this checkpoint deleted, and keep those of earlier ones, which were dropped."""
+    def _note_deletable(self, ordinal: int, *, has_files: bool) -> None:
+        """Note that local files of this checkpoint are not needed any more. Those of dropped checkpoints stay."""
         if not self._channel.commits_for_all_ranks:
             return
         for number in [number for number in self._local_files if number <= ordinal]:
@@ -305,10 +308,16 @@ class Session:
             if number == ordinal and has_files:
                 self._deletable.append(local_files)
 
-    def _delete_earlier(self) -> None:
-        """Delete local files of earlier checkpoints, under torchrun: by now the other ranks are done with them."""
-        while not self._channel.commits_for_all_ranks and self._local_files:
-            self._local_files.popitem()[1].delete()
+    def _note_earlier_deletable(self) -> None:
+        """Under torchrun, note the local files of all earlier checkpoints: by now the other ranks are done with them."""
+        if not self._channel.commits_for_all_ranks:
+            self._deletable += self._local_files.values()
+            self._local_files = {}
+
+    def _delete_committed(self) -> None:
+        """Delete the local files of committed checkpoints."""
+        while self._deletable:
+            self._deletable.pop().delete()
 
     def wait_for_commits(self) -> None:
         """Wait for the commits after which local files can be deleted; not long after every rank has finished."""
@@ -317,12 +326,14 @@ class Session:
             if self.released and deadline == math.inf:
                 deadline = time.monotonic() + _COMMIT_WAIT_S
             self._listen(wait=True, until=None if deadline == math.inf else deadline)
+        self._delete_committed()
 
     def wait_for_release(self) -> None:
         """Block until every rank has finished."""
         while not self.released:
             self._listen(wait=True)
-        self._delete_earlier()
+        self._note_earlier_deletable()
+        self._delete_committed()
 
     # -- other calls ----------------------------------------------------------------------------------------------
 
@@ -440,8 +451,6 @@ class Session:
         frames = self._channel.wait(left_s) if wait else self._channel.receive()
         for frame in frames:
             self._on_message(frame.message())
-        while self._deletable:  # when all messages are read: an alarm here must not lose one
-            self._deletable.pop().delete()
         if wait and self._channel.at_end:
             os._exit(1)  # the agent is gone, and with it the connection to the coordinator
 
@@ -456,7 +465,7 @@ class Session:
                     self._storing_errors.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
             case wire.CheckpointCommitted(ordinal=ordinal, path=path, has_files=has_files):
                 self.checkpoint = self.context.get_storage().checkpoint(path)
-                self._on_committed(ordinal, has_files=has_files)
+                self._note_deletable(ordinal, has_files=has_files)
             case wire.Acknowledged(index=index):
                 self._acknowledged = index
             case wire.CheckpointList():

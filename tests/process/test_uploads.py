@@ -302,14 +302,32 @@ def test_local_files_that_others_may_bring_are_deleted_later_unless_they_have_ch
         if rank() == 1:
             for folder in folders:
                 distrain.report({}, Checkpoint(folder))
-        distrain.collective.barrier()
-        distrain.get_all_reported_checkpoints()
-        return [folder for folder in folders if os.path.exists(folder)]
+        return folders
 
     result = fit(train)
-    assert [Path(folder, "part-0.txt").read_text() for folder in result.return_value] == ["the user's next words"]
+    left = [folder for folder in result.return_value if os.path.exists(folder)]
+    assert [Path(folder, "part-0.txt").read_text() for folder in left] == ["the user's next words"]
     assert [files_of(checkpoint)["part-0.txt"] for checkpoint, _ in result.best_checkpoints] == ["epoch 0", "epoch 1"]
     assert_no_half_checkpoint(fit.storage)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_file_that_stays_in_a_directory_is_in_every_checkpoint_of_it(fit: Fit, tmp_path: Path, workers: int) -> None:
+    """A directory for all steps, and a file in it that is written only if it does not exist."""
+
+    def train(config: dict[str, Any]) -> None:
+        folder = Path(config["folder"], str(distrain.get_context().get_world_rank()))
+        for step in range(4):
+            folder.mkdir(exist_ok=True)
+            if step:
+                distrain.get_all_reported_checkpoints()  # the one before is committed
+            if not (folder / "config.json").exists():
+                (folder / "config.json").write_text("{}")
+            (folder / "model.pt").write_text("x" * step)
+            distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
+
+    result = fit(train, {"folder": str(tmp_path)}, workers=workers)
+    assert [sorted(files_of(kept)) for kept, _ in result.best_checkpoints] == [["config.json", "model.pt"]] * 4
 
 
 @pytest.mark.parametrize("delete", [False, True])

@@ -97,7 +97,7 @@ def test_a_dict_with_a_model() -> None:
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="takes a Keras model, got dict"):
         TensorflowCheckpoint.from_model({})
-    with pytest.raises(ValueError, match=r"no file whose name ends in \.h5"):
+    with pytest.raises(ValueError, match=r"is not a file whose name ends in \.h5"):
         TensorflowCheckpoint.from_h5(tmp_path / "none.h5")
     with pytest.raises(ValueError, match=r"has no saved_model\.pb"):
         TensorflowCheckpoint.from_saved_model(tmp_path)

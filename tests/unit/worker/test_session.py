@@ -314,11 +314,15 @@ def report_and_delete(worker: Worker, folder: Path, target: Path, ordinal: int =
     distrain.report({}, Checkpoint(folder), delete_local_checkpoint_after_upload=True)
 
 
-def test_local_files_stay_until_the_commit_is_read(worker: Worker, folder: Path, tmp_path: Path) -> None:
+def test_local_files_stay_until_they_are_committed_and_the_rank_is_done(
+    worker: Worker, folder: Path, tmp_path: Path
+) -> None:
     report_and_delete(worker, folder, tmp_path / "target")
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
     worker.commits(1, tmp_path)
     distrain.get_checkpoint()
+    assert folder.exists()  # train_func may just be writing the next checkpoint into it
+    worker.session.wait_for_commits()
     assert not folder.exists()
     assert sorted(os.listdir(tmp_path / "target")) == ["model.pt", "rng-1.bin"]
 
@@ -330,7 +334,7 @@ def test_local_files_stay_if_the_checkpoint_was_committed_without_them(
     worker.session._listen()
     report_and_delete(worker, folder, tmp_path / "target")
     worker.commits(1, tmp_path, has_files=False)
-    distrain.get_checkpoint()
+    worker.session.wait_for_commits()
     assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
 
 
@@ -372,7 +376,7 @@ def test_a_file_that_the_user_writes_again_is_neither_deleted_nor_changed_in_the
     report_and_delete(worker, folder, tmp_path / "target")
     (folder / "model.pt").write_bytes(b"updated")
     worker.commits(1, tmp_path)
-    distrain.get_checkpoint()
+    worker.session.wait_for_commits()
     assert os.listdir(folder) == ["model.pt"]
     assert (tmp_path / "target" / "model.pt").read_bytes() == b"weights"
 
