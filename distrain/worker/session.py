@@ -94,7 +94,7 @@ class Session:
         self._local_files: dict[int, LocalFiles] = {}
         """By ordinal: files to delete once the checkpoint is committed."""
         self._deletable: list[LocalFiles] = []
-        """Files to delete now."""
+        """Files whose checkpoint is committed; the next :meth:`_listen` deletes them."""
         self._warned_of_functions = False
         self._collectives = 0
         self._collective_done: wire.CollectiveDone | None = None
@@ -296,8 +296,11 @@ class Session:
 
     # -- deleting local files -------------------------------------------------------------------------------------
 
-    def _on_committed(self, ordinal: int, *, has_files: bool) -> None:
-        """Have the local files of this checkpoint deleted, and keep those of earlier ones, which were dropped."""
+    def _note_deletable(self, ordinal: int, *, has_files: bool) -> None:
+        """Note that the local files of a committed checkpoint can be deleted, which :meth:`_listen` does.
+
+        Files of earlier checkpoints that are not committed stay: those checkpoints were dropped.
+        """
         if not self._channel.commits_for_all_ranks:
             return
         for number in [number for number in self._local_files if number <= ordinal]:
@@ -432,7 +435,7 @@ class Session:
         return self.checkpoint
 
     def _listen(self, *, wait: bool = False, until: float | None = None) -> None:
-        """Handle the messages that have arrived.
+        """Handle the messages that have arrived. Then delete local files whose checkpoint is committed.
 
         wait: for at least one message, but not longer than ``until`` (time.monotonic).
         """
@@ -456,7 +459,7 @@ class Session:
                     self._storing_errors.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
             case wire.CheckpointCommitted(ordinal=ordinal, path=path, has_files=has_files):
                 self.checkpoint = self.context.get_storage().checkpoint(path)
-                self._on_committed(ordinal, has_files=has_files)
+                self._note_deletable(ordinal, has_files=has_files)
             case wire.Acknowledged(index=index):
                 self._acknowledged = index
             case wire.CheckpointList():
