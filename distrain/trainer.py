@@ -22,8 +22,8 @@ from distrain.config import RunConfig, RunContext, ScalingConfig, ValidationConf
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.manifest import RunManifest
-from distrain.coordinator.preemption import refuse_after_stop
 from distrain.coordinator.run_errors import RunErrors
+from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.coordinator.transport import (
     LocalTransport,
     Transport,

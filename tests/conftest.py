@@ -14,7 +14,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from distrain.coordinator import preemption
+from distrain.coordinator import stop_signals
 from distrain.hosts.gpus import find_gpus
 from distrain.system import process
 from tests.tables import SEED, left_out
@@ -111,7 +111,7 @@ def test_run_id(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def _forget_stop() -> Iterator[None]:
     """Keep a test that sends SIGTERM to this process from stopping the fits of later tests."""
     yield
-    preemption.forget_stop()
+    stop_signals.forget_stop()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -230,6 +231,27 @@ def test_the_core_never_imports_a_framework_by_name(module: Module) -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             named = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
             assert all(str(name).startswith("distrain.") for name in named), ast.unparse(node)
+
+
+# -- the document ----------------------------------------------------------------------------------------------------
+
+DOCUMENT = (ROOT.parent / "docs" / "architecture.md").read_text()
+NAMED_FILES = set(re.findall(r"(?<![\w/.])(?:\w+/)*\w+\.(?:py|md|svg|txt)\b|(?<=`)(?:\w+/)+\w*(?=`)", DOCUMENT))
+NAMED_CODE = set(re.findall(r"(?<=`)(?:[A-Z][a-z]\w+(?:\.\w+)?(?=`|\(\)`)|\w+(?=\(\)`))", DOCUMENT))
+
+
+@pytest.mark.parametrize("name", sorted(NAMED_FILES))
+def test_a_file_that_the_document_names_exists(name: str) -> None:
+    assert any((folder / name).exists() for folder in (ROOT, ROOT.parent, ROOT.parent / "docs"))
+
+
+def test_the_code_that_the_document_names_exists() -> None:
+    """Classes, functions, methods and fields, the latter two in any class."""
+    nodes = [node for module in MODULES.values() for node in ast.walk(module.tree)]
+    defined = {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    fields = {ast.unparse(node.target) for node in nodes if isinstance(node, ast.AnnAssign)}
+    named = {part for name in NAMED_CODE for part in name.split(".")}
+    assert named - defined - fields == {"init_process_group"}, "which is torch's"
 
 
 # -- what every module has -------------------------------------------------------------------------------------------

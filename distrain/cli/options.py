@@ -36,7 +36,7 @@ examples:
   python -m distrain.launch --check --hostfile hosts.txt
   python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
 
-exit codes: 0; the exit code of the rank that failed first (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
+exit codes: 0; after a failure that of the culprit (1 for an exception, 128 + n for signal n); 130 after Ctrl-C;
 143 after SIGTERM, 129 after SIGHUP; 2 for a wrong command line or a launch that is not possible.
 """
 

@@ -21,8 +21,8 @@ from distrain import wire
 from distrain.coordinator.connections import Connections
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.launch_checks import LaunchChecks
-from distrain.coordinator.preemption import STOP_SIGNALS, note_stop
 from distrain.coordinator.report_handler import ReportHandler
+from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.coordinator.worker_output import RankOutputs
 from distrain.decisions import events
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from distrain.decisions.events import RunRequest
     from distrain.storage.run_store import RunStore
 
-_SILENT_WAIT_S = 5.0
-"""Seconds to wait for the storage or for callbacks before the user is told."""
+_NOTICE_AFTER_S = 5.0
+"""Seconds to wait for the storage or for callbacks before a line on the console says so."""
 _LEAST_WAIT_S = 1.0
 """Seconds to wait for the storage and for callbacks at the end of a run, even if Ctrl-C ends the waiting."""
 _UPLOAD_PATIENCE_S = 300.0
@@ -197,10 +197,10 @@ class Coordinator:
             self._handle(event)
             return
         if not self._held:
-            self._loop.call_in("committing", _SILENT_WAIT_S, self._tell_commit)
+            self._loop.call_in("committing", _NOTICE_AFTER_S, self._announce_commit_wait)
         self._held.append(event)
 
-    def _tell_commit(self) -> None:
+    def _announce_commit_wait(self) -> None:
         if self._is_committing:
             self._store.announce_wait()
 
@@ -243,8 +243,8 @@ class Coordinator:
             self._uploads_awaited_since = None
         elif self._uploads_awaited_since is None:
             self._uploads_awaited_since = time.monotonic()
-            silent_s = 0.0 if self.machine.failures else _SILENT_WAIT_S
-            self._loop.call_in("uploads", silent_s, lambda: say("waiting for the checkpoint that is being stored"))
+            after_s = 0.0 if self.machine.failures else _NOTICE_AFTER_S
+            self._loop.call_in("uploads", after_s, lambda: say("waiting for the checkpoint that is being stored"))
         if awaits and time.monotonic() < self._upload_limit():
             return True
         self._loop.cancel("uploads")
@@ -437,7 +437,7 @@ class Coordinator:
 
     def _await_storage(self) -> None:
         """Wait until everything is written; Ctrl-C ends the waiting."""
-        self._loop.call_in("storage", _SILENT_WAIT_S, self._store.announce_wait)
+        self._loop.call_in("storage", _NOTICE_AFTER_S, self._store.announce_wait)
         self._wait_until(lambda: self._store.is_idle)
         self._loop.cancel("storage")
         if not self._store.is_idle:
@@ -445,7 +445,7 @@ class Coordinator:
 
     def _await_callbacks(self) -> None:
         """Wait until the user's callbacks have returned; Ctrl-C ends the waiting."""
-        self._loop.call_in("callbacks", _SILENT_WAIT_S, lambda: say("waiting for a callback; Ctrl-C ends the waiting"))
+        self._loop.call_in("callbacks", _NOTICE_AFTER_S, lambda: say("waiting for a callback; Ctrl-C ends the waiting"))
         self._wait_until(lambda: not self._user_code.pending)
         self._loop.cancel("callbacks")
 

@@ -125,7 +125,7 @@ class HangMonitor:
             if limit_s is not None and now >= self._progress_at + limit_s:
                 self._due.discard(purpose)
                 self._take_stacks(
-                    self._unless_progress(self._report if purpose == "report" else self._time_out, limit_s)
+                    self._unless_progress(self._warn_of_hang if purpose == "report" else self._time_out, limit_s)
                 )
         check_s = self._next_mismatch_check_s()
         if check_s is not None and now >= self._progress_at + check_s:
@@ -140,7 +140,7 @@ class HangMonitor:
         if is_stuck and not self._mismatch_checks:
             self._due.discard("report")
             self._keep_all()
-            self._report(after_s, (*self._mismatch, _ADVICE))
+            self._warn_of_hang(after_s, (*self._mismatch, _ADVICE))
 
     def _unless_progress(
         self, then: Callable[[float, tuple[str, ...]], None], after_s: float
@@ -149,7 +149,8 @@ class HangMonitor:
         since = self._progress_at
         return lambda lines: then(after_s, lines) if self._progress_at == since else None
 
-    def _report(self, after_s: float, lines: tuple[str, ...]) -> None:
+    def _warn_of_hang(self, after_s: float, lines: tuple[str, ...]) -> None:
+        """Show where all ranks are, without ending the attempt."""
         folder = self._paths.stacks(self._attempt, 0).parent
         where_stacks_are = f"stacks are in {folder}" if lines else "no rank has been started yet"
         head = f"no rank has reported or printed anything for {after_s:g} s; {where_stacks_are}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.coordinator.preemption import exit_code, preempted
+from distrain.coordinator.stop_signals import exit_code, preempted
 from distrain.decisions.failures import culprit_first, failure_screen, hang_failures
 from distrain.errors import (
     ControllerError,

@@ -75,7 +75,7 @@ class LocalTransport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixTransport:
-    """A host behind a program that takes a shell command as its last argument."""
+    """A host behind a program that takes a shell command as its last argument. Only tests use it."""
 
     host: HostSpec
     prefix: tuple[str, ...]

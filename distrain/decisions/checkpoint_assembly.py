@@ -25,8 +25,8 @@ FIRST_PATIENCE_S = 1.0
 """Seconds that a rank's first checkpoint waits for lower ranks, which may bring the same files, before it is copied."""
 PATIENCE_S = 10.0
 """Seconds that a later checkpoint waits for lower ranks if one of them brought the same files the last time."""
-SILENCE_S = 10.0
-"""Seconds in train_func after which a rank that has never reported counts as silent, and no longer as slow."""
+FIRST_REPORT_TIMEOUT_S = 10.0
+"""Seconds in train_func after which others stop waiting for a rank that has never reported."""
 
 MOST_AHEAD = 2
 """Checkpoints of one rank that may be stored while they wait for other ranks; the next one waits in report()."""
@@ -237,7 +237,7 @@ class CheckpointAssembly:
                     moments += [part.reported_at + self._patience_s(rank), part.reported_at + self._missing_rank_s]
             reported_at = max(part.reported_at for part in parts.values())
             since = [record.running_since for record in self._ranks.values() if record.running_since is not None]
-            moments += [reported_at + self._missing_rank_s, *(moment + SILENCE_S for moment in since)]
+            moments += [reported_at + self._missing_rank_s, *(moment + FIRST_REPORT_TIMEOUT_S for moment in since)]
         return min((moment for moment in moments if moment > self._ticked_at), default=None)
 
     # -- questions ------------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ class CheckpointAssembly:
         if record.last_ordinal:
             return False
         parts = self._pending[ordinal]
-        had_time = record.running_since is not None and now >= record.running_since + SILENCE_S
+        had_time = record.running_since is not None and now >= record.running_since + FIRST_REPORT_TIMEOUT_S
         others_reported_again = all(self._ranks[other].last_index > part.index for other, part in parts.items())
         return (
             rank in self._in_step.get(ordinal, ())

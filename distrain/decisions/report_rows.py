@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distrain.checkpoint import Checkpoint
 
-SILENCE_S = 10.0
+ROW_TIMEOUT_S = 10.0
 """Seconds that a row waits for ranks that have never reported."""
 
 
@@ -84,7 +84,7 @@ class RowAssembly:
         """Return when :meth:`tick` may complete a row if nothing else happens."""
         row = self._rows.get(self._next)
         silent = set(range(self._world_size)) - self._reported - self._finished
-        return None if row is None or not silent else row.since + SILENCE_S
+        return None if row is None or not silent else row.since + ROW_TIMEOUT_S
 
     def tick(self, now: float) -> list[CallBack]:
         """Stop waiting for ranks that have been silent for too long, until they report."""

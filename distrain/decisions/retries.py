@@ -45,7 +45,7 @@ class RetryPolicy:
     def allow(self, culprit: RankFailure | None, *, reports: int, checkpoint: str | None) -> bool:
         """Return whether to restart after a failure, and count the restart if so.
 
-        culprit: the first failure of the attempt, or None if it hung.
+        culprit: the failure that caused the end of the attempt, or None if it hung.
         reports: number of reports that the culprit had made.
         checkpoint: the latest checkpoint.
         """

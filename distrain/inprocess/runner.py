@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.backend import BackendConfig
 from distrain.context import TrainContext
-from distrain.coordinator.preemption import STOP_SIGNALS, note_stop
 from distrain.coordinator.report_handler import ReportHandler
+from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions.events import RunSummary
 from distrain.decisions.failures import failure_of

@@ -1,7 +1,8 @@
 """A run directory on a local or shared file system. Runs in: coordinator.
 
 A checkpoint is written under another name and flushed to disk with its manifest, then renamed: a directory called
-``checkpoint_...`` is always complete. :mod:`distrain.storage.paths` lists what is in the run directory.
+``checkpoint_...`` is always complete. With NO_UPLOAD, the ranks have filled the directory themselves. Then there is no
+rename: the manifest is written into that directory. :mod:`distrain.storage.paths` lists the files of a run directory.
 """
 
 from __future__ import annotations
@@ -98,11 +99,12 @@ class LocalStore(RunStore):
         failed: Callable[[object], None],
     ) -> None:
         if folder:
-            self._background.do(partial(self._commit_in_place, Path(folder), manifest), done, failed)
+            work = partial(self._commit_in_place, Path(folder), manifest)
         else:
-            self._background.do(partial(self._join, self._staging_root(attempt, ordinal), manifest), done, failed)
+            work = partial(self._join_and_rename, self._staging_root(attempt, ordinal), manifest)
+        self._background.do(work, done, failed)
 
-    def _join(self, staged: Path, manifest: dict[str, Any]) -> Path:
+    def _join_and_rename(self, staged: Path, manifest: dict[str, Any]) -> Path:
         """Move the parts of all ranks into one directory, write its manifest, and rename it. Return its path."""
         self._directory.check_same()
         merged = staged / "merged"

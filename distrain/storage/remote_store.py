@@ -1,6 +1,6 @@
 """A run directory that is reached through fsspec: a local spool of its small files, and an uploader.
 
-Runs in: coordinator.
+Runs in: coordinator. :func:`open_run` opens local runs, too: it is here because it needs both stores.
 
 Metrics, logs and run.json are written to the spool, a local directory that an uploader process mirrors every few
 seconds. Checkpoints go directly from the host that has them to the run directory. The coordinator itself reads the

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 BEAT_S = 5.0
 """Seconds between two heartbeats."""
-SILENCE_S = 20.0
-"""Seconds to watch an owner without a heartbeat before it counts as dead."""
+HEARTBEAT_TIMEOUT_S = 20.0
+"""Seconds to wait for a heartbeat of the owner before it counts as dead."""
 _LONG_AGO_S = 600.0
 """Age in seconds of the last heartbeat at which a reader takes the owner for dead.
 
@@ -184,7 +184,7 @@ class RemoteLock:
         if numbers[-1] > self.number:
             raise StorageError(
                 f"another process has taken over the run {self.run}, as this one sent no heartbeat for "
-                f"{SILENCE_S:g} s; this one writes nothing more"
+                f"{HEARTBEAT_TIMEOUT_S:g} s; this one writes nothing more"
             )
 
     def beat(self) -> None:
@@ -243,8 +243,8 @@ def _wait_until_free(run: RemotePath, lock: RemotePath) -> None:
     if fields["released"] or owner.is_dead():
         return
     who = f"process {owner.pid} on {owner.host}"
-    warn(f"{run} was used by {who}; looking for {SILENCE_S:g} s whether it is still alive")
-    deadline = time.monotonic() + SILENCE_S
+    warn(f"{run} was used by {who}; looking for {HEARTBEAT_TIMEOUT_S:g} s whether it is still alive")
+    deadline = time.monotonic() + HEARTBEAT_TIMEOUT_S
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
         with contextlib.suppress(FileNotFoundError):

@@ -309,7 +309,7 @@ class Session:
                 self._deletable.append(local_files)
 
     def _note_earlier_deletable(self) -> None:
-        """Under torchrun, note the local files of all earlier checkpoints: by now the other ranks are done with them."""
+        """Under torchrun, note the local files of earlier checkpoints: by now the other ranks are done with them."""
         if not self._channel.commits_for_all_ranks:
             self._deletable += self._local_files.values()
             self._local_files = {}

@@ -127,7 +127,7 @@ def test_rows_of_rank_0_alone_come_while_the_others_train(
     fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They do not wait for the end of ranks that never report."""
-    monkeypatch.setattr(report_rows, "SILENCE_S", 0.3)
+    monkeypatch.setattr(report_rows, "ROW_TIMEOUT_S", 0.3)
 
     class Marking(Recorder):
         def after_report(self, *arguments: Any) -> None:

@@ -73,7 +73,7 @@ def test_rank_0_alone_while_the_others_are_silent(any_fit: Fit) -> None:
 def test_rank_0_alone_is_safe_before_the_silent_ranks_have_finished(
     fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distrain.decisions.checkpoint_assembly.SILENCE_S", 1.0)
+    monkeypatch.setattr("distrain.decisions.checkpoint_assembly.FIRST_REPORT_TIMEOUT_S", 1.0)
 
     def train() -> None:
         if distrain.get_context().get_world_rank() == 0:

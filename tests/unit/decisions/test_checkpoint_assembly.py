@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from distrain.config import CheckpointConfig
 from distrain.decisions.checkpoint_assembly import (
     FIRST_PATIENCE_S,
+    FIRST_REPORT_TIMEOUT_S,
     PATIENCE_S,
-    SILENCE_S,
     Action,
     CheckpointAssembly,
     Drop,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MISSING_RANK_S = 60.0
 
 
-def assembly_of(world_size: int, *, running_since: float = -SILENCE_S) -> CheckpointAssembly:
+def assembly_of(world_size: int, *, running_since: float = -FIRST_REPORT_TIMEOUT_S) -> CheckpointAssembly:
     """By default every rank has been in train_func long enough to have reported."""
     assembly = CheckpointAssembly(world_size, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
     for rank in range(world_size):
@@ -375,16 +375,16 @@ def test_a_slow_rank_becomes_a_silent_one() -> None:
     bring(assembly, 0, 1, "model", now=0.1)
     deliver(assembly, 0, 1, "model", now=0.1)
     note(assembly, 0, 2, now=0.2)
-    assert assembly.deadline() == SILENCE_S
-    assert assembly.tick(SILENCE_S * 0.99) == []
-    assert the_commit(assembly.tick(SILENCE_S)).ranks == (0,)
+    assert assembly.deadline() == FIRST_REPORT_TIMEOUT_S
+    assert assembly.tick(FIRST_REPORT_TIMEOUT_S * 0.99) == []
+    assert the_commit(assembly.tick(FIRST_REPORT_TIMEOUT_S)).ranks == (0,)
 
 
 def test_a_rank_that_is_not_in_train_func_yet_is_not_silent() -> None:
     assembly = CheckpointAssembly(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
     bring(assembly, 0, 1, "model")
     deliver(assembly, 0, 1, "model")
-    assert only(Commit, note(assembly, 0, 2, now=SILENCE_S * 3)) == []
+    assert only(Commit, note(assembly, 0, 2, now=FIRST_REPORT_TIMEOUT_S * 3)) == []
 
 
 def test_a_silent_rank_that_reports_after_all_is_waited_for_again() -> None:
@@ -787,7 +787,7 @@ class JoiningMachine(RuleBasedStateMachine):
         self.assembly = CheckpointAssembly(world_size, CheckpointConfig(missing_rank_s=1e6))
         self.ranks = [Oracle() for _ in range(world_size)]
         for rank in range(world_size):
-            self.assembly.running(rank, -SILENCE_S)
+            self.assembly.running(rank, -FIRST_REPORT_TIMEOUT_S)
         self.in_step = in_step
         self.committed = 0
         self.now = 0.0

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.decisions.report_rows import SILENCE_S, CallBack, RowAssembly
+from distrain.decisions.report_rows import ROW_TIMEOUT_S, CallBack, RowAssembly
 
 
 def report(
@@ -50,9 +50,9 @@ def test_a_silent_rank_is_waited_for_and_then_given_up() -> None:
     assert report(rows, 0, 1, now=100.0) == []
     assert report(rows, 0, 2, now=101.0) == []
     assert report(rows, 1, 1, now=101.0) == []
-    assert rows.deadline() == 100.0 + SILENCE_S
-    assert rows.tick(100.0 + SILENCE_S / 2) == []
-    assert plain(rows.tick(100.0 + SILENCE_S)) == [[10, 11, None]]
+    assert rows.deadline() == 100.0 + ROW_TIMEOUT_S
+    assert rows.tick(100.0 + ROW_TIMEOUT_S / 2) == []
+    assert plain(rows.tick(100.0 + ROW_TIMEOUT_S)) == [[10, 11, None]]
     assert report(rows, 1, 2, now=200.0) == [[20, 21, None]]
     assert rows.deadline() is None
 
@@ -60,7 +60,7 @@ def test_a_silent_rank_is_waited_for_and_then_given_up() -> None:
 def test_a_silent_rank_that_begins_to_report_is_waited_for_again() -> None:
     rows = RowAssembly(2)
     report(rows, 0, 1, now=0.0)
-    assert plain(rows.tick(SILENCE_S)) == [[10, None]]
+    assert plain(rows.tick(ROW_TIMEOUT_S)) == [[10, None]]
     assert report(rows, 1, 1, now=50.0) == []
     assert report(rows, 0, 2, now=51.0) == []
     assert rows.deadline() is None
@@ -86,7 +86,7 @@ def test_a_silent_rank_that_finishes_needs_no_more_time() -> None:
 def test_a_row_without_silent_ranks_still_waits_for_its_checkpoint() -> None:
     rows = RowAssembly(2)
     assert report(rows, 0, 1, ordinal=1) == []
-    assert rows.tick(SILENCE_S) == []
+    assert rows.tick(ROW_TIMEOUT_S) == []
     (row,) = rows.settled(1, "/checkpoint")
     assert row.metrics == [{"n": 10}, None]
 
