@@ -76,7 +76,7 @@ class HostQueries:
         ports = [sock.getsockname()[1] for sock in self._reserved]
 
         def answer(address: str | None) -> None:
-            self._send(wire.PortsReserved(attempt=asked.attempt, ports=ports, address=address or ""))
+            self._send(wire.RendezvousPorts(attempt=asked.attempt, ports=ports, address=address or ""))
 
         self.look_up(address_toward, asked.peer, answer)
 

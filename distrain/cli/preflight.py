@@ -54,7 +54,7 @@ class _Host:
     asked_at: float = 0.0
     inspected: wire.InspectionResult | None = None
     ahead_s: float = 0.0
-    probe_port: wire.ProbePortOpened | None = None
+    probe_port: wire.ProbeAddress | None = None
     failed: bool = False
 
     @property
@@ -248,7 +248,7 @@ class Preflight:
                 host.hello = message
             case wire.InspectionResult():
                 self._on_inspected(host, message)
-            case wire.ProbePortOpened():
+            case wire.ProbeAddress():
                 host.probe_port = message
 
     def _on_inspected(self, host: _Host, result: wire.InspectionResult) -> None:

@@ -24,7 +24,7 @@ from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop
 from distrain.coordinator.validations import WAITING, Validations
-from distrain.coordinator.worker_output import RankOutputs
+from distrain.coordinator.worker_output import WorkerOutput
 from distrain.decisions import events
 from distrain.decisions.run_machine import RunStateMachine
 from distrain.decisions.stack_summary import last_words, native_reason
@@ -107,7 +107,7 @@ class Coordinator:
         self._callbacks = callbacks
         if callbacks is not None:
             callbacks.begin(self._user_code)
-        self._outputs = RankOutputs(self._log, self._files, console_ranks)
+        self._outputs = WorkerOutput(self._log, self._files, console_ranks)
         self._launch_checks = LaunchChecks(
             self._loop,
             request,
@@ -220,7 +220,7 @@ class Coordinator:
         match event:
             case events.HostLost(host):
                 return self._is_committing and self.machine.busy_hosts == [host]
-            case events.MessageReceived(_, wire.PortsReserved()):
+            case events.MessageReceived(_, wire.RendezvousPorts()):
                 return self._is_committing
             case events.MessageReceived(_, wire.HostIdle(attempt=attempt)) if attempt == self._attempt:
                 return self._is_committing or (self.machine.attempt_is_active and self._must_await_uploads())
@@ -274,7 +274,7 @@ class Coordinator:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
-            case wire.StorageOpened(failed=failed):
+            case wire.StorageStatus(failed=failed):
                 if failed is not None:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Output():
@@ -301,11 +301,11 @@ class Coordinator:
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
-            case wire.PortsReserved():
+            case wire.RendezvousPorts():
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.plan is not None and self._is_training:
                     self._launch_checks.begin(self.machine.plan)
-            case wire.InspectionResult() | wire.ProbePortOpened() | wire.ProbeResult():
+            case wire.InspectionResult() | wire.ProbeAddress() | wire.ProbeResult():
                 self._launch_checks.handle(host, message)
                 self._hang_monitor.handle(host, message)
             case _:

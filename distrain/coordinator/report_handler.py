@@ -16,7 +16,7 @@ from distrain import wire
 from distrain.checkpoint import DICT_FILE
 from distrain.coordinator.worker_output import ReportLines
 from distrain.decisions.barriers import BarrierTracker, EndCall
-from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Refuse, StoreFiles
+from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Refuse, RequestFiles
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
 from distrain.decisions.report_rows import CallBack, RowAssembly
 from distrain.storage import retention
@@ -213,7 +213,7 @@ class ReportHandler:
     def _do(self, actions: Sequence[checkpoint_assembly.Action | barriers.Action | CallBack]) -> None:
         for action in actions:
             match action:
-                case StoreFiles():
+                case RequestFiles():
                     self._store_files(action)
                 case Refuse(rank, ordinal, why):
                     self._unsettled.pop((rank, ordinal), None)
@@ -236,7 +236,7 @@ class ReportHandler:
         """Return whether an uploader stores the files, and not the worker itself."""
         return not report.waits or self._store.is_remote
 
-    def _store_files(self, action: StoreFiles) -> None:
+    def _store_files(self, action: RequestFiles) -> None:
         """Have files of a rank stored, once there is a directory for them."""
         self.flush()  # when report() returns, it is written
         rank, ordinal = action.rank, action.ordinal
@@ -249,7 +249,7 @@ class ReportHandler:
         else:
             self._store.prepare(self._attempt, ordinal, rank, name=self._directory_name(ordinal), then=order)
 
-    def _order_copy(self, attempt: int, action: StoreFiles, directory: str) -> None:
+    def _order_copy(self, attempt: int, action: RequestFiles, directory: str) -> None:
         """Tell the worker or the uploader of its host to copy the files into ``directory``."""
         rank, ordinal, files = action.rank, action.ordinal, list(action.files)
         report = self._announced.get((rank, ordinal))
@@ -296,7 +296,7 @@ class ReportHandler:
         if attempt == self._attempt:
             for rank in range(self._world_size):
                 self._send(
-                    wire.CheckpointCommitted(
+                    wire.CommitDone(
                         attempt=attempt,
                         rank=rank,
                         ordinal=commit.ordinal,

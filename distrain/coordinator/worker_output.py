@@ -171,7 +171,7 @@ class RankOutput:
         self._background.do(self._log.close, self._on_written, self._give_up)
 
 
-class RankOutputs:
+class WorkerOutput:
     """Output of all ranks, of one attempt after the other.
 
     file_of: returns the log file of an attempt and a rank.

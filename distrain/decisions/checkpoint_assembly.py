@@ -36,7 +36,7 @@ MOST_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
-class StoreFiles:
+class RequestFiles:
     """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host."""
 
     rank: int
@@ -60,7 +60,7 @@ class Drop:
     ordinal: int
 
 
-Action = StoreFiles | Refuse | Commit | Drop | ShowLine
+Action = RequestFiles | Refuse | Commit | Drop | ShowLine
 
 
 # -- state ----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class CheckpointAssembly:
         now: float,
         failed: str | None = None,
     ) -> list[Action]:
-        """Handle the end of :class:`StoreFiles`: the files are on disk, or (``failed``) cannot be stored.
+        """Handle the end of :class:`RequestFiles`: the files are on disk, or (``failed``) cannot be stored.
 
         files, skipped: path, size and crc32 of the files that were stored, and of those that a lower rank brings.
         """
@@ -330,7 +330,7 @@ class CheckpointAssembly:
         if needed and undecided and now < part.reported_at + self._patience_s(rank):
             return []
         part.ordered = True
-        return [StoreFiles(rank, ordinal, tuple(sorted(needed)))]
+        return [RequestFiles(rank, ordinal, tuple(sorted(needed)))]
 
     def _order_in_place(self, ordinal: int, rank: int, now: float) -> list[Action]:
         """Have the lowest rank's host list the files of all ranks, once every rank has reported the directory."""
@@ -341,7 +341,7 @@ class CheckpointAssembly:
         if any(part.in_place and other < rank for other, part in parts.items()):
             parts[rank].stored = ()
             return []
-        return [StoreFiles(rank, ordinal, ())]
+        return [RequestFiles(rank, ordinal, ())]
 
     def _must_wait(self, ordinal: int, part: _Part, now: float) -> bool:
         """Return whether a rank waits with this checkpoint until earlier ones are joined, to not fill the disk.

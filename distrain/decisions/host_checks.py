@@ -77,7 +77,7 @@ class HostChecks:
         self._addresses = dict(addresses) if len(addresses) > 1 else {}
         self._waiting = dict.fromkeys(self._addresses)
         """Hosts that have not opened their port, or, once all have, that have not connected to the others."""
-        self._ports: dict[str, wire.ProbePortOpened] = {}
+        self._ports: dict[str, wire.ProbeAddress] = {}
         self._failed_peers: dict[str, dict[str, str]] = {}
         self.is_connecting = False
         """True once the hosts have been told to connect to each other."""
@@ -110,7 +110,7 @@ class HostChecks:
                 storage = self._inspections[host].storage
                 versions = version_findings(host, answer.versions, self._own_versions)
                 return [*versions, *storage_findings(host, answer, storage)]
-            case wire.ProbePortOpened(nonce=self._nonce) if host in self._waiting:
+            case wire.ProbeAddress(nonce=self._nonce) if host in self._waiting:
                 self._ports[host] = answer
             case wire.ProbeResult(nonce=self._nonce) if host in self._waiting:
                 self._failed_peers[host] = answer.failed

@@ -138,7 +138,7 @@ class RunStateMachine:
         self._prepared: dict[str, int] = {}
         """The hosts that know the job, and for how many workers they are prepared."""
         self._ranks: dict[int, _Rank] = {}
-        self._port_answers: dict[str, wire.PortsReserved | None] = {}
+        self._port_answers: dict[str, wire.RendezvousPorts | None] = {}
         self._idle_hosts: set[str] = set()
         """The hosts on which no process of the latest attempt is left."""
         self._failure_count = 0
@@ -275,7 +275,7 @@ class RunStateMachine:
         match message:
             case wire.Hello():
                 return self._on_hello(host, message, now)
-            case wire.PortsReserved():
+            case wire.RendezvousPorts():
                 return self._on_ports_reserved(host, message)
             case wire.HostFailed():
                 return self._on_problem(f"{host}: {message.text}", now)
@@ -434,7 +434,7 @@ class RunStateMachine:
         needed = {host: len(plan.on(host)) * endpoints + (host == plan.hosts[0]) for host in plan.hosts}
         return {host: ports for host, ports in needed.items() if ports}
 
-    def _on_ports_reserved(self, host: str, message: wire.PortsReserved) -> list[Action]:
+    def _on_ports_reserved(self, host: str, message: wire.RendezvousPorts) -> list[Action]:
         if self.state is not RunState.RESERVING or message.attempt != self.attempt:
             return []
         self._port_answers[host] = message
@@ -451,7 +451,7 @@ class RunStateMachine:
         starts = [SendMessage(host, self._start_message(self.plan, host, rendezvous)) for host in self.plan.hosts]
         return [*self._describe_restart(), *starts]
 
-    def _rendezvous(self, plan: WorldPlan, answers: Mapping[str, wire.PortsReserved]) -> Rendezvous:
+    def _rendezvous(self, plan: WorldPlan, answers: Mapping[str, wire.RendezvousPorts]) -> Rendezvous:
         """Return where the ranks connect to each other. Raise LaunchError if hosts cannot reach each other."""
         first = answers[plan.hosts[0]]
         given = self.request.hosts[plan.hosts[0]].environment.get("MASTER_ADDR")

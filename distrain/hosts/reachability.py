@@ -54,7 +54,7 @@ class ReachabilityProbe:
         """Open a port at the one address that the other hosts use, and answer with it."""
 
         def failed(error: OSError) -> None:
-            self._send(wire.ProbePortOpened(nonce=asked.nonce, failed=str(error)))
+            self._send(wire.ProbeAddress(nonce=asked.nonce, failed=str(error)))
 
         def find() -> tuple[str, str]:
             address = asked.address or address_toward(asked.peer)
@@ -67,12 +67,12 @@ class ReachabilityProbe:
         try:
             self._listener = _bound(address)
         except OSError as error:
-            self._send(wire.ProbePortOpened(nonce=asked.nonce, failed=str(error)))
+            self._send(wire.ProbeAddress(nonce=asked.nonce, failed=str(error)))
             return
         self._loop.on_readable(self._listener.fileno(), self._accept)
         self._loop.call_in("probe port", PORT_OPEN_S, self.close)
         port = self._listener.getsockname()[1]
-        self._send(wire.ProbePortOpened(nonce=asked.nonce, address=address, port=port, interface=interface))
+        self._send(wire.ProbeAddress(nonce=asked.nonce, address=address, port=port, interface=interface))
 
     def _accept(self) -> None:
         assert self._listener is not None

@@ -45,7 +45,7 @@ class StorageExecutor:
             match order:
                 case wire.OpenStorage():
                     self._open(order)
-                    return wire.StorageOpened()
+                    return wire.StorageStatus()
                 case wire.Upload():
                     return self._store_files(order)
                 case wire.PublishCheckpoint():

@@ -156,7 +156,7 @@ class RemoteStore(RunStore):
 
     def _on_answer(self, message: wire.Message) -> None:
         match message:
-            case wire.StorageOpened(failed=failed):
+            case wire.StorageStatus(failed=failed):
                 if failed is not None:
                     self._fail(f"cannot use the storage: {failed}")
             case wire.OrderDone(failed=failed):

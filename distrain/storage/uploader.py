@@ -48,7 +48,7 @@ class _Uploader:
                 order = frame.message()
                 answer = self._executor.do(order)
                 self._channel.send(answer)
-                if isinstance(order, wire.OpenStorage) and order.spool and answer == wire.StorageOpened():
+                if isinstance(order, wire.OpenStorage) and order.spool and answer == wire.StorageStatus():
                     self._mirror_at = time.monotonic()
                     threading.Thread(target=self._send_heartbeats, daemon=True).start()
             if self._mirror_at is not None and time.monotonic() >= self._mirror_at:

@@ -143,7 +143,7 @@ class ReservePorts(Message):
 
     peer: the address of another host, if this host has to find out its own address; else empty.
 
-    Coordinator -> agent; answered by :class:`PortsReserved`.
+    Coordinator -> agent; answered by :class:`RendezvousPorts`.
     """
 
     attempt: int
@@ -152,7 +152,7 @@ class ReservePorts(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PortsReserved(Message):
+class RendezvousPorts(Message):
     """The ports are bound, and stay bound until the attempt has ended.
 
     address: the address by which ``peer`` can reach this host; empty if there was no peer.
@@ -331,7 +331,7 @@ class OpenProbePort(Message):
 
     address: the address to listen at; if empty, the one by which this host reaches ``peer``.
 
-    Coordinator -> agent; answered by :class:`ProbePortOpened` with the same ``nonce``.
+    Coordinator -> agent; answered by :class:`ProbeAddress` with the same ``nonce``.
     """
 
     address: str
@@ -340,7 +340,7 @@ class OpenProbePort(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbePortOpened(Message):
+class ProbeAddress(Message):
     """The address, port and interface at which the agent listens, or (``failed``) why it cannot.
 
     Agent -> coordinator.
@@ -387,7 +387,7 @@ class OpenStorage(Message):
     only stores the files of checkpoints. again: files could be written when the run began, so that an error now may
     be temporary.
 
-    Coordinator -> uploader; answered by :class:`StorageOpened`.
+    Coordinator -> uploader; answered by :class:`StorageStatus`.
     """
 
     url: str
@@ -398,7 +398,7 @@ class OpenStorage(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageOpened(Message):
+class StorageStatus(Message):
     """The run directory can be written, or (``failed``) why it cannot.
 
     Uploader -> coordinator.
@@ -587,7 +587,7 @@ class Reported(FromWorker):
     None.
 
     Worker -> coordinator. With a checkpoint, answered by :class:`CopyFiles` or by :class:`FilesStored`, and at last by
-    :class:`CheckpointCommitted`.
+    :class:`CommitDone`.
     """
 
     index: int
@@ -654,7 +654,7 @@ class FilesStored(ToWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCommitted(ToWorker):
+class CommitDone(ToWorker):
     """A checkpoint is complete and safe; get_checkpoint() returns it from now on.
 
     path: its directory or URL. has_files: it contains the files that this rank brought with ``ordinal``, so that the
@@ -781,7 +781,7 @@ def failed_answer(order: Message, why: str) -> Message:
         case Upload(attempt=attempt, rank=rank, ordinal=ordinal):
             return FilesCopied(attempt=attempt, rank=rank, ordinal=ordinal, files=[], skipped=[], failed=why)
         case OpenStorage():
-            return StorageOpened(failed=why)
+            return StorageStatus(failed=why)
         case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords():
             return OrderDone(failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")

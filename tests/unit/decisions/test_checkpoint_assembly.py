@@ -20,7 +20,7 @@ from distrain.decisions.checkpoint_assembly import (
     CheckpointAssembly,
     Drop,
     Refuse,
-    StoreFiles,
+    RequestFiles,
 )
 from distrain.decisions.events import ShowLine
 from distrain.storage.commit import Commit, CommittedFile
@@ -90,7 +90,7 @@ def owners(commit: Commit) -> dict[str, int]:
 
 def test_a_single_rank_is_granted_and_committed_at_once() -> None:
     assembly = assembly_of(1)
-    assert bring(assembly, 0, 1, "b", "a", loss=0.5) == [StoreFiles(0, 1, ("a", "b"))]
+    assert bring(assembly, 0, 1, "b", "a", loss=0.5) == [RequestFiles(0, 1, ("a", "b"))]
     files = (CommittedFile("a", 0, 10, 1), CommittedFile("b", 0, 10, 1))
     assert deliver(assembly, 0, 1, "a", "b") == [Commit(1, files, (0,), {"loss": 0.5})]
 
@@ -101,7 +101,7 @@ def test_metrics_alone_decide_nothing() -> None:
 
 def test_an_empty_checkpoint_is_committed() -> None:
     assembly = assembly_of(1)
-    assert bring(assembly, 0, 1) == [StoreFiles(0, 1, ())]
+    assert bring(assembly, 0, 1) == [RequestFiles(0, 1, ())]
     assert the_commit(deliver(assembly, 0, 1)).files == ()
 
 
@@ -119,7 +119,7 @@ def test_files_in_place_are_listed_when_all_ranks_have_reported() -> None:
     assembly = assembly_of(3)
     assert assembly.reported(0, 1, {}, 1, (), 0.0, "/run/a") == []
     assert assembly.reported(2, 1, {}, 1, (), 0.0, "/run/a") == []
-    assert note(assembly, 1, 1) == [StoreFiles(0, 1, ())]
+    assert note(assembly, 1, 1) == [RequestFiles(0, 1, ())]
     assert owners(the_commit(deliver(assembly, 0, 1, "a", "b"))) == {"a": 0, "b": 0}
 
 
@@ -196,9 +196,9 @@ def test_ranks_1_and_3_only() -> None:
     assembly = assembly_of(4)
     bring(assembly, 1, 1, "shard-1")
     bring(assembly, 3, 1, "shard-3")
-    assert only(StoreFiles, assembly.tick(FIRST_PATIENCE_S)) == [
-        StoreFiles(1, 1, ("shard-1",)),
-        StoreFiles(3, 1, ("shard-3",)),
+    assert only(RequestFiles, assembly.tick(FIRST_PATIENCE_S)) == [
+        RequestFiles(1, 1, ("shard-1",)),
+        RequestFiles(3, 1, ("shard-3",)),
     ]
     deliver(assembly, 1, 1, "shard-1", now=2)
     assert deliver(assembly, 3, 1, "shard-3", now=2) == []
@@ -210,8 +210,8 @@ def test_ranks_1_and_3_only() -> None:
 
 def test_ranks_that_share_nothing_keep_all_their_files() -> None:
     assembly = assembly_of(2)
-    assert bring(assembly, 0, 1, "shard-0") == [StoreFiles(0, 1, ("shard-0",))]
-    assert bring(assembly, 1, 1, "shard-1") == [StoreFiles(1, 1, ("shard-1",))]
+    assert bring(assembly, 0, 1, "shard-0") == [RequestFiles(0, 1, ("shard-0",))]
+    assert bring(assembly, 1, 1, "shard-1") == [RequestFiles(1, 1, ("shard-1",))]
     deliver(assembly, 0, 1, "shard-0")
     assert owners(the_commit(deliver(assembly, 1, 1, "shard-1"))) == {"shard-0": 0, "shard-1": 1}
 
@@ -291,9 +291,9 @@ def test_a_rank_that_brought_one_and_finished_is_not_waited_for() -> None:
 
 def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothing() -> None:
     assembly = assembly_of(3)
-    assert bring(assembly, 0, 1, "model") == [StoreFiles(0, 1, ("model",))]
+    assert bring(assembly, 0, 1, "model") == [RequestFiles(0, 1, ("model",))]
     for rank in (1, 2):
-        assert bring(assembly, rank, 1, "model") == [StoreFiles(rank, 1, ())]
+        assert bring(assembly, rank, 1, "model") == [RequestFiles(rank, 1, ())]
     for rank in (1, 2):
         deliver(assembly, rank, 1, skipped=["model"])
     commit = the_commit(deliver(assembly, 0, 1, "model"))
@@ -304,15 +304,15 @@ def test_of_the_same_file_name_the_lowest_rank_is_kept_and_the_others_copy_nothi
 def test_a_rank_copies_what_only_it_has() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "model")
-    assert bring(assembly, 1, 1, "model", "rng-1") == [StoreFiles(1, 1, ("rng-1",))]
+    assert bring(assembly, 1, 1, "model", "rng-1") == [RequestFiles(1, 1, ("rng-1",))]
 
 
 def test_rank_1_waits_for_rank_0_and_is_then_spared_the_copy() -> None:
     assembly = assembly_of(2)
     assert bring(assembly, 1, 1, "model") == []
     assert bring(assembly, 0, 1, "model", now=FIRST_PATIENCE_S / 2) == [
-        StoreFiles(0, 1, ("model",)),
-        StoreFiles(1, 1, ()),
+        RequestFiles(0, 1, ("model",)),
+        RequestFiles(1, 1, ()),
     ]
 
 
@@ -320,7 +320,7 @@ def test_rank_1_waits_no_longer_than_its_patience() -> None:
     assembly = assembly_of(2)
     bring(assembly, 1, 1, "model")
     assert assembly.tick(FIRST_PATIENCE_S * 0.99) == []
-    assert assembly.tick(FIRST_PATIENCE_S) == [StoreFiles(1, 1, ("model",))]
+    assert assembly.tick(FIRST_PATIENCE_S) == [RequestFiles(1, 1, ("model",))]
 
 
 def test_rank_1_waits_longer_for_what_rank_0_brought_last_time() -> None:
@@ -331,7 +331,7 @@ def test_rank_1_waits_longer_for_what_rank_0_brought_last_time() -> None:
     deliver(assembly, 1, 1)
     assert bring(assembly, 1, 2, "model", now=100) == []
     assert assembly.tick(100 + PATIENCE_S * 0.99) == []
-    assert assembly.tick(100 + PATIENCE_S) == [StoreFiles(1, 2, ("model",))]
+    assert assembly.tick(100 + PATIENCE_S) == [RequestFiles(1, 2, ("model",))]
 
 
 def test_rank_1_does_not_wait_at_all_for_what_only_it_brought_last_time() -> None:
@@ -340,22 +340,22 @@ def test_rank_1_does_not_wait_at_all_for_what_only_it_brought_last_time() -> Non
         bring(assembly, rank, 1, f"shard-{rank}")
         assembly.tick(FIRST_PATIENCE_S)
         deliver(assembly, rank, 1, f"shard-{rank}", now=FIRST_PATIENCE_S)
-    assert bring(assembly, 1, 2, "shard-1", now=100) == [StoreFiles(1, 2, ("shard-1",))]
+    assert bring(assembly, 1, 2, "shard-1", now=100) == [RequestFiles(1, 2, ("shard-1",))]
 
 
 def test_when_patience_ran_out_the_lowest_rank_is_kept_all_the_same() -> None:
     assembly = assembly_of(2)
     bring(assembly, 1, 1, "model")
-    assert assembly.tick(FIRST_PATIENCE_S) == [StoreFiles(1, 1, ("model",))]
+    assert assembly.tick(FIRST_PATIENCE_S) == [RequestFiles(1, 1, ("model",))]
     deliver(assembly, 1, 1, "model", now=2)
-    assert bring(assembly, 0, 1, "model", now=3) == [StoreFiles(0, 1, ("model",))]
+    assert bring(assembly, 0, 1, "model", now=3) == [RequestFiles(0, 1, ("model",))]
     assert owners(the_commit(deliver(assembly, 0, 1, "model", now=4))) == {"model": 0}
 
 
 def test_rank_1_does_not_wait_for_a_finished_rank_0() -> None:
     assembly = assembly_of(2)
     assembly.finished(0, 0.0)
-    assert bring(assembly, 1, 1, "model") == [StoreFiles(1, 1, ("model",))]
+    assert bring(assembly, 1, 1, "model") == [RequestFiles(1, 1, ("model",))]
 
 
 # -- ranks that are just slow ----------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def run_ahead(assembly: CheckpointAssembly, ordinals: Iterable[int], now: float 
     """Rank 0 brings checkpoints and stores what it may; returns the ordinals of those."""
     granted = []
     for ordinal in ordinals:
-        if StoreFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(
+        if RequestFiles(0, ordinal, (f"shard-0-{ordinal}",)) in bring(
             assembly, 0, ordinal, f"shard-0-{ordinal}", now=now
         ):
             granted.append(ordinal)
@@ -445,7 +445,7 @@ def test_a_rank_that_is_ahead_waits_for_the_checkpoints_before() -> None:
     assert run_ahead(assembly, [1, 2, 3]) == [1, 2]
     committed, granted = deliver(assembly, 1, 1, "shard-1")
     assert isinstance(committed, Commit)
-    assert granted == StoreFiles(0, 3, ("shard-0-3",))
+    assert granted == RequestFiles(0, 3, ("shard-0-3",))
 
 
 def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_not_its_next() -> None:
@@ -454,7 +454,7 @@ def test_a_rank_that_is_ahead_waits_also_for_one_that_has_brought_its_last_and_n
     deliver(assembly, 1, 1, "shard-1")
     assert run_ahead(assembly, [1, 2, 3, 4]) == [1, 2, 3]
     bring(assembly, 1, 2, "shard-1")
-    assert StoreFiles(0, 4, ("shard-0-4",)) in deliver(assembly, 1, 2, "shard-1")
+    assert RequestFiles(0, 4, ("shard-0-4",)) in deliver(assembly, 1, 2, "shard-1")
 
 
 def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
@@ -462,7 +462,7 @@ def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
     assembly.running(0, 0.0)
     assert run_ahead(assembly, [1, 2, 3]) == [1, 2]
     assembly.running(1, 1.0)
-    assert assembly.tick(1.0) == [StoreFiles(0, 3, ("shard-0-3",))]
+    assert assembly.tick(1.0) == [RequestFiles(0, 3, ("shard-0-3",))]
 
 
 @pytest.mark.parametrize("reports", [0, 1])
@@ -481,7 +481,7 @@ def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
     assert run_ahead(assembly, [1, 2, 3, 4], now=5.0) == [1, 2, 3]
     assert assembly.deadline() == 5.0 + MISSING_RANK_S
     actions = assembly.tick(5.0 + MISSING_RANK_S)
-    assert only(StoreFiles, actions) == [StoreFiles(0, 4, ("shard-0-4",))]
+    assert only(RequestFiles, actions) == [RequestFiles(0, 4, ("shard-0-4",))]
     assert "rank(s) 1 brought earlier ones" in only(ShowLine, actions)[0].text
     assert run_ahead(assembly, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
 
@@ -800,7 +800,7 @@ class JoiningMachine(RuleBasedStateMachine):
     def _obey(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case StoreFiles(rank, ordinal, files):
+                case RequestFiles(rank, ordinal, files):
                     assert ordinal not in self.ranks[rank].granted
                     assert set(files) <= self.ranks[rank].brought[ordinal]
                     self.ranks[rank].granted[ordinal] = files

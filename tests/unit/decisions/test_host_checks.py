@@ -140,8 +140,8 @@ def test_a_clock_that_is_wrong_is_a_warning(ahead_s: float, words: str) -> None:
 # -- connections -----------------------------------------------------------------------------------------------------
 
 
-def opened(number: int) -> wire.ProbePortOpened:
-    return wire.ProbePortOpened(nonce="nonce", address=f"10.0.0.{number}", port=1000 + number, interface="eth0")
+def opened(number: int) -> wire.ProbeAddress:
+    return wire.ProbeAddress(nonce="nonce", address=f"10.0.0.{number}", port=1000 + number, interface="eth0")
 
 
 def result(**failed: str) -> wire.ProbeResult:
@@ -239,7 +239,7 @@ def test_many_callers_are_not_all_named() -> None:
 def test_a_host_that_cannot_open_a_port_is_reported_and_nobody_connects_to_it() -> None:
     checks = three()
     checks.handle("a", opened(1))
-    checks.handle("b", wire.ProbePortOpened(nonce="nonce", failed="Network is unreachable"))
+    checks.handle("b", wire.ProbeAddress(nonce="nonce", failed="Network is unreachable"))
     asked = questions(checks.handle("c", opened(3)))
     assert {name: list(probe.peers) for name, probe in asked.items() if isinstance(probe, wire.ProbePeers)} == {
         "a": ["c"], "b": ["a", "c"], "c": ["a"],
@@ -292,7 +292,7 @@ def test_answers_of_another_round_are_ignored() -> None:
     checks = three()
     assert checks.handle("d", opened(4)) == []
     all_open(checks)
-    assert checks.handle("a", wire.ProbePortOpened(nonce="before", address="10.0.0.9", port=9)) == []
+    assert checks.handle("a", wire.ProbeAddress(nonce="before", address="10.0.0.9", port=9)) == []
     assert checks.handle("a", wire.ProbeResult(nonce="before", failed={"c": "no"})) == []
     assert silent(checks) == ["a", "b", "c"]
 

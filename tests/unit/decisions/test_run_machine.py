@@ -114,7 +114,7 @@ class Play:
         return [action for host in self.hosts for action in self.says(host, hello())]
 
     def reserve(self) -> list[Action]:
-        return self.says("one", wire.PortsReserved(attempt=self.machine.attempt, ports=[4000]))
+        return self.says("one", wire.RendezvousPorts(attempt=self.machine.attempt, ports=[4000]))
 
     def spawn(self) -> None:
         for rank in self.all_ranks():
@@ -316,7 +316,7 @@ def test_messages_of_an_earlier_attempt_are_ignored() -> None:
         wire.Exited(attempt=0, rank=1, signal=9),
         wire.Outcome(attempt=0, rank=0, ok=False, stage="run", error="late", traceback="", exit_code=1, body=b""),
         wire.HostIdle(attempt=0),
-        wire.PortsReserved(attempt=0, ports=[1]),
+        wire.RendezvousPorts(attempt=0, ports=[1]),
         wire.Spawned(attempt=0, rank=0, pid=1),
     ):
         assert play.says("one", message) == []
@@ -328,7 +328,7 @@ def test_a_port_reserved_for_an_earlier_attempt_starts_nothing() -> None:
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(0)
     play.gone()
-    assert play.says("one", wire.PortsReserved(attempt=0, ports=[1])) == []
+    assert play.says("one", wire.RendezvousPorts(attempt=0, ports=[1])) == []
     assert play.state is RunState.RESERVING
 
 
@@ -1129,7 +1129,7 @@ def meeting(first: dict[str, Any], second: dict[str, Any], *, reserved: str = ""
     hosts = {"one": order(1, **orders), "two": order(1)}
     play = Play(hosts=2, orders=hosts)
     [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.ReservePorts)
-    started = told(play.says("one", wire.PortsReserved(attempt=0, ports=[4000], address=reserved)), wire.Start)
+    started = told(play.says("one", wire.RendezvousPorts(attempt=0, ports=[4000], address=reserved)), wire.Start)
     return play, (asked.peer, dict(started))
 
 
@@ -1311,10 +1311,10 @@ def test_every_rank_has_an_endpoint_on_its_own_host() -> None:
     asked = told(play.says("two", hello(network="b", address="fd77::2")), wire.ReservePorts)
     assert [(host, reserve.ports, reserve.peer) for host, reserve in asked] == [("one", 3, "fd77::2"), ("two", 1, "")]
     assert (
-        told(play.says("one", wire.PortsReserved(attempt=0, ports=[4000, 4001, 4002], address="fd77::1")), wire.Start)
+        told(play.says("one", wire.RendezvousPorts(attempt=0, ports=[4000, 4001, 4002], address="fd77::1")), wire.Start)
         == []
     )
-    started = dict(told(play.says("two", wire.PortsReserved(attempt=0, ports=[5000])), wire.Start))
+    started = dict(told(play.says("two", wire.RendezvousPorts(attempt=0, ports=[5000])), wire.Start))
     ranks = [spec["environment"] for message in started.values() for spec in message.ranks]
     assert {rank["ENDPOINTS"] for rank in ranks} == {"[fd77::1]:4001 [fd77::1]:4002 [fd77::2]:5000"}
     assert {(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks} == {("fd77::1", "4000")}

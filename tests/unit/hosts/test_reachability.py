@@ -28,10 +28,10 @@ class Host:
         self.said: list[wire.Message] = []
         self.probe = ReachabilityProbe(loop, Background(None, "resolver"), self.said.append)
 
-    def opens_port(self, address: str = "127.0.0.1", peer: str = "") -> wire.ProbePortOpened:
+    def opens_port(self, address: str = "127.0.0.1", peer: str = "") -> wire.ProbeAddress:
         self.probe.open_port(wire.OpenProbePort(address=address, nonce=NONCE, peer=peer))
         message = self.said.pop()
-        assert isinstance(message, wire.ProbePortOpened)
+        assert isinstance(message, wire.ProbeAddress)
         return message
 
     def reaches(self, **peers: tuple[str, int]) -> dict[str, str]:

@@ -50,9 +50,7 @@ class Worker:
         )
 
     def commits(self, ordinal: int, path: Path, *, has_files: bool = True) -> None:
-        self.coordinator.send(
-            wire.CheckpointCommitted(attempt=2, rank=1, ordinal=ordinal, path=str(path), has_files=has_files)
-        )
+        self.coordinator.send(wire.CommitDone(attempt=2, rank=1, ordinal=ordinal, path=str(path), has_files=has_files))
 
     def said(self) -> list[Any]:
         return [frame.message() for frame in self.coordinator.receive()]
