@@ -61,10 +61,10 @@ def report(
     checkpoint_upload_mode: see :class:`~distrain.CheckpointUploadMode`. With ASYNC, do not touch the files after the
         call. At most two checkpoints of a rank are uploaded at the same time, and the run ends when all are stored. If
         one cannot be stored, a later call raises the error.
-    delete_local_checkpoint_after_upload: default: True with ASYNC, else False. The worker deletes the local files once
-        the checkpoint is committed: when the rank reports its next checkpoint, or at the end of train_func. There it
-        waits for the commit, for up to 5 seconds more when all ranks have finished. It never deletes files of the
-        directory that is just being reported. Files stay if the checkpoint is never committed or the worker is killed
+    delete_local_checkpoint_after_upload: default: True with ASYNC, else False. After the commit, the worker deletes
+        the local files at its next report with a checkpoint, or when train_func returns. Then it waits for the commit,
+        for up to 5 seconds more when all ranks have finished. It never deletes files of the directory that is just
+        being reported. Files stay if train_func raises, if the checkpoint is never committed or the worker is killed
         before, if they were changed since the report, if they are behind a symlink, and if they are in the run
         directory or in a committed checkpoint. Under torchrun, whose ranks do not learn of each other's checkpoints,
         the worker does not wait for the commit.

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from distrain.config import ScalingConfig
     from distrain.hosts.host import HostInfo
 
-CONNECT_TIMEOUT_S = 60.0
-"""Seconds to wait for the HELLO of a new agent before its host counts as lost."""
+HOST_ANSWER_TIMEOUT_S = 60.0
+"""Seconds to wait for the HELLO of a new agent, and for its ports, before its host counts as lost."""
 RECONNECT_INTERVAL_S = 2.0
 """Seconds to wait after a failed connection to a lost host before the next one."""
 
@@ -106,8 +106,8 @@ class HostPool:
         Hosts that were contacted too long ago, and have not answered, count as lost.
         """
         for host, since in list(self._contacted_at.items()):
-            if now >= since + CONNECT_TIMEOUT_S:
-                self.mark_lost(host, f"no answer within {CONNECT_TIMEOUT_S:g} s", now)
+            if now >= since + HOST_ANSWER_TIMEOUT_S:
+                self.mark_lost(host, f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s", now)
         chosen = []
         for host in sorted(self._slots, key=self.losses.__contains__):
             if self._slots_of([*self._connected, *self._contacted_at]) >= self._most:
@@ -130,7 +130,7 @@ class HostPool:
 
     def deadline(self) -> float:
         """Return when :meth:`hosts_to_connect` or :meth:`readiness` may have a new answer if no host answers before."""
-        moments = [since + CONNECT_TIMEOUT_S for since in self._contacted_at.values()]
+        moments = [since + HOST_ANSWER_TIMEOUT_S for since in self._contacted_at.values()]
         if self._slots_of([*self._connected, *self._contacted_at]) < self._most:
             moments += [self._reconnect_at[host] for host in self.losses if self._may_connect(host)]
         if self._slots_of(self._connected) >= self._least:

@@ -34,7 +34,7 @@ from distrain.decisions.events import (
     Tick,
 )
 from distrain.decisions.failures import culprit_first, failure_of, name_ranks
-from distrain.decisions.host_pool import CONNECT_TIMEOUT_S, HostPool, Readiness
+from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness
 from distrain.decisions.placement import Rendezvous, endpoints_of, make_plan, rendezvous_address, worker_spec
 from distrain.decisions.retries import RetryPolicy
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
@@ -238,7 +238,7 @@ class RunStateMachine:
 
     def start(self, now: float) -> list[Action]:
         """Begin the run. Must be called once, before any event."""
-        self._host_pool.begin_search(now, reconnect_s=0.0, wait_s=CONNECT_TIMEOUT_S)
+        self._host_pool.begin_search(now, reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
         return self._try_start_attempt(now)
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -302,7 +302,7 @@ class RunStateMachine:
                 return self._stop(TERM_GRACE_S, now)
             case RunState.RESERVING:
                 silent = ", ".join(host for host, answer in self._port_answers.items() if answer is None)
-                return self._give_up(f"{silent}: no ports were reserved within {CONNECT_TIMEOUT_S:g} s")
+                return self._give_up(f"{silent}: no ports were reserved within {HOST_ANSWER_TIMEOUT_S:g} s")
             case RunState.RELEASING:
                 return [ShowLine(self._describe_late_exits()), *self._stop(0.0, now)]
             case _ if self.waits_for_checkpoint:
@@ -394,6 +394,7 @@ class RunStateMachine:
         return [SendMessage(host, self._prepare_message(host, workers[host])) for host in new]
 
     def _prepare_message(self, host: str, workers: int) -> wire.Prepare:
+        """Return the job, and how workers start: forked if the user and the framework allow it, else as new programs."""
         request, settings = self.request, self.request.hosts[host]
         return wire.Prepare(
             start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
@@ -417,7 +418,7 @@ class RunStateMachine:
         self._idle_hosts = set()
         self.hung, self._stop_consensus = None, StopConsensus()
         self._in_progress = CheckpointsInProgress()
-        self._deadline = now + CONNECT_TIMEOUT_S
+        self._deadline = now + HOST_ANSWER_TIMEOUT_S
         needed = self._ports_needed(plan)
         self._port_answers = dict.fromkeys(needed)
         return [

@@ -13,9 +13,9 @@ from distrain.backend import BackendConfig
 from distrain.config import FailureConfig, ScalingConfig
 from distrain.decisions.run_machine import (
     CHECKPOINT_GRACE_S,
-    CONNECT_TIMEOUT_S,
     EXIT_TIMEOUT_S,
     EXPECTED_REPORT_S,
+    HOST_ANSWER_TIMEOUT_S,
     LEASE_MARGIN_S,
     LOST_HOST_GRACE_S,
     STOP_TIMEOUT_S,
@@ -823,10 +823,10 @@ def test_without_waiting_a_lost_host_is_tried_once() -> None:
 
 def test_a_lost_host_that_does_not_answer_is_given_up_in_time() -> None:
     play, _ = after_a_loss(wait_s=0.0)
-    play.now += CONNECT_TIMEOUT_S
+    play.now += HOST_ANSWER_TIMEOUT_S
     play.happens(Tick())
     assert play.state is RunState.FAILED
-    assert f"no answer within {CONNECT_TIMEOUT_S:g} s" in str(play.machine.problem)
+    assert f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s" in str(play.machine.problem)
 
 
 def test_the_budget_counts_lost_hosts() -> None:
@@ -1211,16 +1211,16 @@ def test_every_host_gets_its_own_directory_path_and_environment() -> None:
 def test_hosts_that_do_not_answer_in_time_are_named() -> None:
     play = Play(hosts=2, workers=4)
     play.says("one", hello())
-    assert play.machine.deadline() == play.now + CONNECT_TIMEOUT_S
-    play.now += CONNECT_TIMEOUT_S
+    assert play.machine.deadline() == play.now + HOST_ANSWER_TIMEOUT_S
+    play.now += HOST_ANSWER_TIMEOUT_S
     play.happens(Tick())
     assert play.state is RunState.FAILED
-    assert play.machine.problem == f"two: no answer within {CONNECT_TIMEOUT_S:g} s"
+    assert play.machine.problem == f"two: no answer within {HOST_ANSWER_TIMEOUT_S:g} s"
 
 
 def test_a_tick_before_the_deadline_does_nothing() -> None:
     play = Play()
-    play.now += CONNECT_TIMEOUT_S - 0.1
+    play.now += HOST_ANSWER_TIMEOUT_S - 0.1
     assert play.happens(Tick()) == []
     assert play.state is RunState.CONNECTING
 
@@ -1228,7 +1228,7 @@ def test_a_tick_before_the_deadline_does_nothing() -> None:
 def test_a_port_that_is_not_reserved_in_time_fails_the_run_with_that_reason() -> None:
     play = Play()
     play.connect()
-    play.now += CONNECT_TIMEOUT_S
+    play.now += HOST_ANSWER_TIMEOUT_S
     play.happens(Tick())
     assert play.state is RunState.FAILED
     assert "could not be ended" not in str(play.machine.problem)
