@@ -394,7 +394,7 @@ class RunStateMachine:
         return [SendMessage(host, self._prepare_message(host, workers[host])) for host in new]
 
     def _prepare_message(self, host: str, workers: int) -> wire.Prepare:
-        """Return the job, and how workers start: forked if the user and the framework allow it, else as new programs."""
+        """Return the job, and how workers start: forked if user and framework allow it, else as new programs."""
         request, settings = self.request, self.request.hosts[host]
         return wire.Prepare(
             start_method=request.scaling.start_method if request.backend.may_fork else "spawn",
