@@ -175,6 +175,8 @@ def test_lightnings_own_strategy_works_and_training_alone_is_refused(
     storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # Lightning's loggers and its own checkpoints write here
+    # Another test may have imported distrain.lightning, and with it the other package. Workers would start with these.
+    monkeypatch.delitem(sys.modules, "distrain.lightning", raising=False)
     result = run(train_in_other_ways, storage)
     found = result.return_value
     assert found["ours"]
