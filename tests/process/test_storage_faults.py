@@ -412,7 +412,7 @@ def test_a_run_is_not_finished_if_its_last_checkpoint_cannot_be_committed(
 
     def leave_no_room_for_the_manifest() -> str:
         checkpoint = distrain.get_checkpoint()
-        if where == "elsewhere" and distrain.get_context().get_world_rank() == 0:
+        if where == "remote" and distrain.get_context().get_world_rank() == 0:
             atexit.register(disk.place.with_name("ended").touch)
         for number in range(2 if checkpoint is None else 1):
             distrain.collective.barrier()
