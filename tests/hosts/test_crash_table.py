@@ -224,7 +224,7 @@ def test_a_blow(cell: Cell, start: Callable[..., Running]) -> None:
         if cell.restarts:
             assert output.splitlines()[-1] == "FINISHED 1", output
             if blow.loses:
-                assert f"distrain: rank(s) {rank} on {cell.host} were lost: its agent has " in output
+                assert f"distrain: rank {rank} on {cell.host} was lost: its agent has " in output
                 assert f"distrain: 2 workers on {HOSTS[1 - rank]}, gamma, without {cell.host}\n" in output
                 assert "distrain: trying to reach gamma\n" in output  # and not the host that is left
         else:
