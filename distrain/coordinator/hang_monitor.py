@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STACKS_TIMEOUT_S = 3.0
 """Seconds to wait for the stacks of all hosts before those that have arrived are shown."""
 _CONNECTIONS_TIMEOUT_S = CONNECT_TIMEOUT_S + STACKS_TIMEOUT_S
-"""The same when hosts also try to connect to each other."""
+"""Seconds to wait for the stacks if hosts also try to connect to each other."""
 MISMATCH_CHECKS_S = (60.0, 90.0, 120.0)
 """Seconds without progress after which to look for ranks that wait for each other in different collectives.
 

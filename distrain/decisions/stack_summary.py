@@ -28,7 +28,7 @@ PHASES = {
     "_disconnect_peers": "at the end of train_func",
     "exit_process": "running exit handlers",
 }
-"""What a worker is doing while a function of distrain runs, and no line of the user's code."""
+"""By function of distrain: the phase of a worker that runs no line of the user's code."""
 _CRASH = "Fatal Python error: "
 _LINES_QUOTED = 10
 _NATIVE_REASONS = [

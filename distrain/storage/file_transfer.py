@@ -44,7 +44,7 @@ class LocalFiles:
         self.folder = folder.absolute()
         self._files: dict[str, tuple[int, int, int]] = {}
         self._folders: dict[str, bool] = {}
-        """Whether it was empty, by path; a directory comes after those in it."""
+        """By path: True if the directory was empty. A directory comes after those in it."""
         self._note(str(self.folder))
 
     def _note(self, path: str) -> None:

@@ -68,7 +68,7 @@ class RemoteStore(RunStore):
         super().__init__(run, spool)
         self._link: UploaderLink | None = None
         self._waiting: deque[Callable[[str | None], None]] = deque()
-        """What to call with the answer to each open order: None, or why it failed."""
+        """For each open order, in order: the callback for its answer, which is None or why it failed."""
         self._used: set[str] = set()
         """Directory names that no new checkpoint may have, as files of an earlier one may still arrive."""
         self._directories: dict[tuple[int, int], str] = {}
