@@ -38,7 +38,7 @@ SSH_THAT_EXECUTES = 'for command; do :; done; cd /; exec sh -c "$command"'
 """Body of a fake ssh. It runs its last argument through a shell, in another directory, as the real ssh would."""
 
 SSH_THAT_CLEARS_THE_ENVIRONMENT = 'for command; do :; done; cd /; exec env -i PATH=/usr/bin:/bin sh -c "$command"'
-"""The same without the environment of this machine, which the real ssh would not pass on either."""
+"""Run the command without the environment of this machine, which the real ssh would not pass on either."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -765,7 +765,7 @@ STEPS = 3
 
 @dataclass
 class Oracle:
-    """What a rank has brought, by ordinal."""
+    """By ordinal: the files and metrics that a rank has brought."""
 
     brought: dict[int, frozenset[str]] = field(default_factory=dict)
     granted: dict[int, tuple[str, ...]] = field(default_factory=dict)

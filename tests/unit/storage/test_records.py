@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def written(root: Path, *metrics: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a reader gets of metrics that a store has written."""
+    """Return metrics as a reader gets them after a store has written them."""
     store = LocalStore(root)
     for index, values in enumerate(metrics, start=1):
         store.append_metrics({"time": 1.0, "attempt": 0, "rank": 0, "index": index}, values)
