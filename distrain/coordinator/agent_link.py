@@ -289,8 +289,9 @@ def run_all(commands: Iterable[Sequence[str]], *, timeout_s: float, at_once: int
         assert child.stdout is not None
         loop.forget(child.stdout.fileno())
         loop.cancel(str(child.pid))
+        child.stdout.close()
         child.kill()  # it has closed its output, and ends, or is late
-        child.communicate()
+        child.wait()
         running.discard(child)
 
     def read(child: process.Process) -> None:
