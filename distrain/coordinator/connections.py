@@ -58,6 +58,8 @@ class Connections:
         self._on_lost = on_lost
         self._links: dict[str, AgentLink] = {}
         self._contacted: set[str] = set()
+        self._greeted: set[str] = set()
+        """The hosts that have had an agent."""
         self._latest: wire.Message | None = None
         """The latest message that was sent, which often goes to all hosts, and its bytes."""
         self._latest_bytes = b""
@@ -106,6 +108,7 @@ class Connections:
                 return
             if problem:  # perhaps GPUs of another vendor, which NVML does not list
                 warn(f"{link.name}: {problem}")
+            self._greeted.add(link.name)
             link.send(_PING)  # its lease begins
         self._on_message(link.name, message)
 
@@ -134,10 +137,16 @@ class Connections:
         self._loop.call_in("ping", next_in_s, self.ping)
 
     def close(self) -> None:
-        """End every agent, and sweep the hosts of those that had to be killed or were lost."""
+        """End every agent, and sweep the hosts of those that had to be killed or were lost.
+
+        An agent that has not greeted yet has started nothing, and ends with its connection.
+        """
         self._loop.cancel("ping")
+        for link in self._links.values():
+            if not link.greeted:
+                link.drop()
         clean = close_all(list(self._links.values()))
-        self._sweep({name: self._id_on(name) for name in self._contacted - clean})
+        self._sweep({name: self._id_on(name) for name in self._greeted - clean})
 
     def sweep(self, run_id: str) -> None:
         """Kill what a run whose coordinator died may have left on the hosts."""

@@ -31,6 +31,8 @@ FIRST_AT_ONCE = 10
 MOST_AT_ONCE = 128
 """Number of connections that are opened at once when many hosts have answered: each needs CPU time of this machine."""
 
+_MOST_LOSSES_SHOWN = 20
+
 
 class Readiness(enum.Enum):
     """Readiness of the hosts for an attempt."""
@@ -68,7 +70,7 @@ class HostPool:
         """When which host was contacted, for those that were not slow yet when that was last looked up."""
         self._late: deque[tuple[float, str]] = deque()
         """The same for those that were slow."""
-        self._slow: set[str] = set()
+        self._slow: dict[str, None] = {}
         """The contacted hosts that are slow."""
         self._connect_at: dict[str, float] = {}
         """The hosts that may be connected, and from when on."""
@@ -140,7 +142,9 @@ class HostPool:
         """Return a line for each lost host (of ``hosts``, if given) that says why it was lost."""
         chosen = self.losses if hosts is None else set(hosts)
         lost = [host for host in self.losses if host in chosen]
-        return "\n".join(f"{host}: {self.losses[host]}{self._describe_reconnect(host)}" for host in lost)
+        lines = [f"{host}: {self.losses[host]}{self._describe_reconnect(host)}" for host in lost[:_MOST_LOSSES_SHOWN]]
+        others = lost[_MOST_LOSSES_SHOWN:]
+        return "\n".join([*lines, *([f"and {len(others):,} other hosts: {name_hosts(others)}"] if others else [])])
 
     def _describe_reconnect(self, host: str) -> str:
         return f"\n    tried again: {self._reconnect_failure[host]}" if host in self._reconnect_failure else ""
@@ -219,7 +223,7 @@ class HostPool:
         if self._contacted_at.pop(host, None) is None:
             return False
         if host in self._slow:
-            self._slow.discard(host)
+            del self._slow[host]
             self._slow_slots -= self._slots[host]
         else:
             self._prompt_slots -= self._slots[host]
@@ -231,7 +235,7 @@ class HostPool:
         while self._prompt and self._prompt[0][0] + SLOW_HOST_S <= now:
             since, host = self._prompt.popleft()
             self._late.append((since, host))
-            self._slow.add(host)
+            self._slow[host] = None
             self._prompt_slots -= self._slots[host]
             self._slow_slots += self._slots[host]
             self._skip_answered()
