@@ -15,6 +15,7 @@ from distrain.coordinator.agent_link import (
     run_all,
     sweeper_argv,
 )
+from distrain.decisions.events import HostLost
 from distrain.hosts.host import Gpu, gpu_problem
 from distrain.system import process
 from distrain.system.log import warn
@@ -37,7 +38,7 @@ class Connections:
     """One link to each host that was connected to.
 
     on_message: gets the name of a host and its message.
-    on_lost: gets the name of a host and why it is lost. Nothing more comes from it until :meth:`connect`.
+    on_lost: gets the loss of a host. Nothing more comes from it until :meth:`connect`.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Connections:
         request: RunRequest,
         *,
         on_message: Callable[[str, wire.Message], None],
-        on_lost: Callable[[str, str], None],
+        on_lost: Callable[[HostLost], None],
     ) -> None:
         self._loop = loop
         self._transports = {transport.host.name: transport for transport in transports}
@@ -76,12 +77,14 @@ class Connections:
                 transport,
                 self._agent_argv(transport, again=name in self._contacted),
                 on_message=self._receive,
-                on_refused=lambda link, about, why: self._on_lost(name, why),
-                on_end=lambda link: self._on_lost(name, link.why_it_ended()),
+                on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)),
+                on_end=lambda link: self._on_lost(
+                    HostLost(name, link.why_it_ended(), turned_away=link.was_turned_away)
+                ),
             )
         except OSError as error:
             why = f"cannot start its agent: {error}"
-            self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(name, why))
+            self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(HostLost(name, why)))
             return
         self._contacted.add(name)
 
@@ -114,7 +117,7 @@ class Connections:
 
     def _drop(self, link: AgentLink, why: str) -> None:
         link.drop()
-        self._on_lost(link.name, why)
+        self._on_lost(HostLost(link.name, why))
 
     def send(self, name: str, message: wire.Message) -> None:
         """Send a message to a host, unless it is lost."""

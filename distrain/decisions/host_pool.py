@@ -9,7 +9,7 @@ import enum
 import heapq
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from distrain.decisions.failures import name_hosts
@@ -32,6 +32,8 @@ MOST_AT_ONCE = 128
 """Number of connections that are opened at once when many hosts have answered: each needs CPU time of this machine."""
 
 _MOST_LOSSES_SHOWN = 20
+_MOST_TRIES = 6
+"""How often sshd may turn a host away before the host counts as lost."""
 
 
 class Readiness(enum.Enum):
@@ -80,6 +82,8 @@ class HostPool:
         self._needed = sum(before < self._most for before in itertools.accumulate(self._slots.values(), initial=0))
         """The number of hosts that have slots for all workers."""
         self._at_once = FIRST_AT_ONCE
+        self._turned_away: Counter[str] = Counter()
+        """How often each host was turned away that has not answered."""
         self._reconnect_failure: dict[str, str] = {}
         self._reconnect_until = -math.inf
         self._wait_until = math.inf
@@ -119,7 +123,7 @@ class HostPool:
         self._at_once = min(self._at_once + 1, MOST_AT_ONCE)
         self._connected_slots += 0 if host in self._connected else self._slots[host]
         self._connected[host] = info
-        for noted in (self.losses, self._reconnect_failure):
+        for noted in (self.losses, self._reconnect_failure, self._turned_away):
             noted.pop(host, None)
 
     def mark_lost(self, host: str, why: str, now: float) -> None:
@@ -133,6 +137,18 @@ class HostPool:
         if host in self.losses:
             self._reconnect_failure[host] = why
         self.losses.setdefault(host, why)
+
+    def may_try_later(self, host: str, now: float) -> bool:
+        """Open fewer connections at once, as sshd has turned a host away, and connect this one later.
+
+        Return False if the host was turned away too often.
+        """
+        self._turned_away[host] += 1
+        if self._turned_away[host] == _MOST_TRIES or not self._end_contact(host):
+            return False
+        self._at_once = max(1, self._prompt_hosts // 2)
+        self._allow(host, now + RECONNECT_INTERVAL_S)
+        return True
 
     def is_lost(self, host: str) -> bool:
         """Return True if the host was lost and is not being reconnected."""
@@ -200,8 +216,11 @@ class HostPool:
     @property
     def _wants_more(self) -> bool:
         """True if further hosts should be contacted: those that have answered, or will soon, have too few slots."""
-        prompt = len(self._contacted_at) - len(self._slow)
-        return self._connected_slots + self._prompt_slots < self._most and prompt < self._at_once
+        return self._connected_slots + self._prompt_slots < self._most and self._prompt_hosts < self._at_once
+
+    @property
+    def _prompt_hosts(self) -> int:
+        return len(self._contacted_at) - len(self._slow)
 
     def _next_moment(self) -> float:
         """Return from when on the next host may be connected; infinity if there is none."""

@@ -581,6 +581,8 @@ class RunStateMachine:
         host, why = lost.host, lost.why
         if self._host_pool.is_lost(host):
             return []
+        if lost.turned_away and self._host_pool.may_try_later(host, now):
+            return self._try_start_attempt(now) if self.state is RunState.CONNECTING else []
         self._host_pool.mark_lost(host, why, now)
         self._prepared.pop(host, None)
         self._busy_hosts.pop(host, None)
