@@ -88,18 +88,11 @@ class HangMonitor:
         self._connections = HostChecks({}, {}, nonce="")
         self._callbacks: list[Callable[[tuple[str, ...]], None]] = []
         self._is_mismatch_check = False
-        self._was_late = True
-        """True once progress took so long that :meth:`tick` had something to do."""
         self.progress()
 
     def progress(self) -> None:
-        """Note that a rank has reported or printed something. Called very often."""
+        """Note that a rank has reported or printed something."""
         self._progress_at = time.monotonic()
-        if self._was_late:
-            self._reset()
-
-    def _reset(self) -> None:
-        self._was_late = False
         self._due = {purpose for purpose, limit_s in self._limits.items() if limit_s is not None}
         self._mismatch_checks: tuple[float, ...] = MISMATCH_CHECKS_S
         self._mismatch: list[str] = []
@@ -127,7 +120,6 @@ class HangMonitor:
 
     def tick(self) -> None:
         """Take stacks if a limit has been exceeded."""
-        self._was_late = True
         now = time.monotonic()
         for purpose in sorted(self._due):
             limit_s = self._limits[purpose]
