@@ -120,6 +120,8 @@ class AgentLink:
             self._await_end()
 
     def _take(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.Ping.__name__:  # the channel has noted when it came
+            return
         is_hello = frame.kind == wire.Hello.__name__
         if is_hello and (refused := self._greet(frame.header)) is not None:
             self._refuse(*refused)

@@ -36,7 +36,7 @@ class Options:
     """The run to simulate.
 
     hosts: that are needed. spares: further ones. slow, dead: how many send HELLO late, or never. slow_s: how late.
-    lose: how many vanish at once, while ranks are idle. rounds: reports of each rank.
+    lose: how many vanish at once. lose_at: after which phase. rounds: reports of each rank.
     """
 
     hosts: int
@@ -46,6 +46,7 @@ class Options:
     slow_s: float = 5.0
     dead: int = 0
     lose: int = 1
+    lose_at: str = "checkpoint"
     spares: int = 0
     rounds: int = 5
     with_checkpoint: bool = True
@@ -156,20 +157,25 @@ class Player:
     def _scenario(self) -> Iterator[Callable[[], bool]]:
         options = self._options
         yield from self._until_all_train("ready", 0)
+        yield from self._lose_hosts("ready")
         for index in range(1, options.rounds + 1):
             for host in self._hosts.values():
                 self._send(host, *(self._report(host, rank, index) for rank in host.ranks))
         yield from self._settle("reports")
+        yield from self._lose_hosts("reports")
         if options.with_checkpoint:
             for host in self._hosts.values():
                 self._send(host, *(self._report(host, rank, options.rounds + 1, ordinal=1) for rank in host.ranks))
             yield lambda: self._committed == options.workers
             self._mark("checkpoint")
-        for host in list(self._hosts.values())[-options.lose :] if options.lose else ():
-            self._vanish(host)
-        if options.lose:
-            yield from self._until_all_train("restarted", 1)
+        yield from self._lose_hosts("checkpoint")
         os.kill(self._coordinator, signal.SIGINT)
+
+    def _lose_hosts(self, phase: str) -> Iterator[Callable[[], bool]]:
+        if self._options.lose and self._options.lose_at == phase:
+            for host in list(self._hosts.values())[-self._options.lose :]:
+                self._vanish(host)
+            yield from self._until_all_train("restarted", 1)
 
     def _until_all_train(self, name: str, attempt: int) -> Iterator[Callable[[], bool]]:
         yield lambda: self._attempt == attempt and self._entered == self._options.workers
