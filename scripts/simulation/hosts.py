@@ -36,7 +36,8 @@ class Options:
     """The run to simulate.
 
     hosts: that are needed. spares: further ones. slow, dead: how many send HELLO late, or never. slow_s: how late.
-    lose: how many vanish at once. lose_at: after which phase. rounds: reports of each rank.
+    lose: how many vanish at once. lose_at: after which phase. rounds: reports of each rank. idle_s: seconds in which
+        nothing happens but signs of life.
     """
 
     hosts: int
@@ -49,6 +50,7 @@ class Options:
     lose_at: str = "checkpoint"
     spares: int = 0
     rounds: int = 5
+    idle_s: float = 0.0
     with_checkpoint: bool = True
 
     @property
@@ -125,6 +127,7 @@ class Player:
         self._dead = set(names[options.slow : options.slow + options.dead])
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
+        self._to_ping: list[Host] = []
         self._inspected: wire.InspectionResult | None = None
         self._entered = 0
         self._committed = 0
@@ -163,6 +166,11 @@ class Player:
                 self._send(host, *(self._report(host, rank, index) for rank in host.ranks))
         yield from self._settle("reports")
         yield from self._lose_hosts("reports")
+        if options.idle_s:
+            until = time.monotonic() + options.idle_s
+            self._loop.call_at("idle", until, lambda: None)
+            yield lambda: time.monotonic() >= until
+            self._mark("idle")
         if options.with_checkpoint:
             for host in self._hosts.values():
                 self._send(host, *(self._report(host, rank, options.rounds + 1, ordinal=1) for rank in host.ranks))
@@ -267,9 +275,11 @@ class Player:
         self._do_later(lambda: host.channel.queue(data), self._options.latency_ms / 2e3)
 
     def _ping(self) -> None:
-        for host in self._hosts.values():
+        """Send a sign of life of one host after the other, as real agents each have their own timer."""
+        self._to_ping = self._to_ping or list(self._hosts.values())
+        if self._to_ping and (host := self._to_ping.pop()).channel.write_fd >= 0:
             host.channel.queue(wire.Ping())
-        self._loop.call_in("ping", PING_INTERVAL_S, self._ping)
+        self._loop.call_in("ping", PING_INTERVAL_S / max(1, len(self._hosts)), self._ping)
 
     # -- messages of the coordinator --------------------------------------------------------------------------------
 
