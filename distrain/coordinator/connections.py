@@ -162,4 +162,5 @@ class Connections:
         until = time.monotonic() + _SWEEP_LIMIT_S
         left = run_all(commands, timeout_s=CLOSE_TIMEOUT_S, at_once=_SWEEPS_AT_ONCE, until=until)
         if left:
-            warn(f"{left:,} of {len(ids):,} hosts were not cleaned up: too many others did not answer")
+            text = f"{left:,} of {len(ids):,} hosts were not cleaned up, because too many others did not answer"
+            warn(f"{text}; what is left there ends by itself when the lease has expired")

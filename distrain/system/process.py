@@ -38,8 +38,8 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 _KILL_ROUNDS = 50
-_SPARE_FILES = 256
-"""Files that the user's code and the parts of a run may open beside those that are counted."""
+_LEAST_SPARE_FILES, _SPARE_FILES = 32, 256
+"""Files that the parts of a run need beside those that are counted, and those that the user's code may want."""
 
 # `python -m` and `python -c` put the working directory first on sys.path, where a user's queue.py shadows the standard
 # library's. So this starts with -c, removes that entry before any import, and loads exactly this package. Only a host
@@ -166,18 +166,19 @@ def many_open_files(needed: int, wanted: int) -> Iterator[None]:
     Raises ResourcesError if the hard limit is below ``needed``.
     """
     global _open_files_users, _usual_open_files
-    already = len(os.listdir("/dev/fd")) + _SPARE_FILES
+    already = len(os.listdir("/dev/fd"))
+    needed, wanted = already + needed + _LEAST_SPARE_FILES, already + wanted + _SPARE_FILES
     with _open_files_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = math.inf if hard == resource.RLIM_INFINITY else hard
-        if already + needed > most:
+        if needed > most:
             raise ResourcesError(
-                f"this process needs {already + needed:,} open files, but may have {most:,.0f}: raise its hard limit "
-                f"(ulimit -Hn, nofile in /etc/security/limits.conf, LimitNOFILE of systemd)"
+                f"this process needs {needed:,} open files, but may have {most:,.0f}: raise its hard limit "
+                "(ulimit -Hn, nofile in /etc/security/limits.conf, or LimitNOFILE of systemd)"
             )
-        if soft != resource.RLIM_INFINITY and soft < already + wanted:
+        if soft != resource.RLIM_INFINITY and soft < wanted:
             _usual_open_files = _usual_open_files or (soft, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (int(min(already + wanted, most)), hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (int(min(wanted, most)), hard))
         _open_files_users += 1
     try:
         yield
