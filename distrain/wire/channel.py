@@ -23,14 +23,32 @@ if TYPE_CHECKING:
 
     from distrain.system.loop import Loop
 
-_READ_SIZE = 256 << 10
+_PIPE_BYTES = 1 << 20
+"""Size of a wide pipe. An ordinary user may ask for it, by default."""
+_FULL = range(48 << 10, (64 << 10) + 1)
+"""Bytes in a full pipe of the default size. Each write of a line may leave a part of a page unused."""
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h; fcntl.F_SETPIPE_SZ exists from Python 3.10 on, on Linux only
 
 
-def widen_pipe(fd: int, size: int = 1 << 20) -> None:
+def widen_pipe(fd: int, size: int = _PIPE_BYTES) -> None:
     """Ask for a larger pipe buffer (bytes); best effort, the default of 64 KiB works too."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
+
+
+def read_pipe(fd: int) -> bytes | None:
+    """Return all that a pipe holds, empty bytes at its end, or None if there is nothing now. Raises OSError.
+
+    A pipe that is found full is widened, so that its writer waits less often. Few pipes need that, and wide pipes of a
+    user are limited in number.
+    """
+    try:
+        data = os.read(fd, _PIPE_BYTES)
+    except BlockingIOError:
+        return None
+    if len(data) in _FULL:
+        widen_pipe(fd)
+    return data
 
 
 class _Unsent(NamedTuple):
@@ -148,11 +166,11 @@ class Channel:
     def _read(self) -> bytes:
         """Return the bytes that have arrived, one chunk at most. Sets ``at_end`` if there will be no more."""
         try:
-            data = os.read(self.read_fd, _READ_SIZE)
-        except BlockingIOError:
-            return b""
+            data = read_pipe(self.read_fd)
         except OSError:
             data = b""
+        if data is None:
+            return b""
         self.at_end = self.at_end or not data
         self.heard_at = time.monotonic()
         return data
