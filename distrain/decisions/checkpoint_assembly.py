@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.events import ShowLine
 from distrain.decisions.failures import rank_list
-from distrain.decisions.report_counts import ReportCounts
+from distrain.decisions.report_rows import ReportCounts
 from distrain.storage.commit import Commit, CommittedFile
 
 if TYPE_CHECKING:

@@ -1,20 +1,63 @@
-"""Reports of all ranks, put together for callbacks: the n-th report of each makes row n. Runs in: coordinator.
+"""Reports of all ranks, counted, and put together for callbacks: the n-th report of each makes row n.
+
+Runs in: coordinator.
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from distrain.decisions.report_counts import ReportCounts
-
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from distrain.checkpoint import Checkpoint
 
 ROW_TIMEOUT_S = 10.0
 """Seconds that a row waits for ranks that have never reported."""
+
+
+class ReportCounts:
+    """The numbers of reports of those ranks that somebody waits for. At first, these are all ranks, with no report.
+
+    Every method takes the same time for any number of ranks, as long as most ranks are in step.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._count = dict.fromkeys(range(world_size), 0)
+        self._ranks_with = {0: set(self._count)} if world_size else {}
+        """By number of reports: the ranks that have made as many. No set is empty."""
+
+    def __contains__(self, rank: int) -> bool:
+        """Return whether somebody waits for the rank."""
+        return rank in self._count
+
+    def set(self, rank: int, count: int) -> None:
+        """Note that the rank has made ``count`` reports, and is waited for."""
+        self.remove(rank)
+        self._count[rank] = count
+        self._ranks_with.setdefault(count, set()).add(rank)
+
+    def remove(self, rank: int) -> None:
+        """Note that nobody waits for the rank."""
+        count = self._count.pop(rank, None)
+        if count is None:
+            return
+        self._ranks_with[count].discard(rank)
+        if not self._ranks_with[count]:
+            del self._ranks_with[count]
+
+    def ranks_with(self, count: int) -> AbstractSet[int]:
+        """Return the ranks that have made ``count`` reports. They change with the next call."""
+        return self._ranks_with.get(count, frozenset())
+
+    @property
+    def fewest(self) -> float:
+        """The number of reports of the slowest rank; infinite if nobody waits for any rank."""
+        return min(self._ranks_with, default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)
