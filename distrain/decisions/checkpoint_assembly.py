@@ -41,11 +41,16 @@ MOST_AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class RequestFiles:
-    """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host."""
+    """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
+
+    aside: a higher rank stores files of the same names, as it has not waited long enough for this rank. They must not
+    be overwritten by those.
+    """
 
     rank: int
     ordinal: int
     files: tuple[str, ...]
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,8 @@ class _Pending:
     """By name of a file: the lowest rank that brings it."""
     folders: dict[str, int] = field(default_factory=dict)
     """By name of a directory: the first rank that brings files in it."""
+    ordered: set[str] = field(default_factory=set)
+    """Names of the files that were ordered to be stored."""
     patient: OrderedDict[int, _Part] = field(default_factory=OrderedDict)
     """Parts that wait for lower ranks, which may bring the same files. In the order of the reports."""
     ready: set[int] = field(default_factory=set)
@@ -156,6 +163,13 @@ class _Pending:
         """Let a part wait no longer for lower ranks."""
         if self.patient.pop(rank, None) is not None:
             self.ready.add(rank)
+
+    def order(self, ordinal: int, rank: int) -> RequestFiles:
+        """Order the files of a rank that no lower rank has brought."""
+        own = self.parts[rank].own
+        request = RequestFiles(rank, ordinal, tuple(sorted(own)), aside=not own.isdisjoint(self.ordered))
+        self.ordered |= own
+        return request
 
 
 @dataclass(slots=True)
@@ -405,7 +419,7 @@ class CheckpointAssembly:
             self._end_patience(pending, now)
             if pending.ready and not self._is_held_back(ordinal, now):
                 ready, pending.ready = sorted(pending.ready), set()
-                actions += [RequestFiles(rank, ordinal, tuple(sorted(pending.parts[rank].own))) for rank in ready]
+                actions += [pending.order(ordinal, rank) for rank in ready]
             if pending.in_place and self._has_all_parts(pending, now):
                 actions += self._order_in_place(ordinal, pending)
         return actions

@@ -350,7 +350,7 @@ def test_when_patience_ran_out_the_lowest_rank_is_kept_all_the_same() -> None:
     bring(assembly, 1, 1, "model")
     assert assembly.tick(FIRST_PATIENCE_S) == [RequestFiles(1, 1, ("model",))]
     deliver(assembly, 1, 1, "model", now=2)
-    assert bring(assembly, 0, 1, "model", now=3) == [RequestFiles(0, 1, ("model",))]
+    assert bring(assembly, 0, 1, "model", now=3) == [RequestFiles(0, 1, ("model",), aside=True)]
     assert owners(the_commit(deliver(assembly, 0, 1, "model", now=4))) == {"model": 0}
 
 
