@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.cgroup import OomWatch
@@ -109,6 +110,8 @@ class ForkServer:
         reason = _why_not_fork(culprits)
         if reason is not None:
             self._forks = False
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.atexit = False  # its object is the forkserver's: no worker may clean up after it
         gc.collect()
         gc.freeze()  # a collection would write to, and so copy, pages that all workers share
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)

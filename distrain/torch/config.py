@@ -47,7 +47,7 @@ class TorchConfig(BackendConfig):
     """
 
     framework: ClassVar[str] = "torch"
-    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "distrain.torch.config")
 
     backend: str | None = None
     init_method: str = "env"

@@ -181,10 +181,13 @@ def _ignore_signals() -> None:
 
 
 def _reseed() -> None:
-    """Seed the random generators anew. A fork copies their state, so all ranks would draw the same numbers."""
+    """Seed the random generators anew. A fork copies their state, so all ranks would draw the same numbers.
+
+    Numpy's is a module of its own, which seeds itself when it is imported.
+    """
     random.seed()
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
     if torch := sys.modules.get("torch"):
         torch.seed()
 
