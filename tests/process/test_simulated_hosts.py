@@ -13,9 +13,7 @@ SIMULATE = Path(__file__).parents[2] / "scripts" / "simulate"
 PHASES = ["ready", "reports", "checkpoint", "restarted", "stop"]
 
 
-def simulate(
-    folder: Path, *options: object, open_files: tuple[int, int] | None = None
-) -> tuple[dict[str, Any], str]:
+def simulate(folder: Path, *options: object, open_files: tuple[int, int] | None = None) -> tuple[dict[str, Any], str]:
     """Return the results of scripts/simulate, and what it has printed.
 
     open_files: the limits on open files under which it runs.
