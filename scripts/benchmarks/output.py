@@ -1,27 +1,23 @@
-"""Measure the CPU time of lines that workers print, and compare with programs that print the same lines into files.
-
-PYTHONPATH=scripts .venv/bin/python -m benchmarks.output [WORKERS] [MEGABYTES] [RUNS]
-
-The CPU time (user and system) is that of all processes of a run, from start to exit.
-"""
+"""Measure the CPU time of lines that workers print, and compare with programs that print the same lines into files."""
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.contained import RunFailedError, become_subreaper, run_contained
+from benchmarks.contained import RunFailedError, run_contained
 from benchmarks.launchers import DISTRAIN, PROGRAMS, environment_of_runs
-from benchmarks.table import Row, header, show_row
+from benchmarks.table import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 OUTPUT = "output"
-OUTPUT_WORKERS, OUTPUT_MEGABYTES, OUTPUT_RUNS = 8, 20, 3
+"""Name of the measure on the command line."""
+OUTPUT_WORKERS = (8,)
+OUTPUT_MEGABYTES = 20
 BYTES_PER_LINE = 80
 PLAIN, FLOOR = "python into a file", "python into a pipe and cat"
 HIDDEN = f"{DISTRAIN}, ranks hidden"
@@ -31,15 +27,13 @@ BOUNDS = ((DISTRAIN, PLAIN, 3.0), (HIDDEN, PLAIN, 1.5), (HIDDEN, FLOOR, 1.2))
 """Limits: the first should take at most this many times as much CPU time as the second."""
 
 
-def measure_output(
-    workers: int, megabytes: int, runs: int, *, timeout_s: float, progress: Callable[[str], None]
-) -> list[Row]:
+def measure_output(workers: int, runs: int, *, timeout_s: float, progress: Callable[[str], None]) -> list[Row]:
     """Print in each way in turn, ``runs`` times."""
-    rows = {name: Row(measure="output", workers=workers, launcher=name, unit="CPU s", values=[]) for name in WAYS}
-    lines = megabytes * 1_000_000 // BYTES_PER_LINE
+    rows = {name: Row(measure="output, CPU", workers=workers, launcher=name, unit="s", values=[]) for name in WAYS}
+    lines = OUTPUT_MEGABYTES * 1_000_000 // BYTES_PER_LINE
     for index in range(runs):
         for name, how in WAYS.items():
-            progress(f"output of {workers} x {megabytes} MB, run {index + 1} of {runs}: {name}")
+            progress(f"output of {workers} x {OUTPUT_MEGABYTES} MB, run {index + 1} of {runs}: {name}")
             try:
                 value, remarks = _run_once(how, workers, lines, timeout_s)
             except RunFailedError as error:
@@ -54,51 +48,27 @@ def measure_output(
 def _run_once(how: str, workers: int, lines: int, timeout_s: float) -> tuple[float, list[str]]:
     """Return the CPU seconds of a run, and a remark about its parts."""
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        before = _cpu_s_of_children()
         finished = run_contained(
             [sys.executable, str(PROGRAMS / "print_lines.py"), how, str(workers), str(lines)],
             out=Path(folder),
-            environment={**environment_of_runs(), "BENCHMARK_OUT": folder, "PYTHONUNBUFFERED": ""},
+            environment={**environment_of_runs(0), "BENCHMARK_OUT": folder, "PYTHONUNBUFFERED": ""},
             timeout_s=timeout_s,
         )
         if finished.exit_code:
             raise RunFailedError(finished.how_it_ended())
-        spent = _cpu_s_of_children() - before
         if how not in ("shown", "hidden"):
-            return spent, finished.remarks()
+            return finished.cpu_s, finished.remarks()
         of_workers, of_user = sum(finished.of_ranks("worker", workers)), finished.value("user")
-        parts = f"workers {of_workers:.1f}, your process {of_user:.1f}, others {spent - of_workers - of_user:.1f}"
-        return spent, [parts, *finished.remarks()]
-
-
-def _cpu_s_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+        others = finished.cpu_s - of_workers - of_user
+        parts = f"workers {of_workers:.1f}, your process {of_user:.1f}, others {others:.1f}"
+        return finished.cpu_s, [parts, *finished.remarks()]
 
 
 def output_bounds(rows: Sequence[Row]) -> list[str]:
     """Return one line per limit in BOUNDS: the ratio that was measured, and the limit."""
-    found = {row.launcher: row for row in rows}
+    found = {row.launcher: row for row in rows if row.measure == "output, CPU"}
     return [
         f"{name}, output: {ratio:.2f} x ({reference}), {bound:g} x at most wanted"
         for name, reference, bound in BOUNDS
-        if (ratio := found[name].ratio_to(found[reference])) is not None
+        if found and (ratio := found[name].ratio_to(found[reference])) is not None
     ]
-
-
-def main() -> None:
-    """Print the table and the ratios."""
-    given = [int(argument) for argument in sys.argv[1:]]
-    workers, megabytes, runs = (*given, *(OUTPUT_WORKERS, OUTPUT_MEGABYTES, OUTPUT_RUNS)[len(given) :])
-    become_subreaper()
-    rows = measure_output(workers, megabytes, runs, timeout_s=300.0, progress=lambda text: None)
-    print(header())
-    reference = next(row for row in rows if row.launcher == DISTRAIN)
-    for row in rows:
-        print(show_row(row, reference))
-    for fact in output_bounds(rows):
-        print(fact)
-
-
-if __name__ == "__main__":
-    main()
