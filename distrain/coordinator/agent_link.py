@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import signal
 import subprocess
 import time
@@ -36,6 +37,8 @@ _EXIT_CODES_BEFORE_HELLO = {
     127: ", there is no such program: python= in the hostfile names the interpreter of a host",
     255: ", which is ssh's when it cannot connect or log in",
 }
+_TURNED_AWAY = re.compile(rb"(kex|ssh)_exchange_identification:.*(closed|reset)")
+"""What ssh prints if sshd hangs up before the login: it has too many of them (MaxStartups)."""
 _EXIT_CODES_AFTER_HELLO = {255: ", which is ssh's when the connection breaks or the agent is killed"}
 
 
@@ -186,6 +189,11 @@ class AgentLink:
             how += (_EXIT_CODES_AFTER_HELLO if self.greeted else _EXIT_CODES_BEFORE_HELLO).get(code, "")
         command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
         return f"its agent has ended: {how}{command}{self._last_words()}"
+
+    @property
+    def was_turned_away(self) -> bool:
+        """True if a sshd that is busy has hung up, after :meth:`why_it_ended`. It may be a jump host for many hosts."""
+        return not self.greeted and self._process.returncode == 255 and bool(_TURNED_AWAY.search(self._stray))
 
     def _await_end(self) -> None:
         """Wait for the end of the process after that of its output, for a limited time, without blocking the loop."""

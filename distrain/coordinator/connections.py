@@ -15,6 +15,7 @@ from distrain.coordinator.agent_link import (
     run_all,
     sweeper_argv,
 )
+from distrain.decisions.events import HostLost
 from distrain.hosts.host import Gpu, gpu_problem
 from distrain.system import process
 from distrain.system.log import warn
@@ -37,7 +38,7 @@ class Connections:
     """One link to each host that was connected to.
 
     on_message: gets the name of a host and its message.
-    on_lost: gets the name of a host and why it is lost. Nothing more comes from it until :meth:`connect`.
+    on_lost: gets the loss of a host. Nothing more comes from it until :meth:`connect`.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Connections:
         request: RunRequest,
         *,
         on_message: Callable[[str, wire.Message], None],
-        on_lost: Callable[[str, str], None],
+        on_lost: Callable[[HostLost], None],
     ) -> None:
         self._loop = loop
         self._transports = {transport.host.name: transport for transport in transports}
@@ -58,6 +59,8 @@ class Connections:
         self._on_lost = on_lost
         self._links: dict[str, AgentLink] = {}
         self._contacted: set[str] = set()
+        self._greeted: set[str] = set()
+        """The hosts that have had an agent."""
         self._latest: wire.Message | None = None
         """The latest message that was sent, which often goes to all hosts, and its bytes."""
         self._latest_bytes = b""
@@ -74,12 +77,14 @@ class Connections:
                 transport,
                 self._agent_argv(transport, again=name in self._contacted),
                 on_message=self._receive,
-                on_refused=lambda link, about, why: self._on_lost(name, why),
-                on_end=lambda link: self._on_lost(name, link.why_it_ended()),
+                on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)),
+                on_end=lambda link: self._on_lost(
+                    HostLost(name, link.why_it_ended(), turned_away=link.was_turned_away)
+                ),
             )
         except OSError as error:
             why = f"cannot start its agent: {error}"
-            self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(name, why))
+            self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(HostLost(name, why)))
             return
         self._contacted.add(name)
 
@@ -106,12 +111,13 @@ class Connections:
                 return
             if problem:  # perhaps GPUs of another vendor, which NVML does not list
                 warn(f"{link.name}: {problem}")
+            self._greeted.add(link.name)
             link.send(_PING)  # its lease begins
         self._on_message(link.name, message)
 
     def _drop(self, link: AgentLink, why: str) -> None:
         link.drop()
-        self._on_lost(link.name, why)
+        self._on_lost(HostLost(link.name, why))
 
     def send(self, name: str, message: wire.Message) -> None:
         """Send a message to a host, unless it is lost."""
@@ -134,10 +140,16 @@ class Connections:
         self._loop.call_in("ping", next_in_s, self.ping)
 
     def close(self) -> None:
-        """End every agent, and sweep the hosts of those that had to be killed or were lost."""
+        """End every agent, and sweep the hosts of those that had to be killed or were lost.
+
+        An agent that has not greeted yet has started nothing, and ends with its connection.
+        """
         self._loop.cancel("ping")
+        for link in self._links.values():
+            if not link.greeted:
+                link.drop()
         clean = close_all(list(self._links.values()))
-        self._sweep({name: self._id_on(name) for name in self._contacted - clean})
+        self._sweep({name: self._id_on(name) for name in self._greeted - clean})
 
     def sweep(self, run_id: str) -> None:
         """Kill what a run whose coordinator died may have left on the hosts."""

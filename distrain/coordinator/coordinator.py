@@ -15,6 +15,7 @@ import math
 import signal
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distrain import wire
@@ -53,6 +54,8 @@ _LEAST_WAIT_S = 1.0
 """Seconds to wait for the storage and for callbacks at the end of a run, even if Ctrl-C ends the waiting."""
 _UPLOAD_PATIENCE_S = 300.0
 """Seconds that the end of an attempt with unfinished work waits for uploads that complete a checkpoint."""
+_MAY_BE_HELD = (wire.RendezvousPorts, wire.HostIdle)
+"""Messages that may have to wait for a checkpoint; see :meth:`Coordinator._must_hold`."""
 
 
 class Coordinator:
@@ -93,8 +96,8 @@ class Coordinator:
             self._loop,
             transports,
             request,
-            on_message=lambda host, message: self._handle_or_hold(events.MessageReceived(host, message)),
-            on_lost=lambda host, why: self._handle_or_hold(events.HostLost(host, why)),
+            on_message=self._receive,
+            on_lost=self._handle_or_hold,
         )
         self._validations = Validations(request, store, log_dir=log_dir)
         self._report_handler = ReportHandler(
@@ -201,6 +204,12 @@ class Coordinator:
 
     # -- events that wait for checkpoints -------------------------------------------------------------------------
 
+    def _receive(self, host: str, message: wire.Message) -> None:
+        if isinstance(message, _MAY_BE_HELD):
+            self._handle_or_hold(events.MessageReceived(host, message))
+        else:
+            self._on_message(host, message)
+
     def _handle_or_hold(self, event: events.MessageReceived | events.HostLost) -> None:
         if not self._must_hold(event):
             self._handle(event)
@@ -274,7 +283,7 @@ class Coordinator:
 
     def _handle(self, event: events.MessageReceived | events.HostLost) -> None:
         if isinstance(event, events.HostLost):
-            self._on_lost(event.host, event.why)
+            self._on_lost(event)
         else:
             self._on_message(event.host, event.message)
 
@@ -284,9 +293,11 @@ class Coordinator:
         if getattr(message, "attempt", self._attempt) != self._attempt:
             return
         match message:
-            case wire.StorageStatus(failed=failed):
-                if failed is not None:
-                    self._storage_failed(f"{host} cannot use the storage: {failed}")
+            case wire.Reported() | wire.FilesCopied() | wire.CollectiveEntered() | wire.AskCheckpointList():
+                self._hang_monitor.progress()
+                self._report_handler.handle(message)
+                if self.machine.waits_for_checkpoint:
+                    self._update_storing()
             case wire.Output():
                 self._hang_monitor.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
@@ -294,11 +305,9 @@ class Coordinator:
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
                 self._hang_monitor.host_done(host, message.silent, self.machine.outcomes)
-            case wire.Reported() | wire.FilesCopied() | wire.CollectiveEntered() | wire.AskCheckpointList():
-                self._hang_monitor.progress()
-                self._report_handler.handle(message)
-                if self.machine.waits_for_checkpoint:
-                    self._update_storing()
+            case wire.StorageStatus(failed=failed):
+                if failed is not None:
+                    self._storage_failed(f"{host} cannot use the storage: {failed}")
             case wire.Running():
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
@@ -321,11 +330,11 @@ class Coordinator:
             case _:
                 self._happened(events.MessageReceived(host, message))
 
-    def _on_lost(self, host: str, why: str) -> None:
-        self._launch_checks.lost(host)
-        ranks = [rank.rank for rank in self.machine.plan.on(host)] if self.machine.plan else []
+    def _on_lost(self, lost: events.HostLost) -> None:
+        self._launch_checks.lost(lost.host)
+        ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         self._update_storing(*ranks)
-        self._happened(events.HostLost(host, why, owes=self._report_handler.awaits(ranks)))
+        self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
         if outcome.traceback:

@@ -115,11 +115,13 @@ class HostLost:
     """A host was lost: its agent could not be started, its connection ended, or its lease expired.
 
     owes: a checkpoint cannot be committed without this host.
+    turned_away: sshd, of the host or of a jump host, has hung up because too many others were logging in.
     """
 
     host: str
     why: str
     owes: bool = False
+    turned_away: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import enum
 import heapq
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from distrain.decisions.failures import name_hosts
@@ -30,6 +30,10 @@ FIRST_AT_ONCE = 10
 """Number of connections that are opened at once at first. A sshd may refuse more that have not logged in."""
 MOST_AT_ONCE = 128
 """Number of connections that are opened at once when many hosts have answered: each needs CPU time of this machine."""
+
+_MOST_LOSSES_SHOWN = 20
+_MOST_TRIES = 6
+"""How often sshd may turn a host away before the host counts as lost."""
 
 
 class Readiness(enum.Enum):
@@ -68,7 +72,7 @@ class HostPool:
         """When which host was contacted, for those that were not slow yet when that was last looked up."""
         self._late: deque[tuple[float, str]] = deque()
         """The same for those that were slow."""
-        self._slow: set[str] = set()
+        self._slow: dict[str, None] = {}
         """The contacted hosts that are slow."""
         self._connect_at: dict[str, float] = {}
         """The hosts that may be connected, and from when on."""
@@ -78,6 +82,8 @@ class HostPool:
         self._needed = sum(before < self._most for before in itertools.accumulate(self._slots.values(), initial=0))
         """The number of hosts that have slots for all workers."""
         self._at_once = FIRST_AT_ONCE
+        self._turned_away: Counter[str] = Counter()
+        """How often each host was turned away that has not answered."""
         self._reconnect_failure: dict[str, str] = {}
         self._reconnect_until = -math.inf
         self._wait_until = math.inf
@@ -117,7 +123,7 @@ class HostPool:
         self._at_once = min(self._at_once + 1, MOST_AT_ONCE)
         self._connected_slots += 0 if host in self._connected else self._slots[host]
         self._connected[host] = info
-        for noted in (self.losses, self._reconnect_failure):
+        for noted in (self.losses, self._reconnect_failure, self._turned_away):
             noted.pop(host, None)
 
     def mark_lost(self, host: str, why: str, now: float) -> None:
@@ -132,6 +138,18 @@ class HostPool:
             self._reconnect_failure[host] = why
         self.losses.setdefault(host, why)
 
+    def may_try_later(self, host: str, now: float) -> bool:
+        """Open fewer connections at once, as sshd has turned a host away, and connect this one later.
+
+        Return False if the host was turned away too often.
+        """
+        self._turned_away[host] += 1
+        if self._turned_away[host] == _MOST_TRIES or not self._end_contact(host):
+            return False
+        self._at_once = max(1, self._prompt_hosts // 2)
+        self._allow(host, now + RECONNECT_INTERVAL_S)
+        return True
+
     def is_lost(self, host: str) -> bool:
         """Return True if the host was lost and is not being reconnected."""
         return host in self.losses and host not in self._contacted_at
@@ -140,7 +158,9 @@ class HostPool:
         """Return a line for each lost host (of ``hosts``, if given) that says why it was lost."""
         chosen = self.losses if hosts is None else set(hosts)
         lost = [host for host in self.losses if host in chosen]
-        return "\n".join(f"{host}: {self.losses[host]}{self._describe_reconnect(host)}" for host in lost)
+        lines = [f"{host}: {self.losses[host]}{self._describe_reconnect(host)}" for host in lost[:_MOST_LOSSES_SHOWN]]
+        others = lost[_MOST_LOSSES_SHOWN:]
+        return "\n".join([*lines, *([f"and {len(others):,} other hosts: {name_hosts(others)}"] if others else [])])
 
     def _describe_reconnect(self, host: str) -> str:
         return f"\n    tried again: {self._reconnect_failure[host]}" if host in self._reconnect_failure else ""
@@ -196,8 +216,11 @@ class HostPool:
     @property
     def _wants_more(self) -> bool:
         """True if further hosts should be contacted: those that have answered, or will soon, have too few slots."""
-        prompt = len(self._contacted_at) - len(self._slow)
-        return self._connected_slots + self._prompt_slots < self._most and prompt < self._at_once
+        return self._connected_slots + self._prompt_slots < self._most and self._prompt_hosts < self._at_once
+
+    @property
+    def _prompt_hosts(self) -> int:
+        return len(self._contacted_at) - len(self._slow)
 
     def _next_moment(self) -> float:
         """Return from when on the next host may be connected; infinity if there is none."""
@@ -219,7 +242,7 @@ class HostPool:
         if self._contacted_at.pop(host, None) is None:
             return False
         if host in self._slow:
-            self._slow.discard(host)
+            del self._slow[host]
             self._slow_slots -= self._slots[host]
         else:
             self._prompt_slots -= self._slots[host]
@@ -231,7 +254,7 @@ class HostPool:
         while self._prompt and self._prompt[0][0] + SLOW_HOST_S <= now:
             since, host = self._prompt.popleft()
             self._late.append((since, host))
-            self._slow.add(host)
+            self._slow[host] = None
             self._prompt_slots -= self._slots[host]
             self._slow_slots += self._slots[host]
             self._skip_answered()

@@ -581,6 +581,8 @@ class RunStateMachine:
         host, why = lost.host, lost.why
         if self._host_pool.is_lost(host):
             return []
+        if lost.turned_away and self._host_pool.may_try_later(host, now):
+            return self._try_start_attempt(now) if self.state is RunState.CONNECTING else []
         self._host_pool.mark_lost(host, why, now)
         self._prepared.pop(host, None)
         self._busy_hosts.pop(host, None)
@@ -740,14 +742,11 @@ class RunStateMachine:
         culprit = culprit_first(self.failures)[0]
         if not culprit.lost:
             return f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}"
-        ranks: dict[tuple[str, str], list[int]] = {}
+        losses: dict[str, list[RankFailure]] = {}
         for failure in self.failures:
             if failure.lost:
-                ranks.setdefault((failure.host, failure.summary), []).append(failure.rank)
-        return "; ".join(
-            f"{name_ranks(lost)} on {host} {'were' if len(lost) > 1 else 'was'} {summary}"
-            for (host, summary), lost in ranks.items()
-        )
+                losses.setdefault(failure.summary, []).append(failure)
+        return "; ".join(_describe_loss(summary, lost) for summary, lost in losses.items())
 
     # -- the run is restarted, or ends ----------------------------------------------------------------------------
 
@@ -798,3 +797,9 @@ class RunStateMachine:
         if new not in RANK_MOVES[rank.state]:
             raise InvalidTransition("\n".join(["illegal move of a rank", *self.story]))
         self._ranks.move(rank, new)
+
+
+def _describe_loss(summary: str, lost: Sequence[RankFailure]) -> str:
+    """Describe the loss of ranks, perhaps of several hosts, for the same reason."""
+    ranks, hosts = name_ranks([failure.rank for failure in lost]), name_hosts(dict.fromkeys(f.host for f in lost))
+    return f"{ranks} on {hosts} {'were' if len(lost) > 1 else 'was'} {summary}"

@@ -50,6 +50,13 @@ def one_sshd() -> Iterator[Hosts]:
 
 
 @pytest.fixture
+def busy_sshd() -> Iterator[Hosts]:
+    """Several names for one sshd that hangs up on everyone who comes while another one is logging in."""
+    with start_loopback(startups="1:100:1") as loopback:
+        yield loopback
+
+
+@pytest.fixture
 def fake_ssh(tmp_path: Path) -> Hosts:
     """Names behind a program named ssh that runs commands on this machine."""
     fake = FakeSsh(folder=tmp_path)

@@ -45,7 +45,7 @@ KbdInteractiveAuthentication no
 UsePAM no
 StrictModes no
 MaxSessions 64
-MaxStartups 100
+MaxStartups {startups}
 """
 SSH_CONFIG = """\
 Host *
@@ -149,8 +149,11 @@ class Loopback(OneMachine):
 
 
 @contextlib.contextmanager
-def start_loopback() -> Iterator[Loopback]:
-    """Start the sshd. Skip the test where none can run, or nobody can log in."""
+def start_loopback(startups: str = "100") -> Iterator[Loopback]:
+    """Start the sshd. Skip the test where none can run, or nobody can log in.
+
+    startups: how many may log in at the same time, as MaxStartups has it.
+    """
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [f"{name} (package {package})" for name, package in NEEDED.items() if not shutil.which(name, path=path)]
     if missing:
@@ -159,7 +162,7 @@ def start_loopback() -> Iterator[Loopback]:
         folder = Path(made, "with space")
         folder.mkdir()
         loopback = Loopback(folder=folder, **(ordinary_user(folder) if os.geteuid() == 0 else {"become": []}))
-        with sshd(loopback, str(shutil.which("sshd", path=path))):
+        with sshd(loopback, str(shutil.which("sshd", path=path)), startups):
             done = loopback.run("head", "ssh", "-F", str(folder / "ssh_config"), "alpha", "true")
             if done.returncode:
                 pytest.skip(f"one cannot log in here: {done.stderr.strip()}")
@@ -225,7 +228,7 @@ def what_an_sshd_of_root_needs(folder: Path = Path("/run/sshd")) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def sshd(loopback: Loopback, program: str) -> Iterator[None]:
+def sshd(loopback: Loopback, program: str, startups: str) -> Iterator[None]:
     """Run the sshd; it ends with this process at the latest."""
     folder = loopback.folder
     with reserve_port() as reserved, what_an_sshd_of_root_needs() if loopback.why_root else contextlib.nullcontext():
@@ -234,7 +237,7 @@ def sshd(loopback: Loopback, program: str) -> Iterator[None]:
             argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             assert loopback.run("head", *argv).returncode == 0
         (folder / "known_hosts").write_text(f"* {(folder / 'hostkey.pub').read_text()}")
-        (folder / "sshd_config").write_text(SSHD_CONFIG.format(port=port, folder=folder))
+        (folder / "sshd_config").write_text(SSHD_CONFIG.format(port=port, folder=folder, startups=startups))
         places = "".join(f"Host {name}\n  SetEnv PLACE={name}\n" for name in HOSTS)
         (folder / "ssh_config").write_text(SSH_CONFIG.format(port=port, folder=folder) + places)
         argv = loopback.argv(

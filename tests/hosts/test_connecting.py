@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from tests.hosts.conftest import over
+
 if TYPE_CHECKING:
+    from tests.hosts.lab import Hosts
     from tests.hosts.user import User
 
 TRAIN = "def train():\n    distrain.report({'place': place()})\n"
@@ -70,3 +73,10 @@ def test_without_a_key_nobody_is_asked_for_a_password(user: User) -> None:
 def test_an_unknown_host_key_is_refused_and_not_asked_about(user: User) -> None:
     text = refusal(user, "num_workers=1, hosts='alpha:1', ssh_args='-o UserKnownHostsFile=/dev/null'")
     assert "Host key verification failed" in text
+
+
+@over("busy_sshd")
+def test_hosts_that_a_busy_sshd_turns_away_are_connected_later(lab: Hosts, user: User) -> None:
+    ran = user.trains("def train():\n    pass\n", "num_workers=6, hostfile=hostfile")
+    assert ran.code == 0, ran.err
+    assert "past MaxStartups" in (lab.folder / "log").read_text()

@@ -130,6 +130,32 @@ def test_a_lost_host_is_connected_again_and_again_until_the_search_ends() -> Non
     assert pool.describe_losses() == "h0: switched off\n    tried again: no route"
 
 
+def test_a_host_that_sshd_turns_away_is_tried_later_with_fewer_at_once() -> None:
+    pool = pool_of(10, 10)
+    first = pool.hosts_to_connect(START)
+    for host in first[4:]:
+        assert pool.may_try_later(host, START)
+    assert pool.hosts_to_connect(START) == []
+    answer(pool, *first[:4])
+    assert pool.readiness(START) is Readiness.WAITING
+    later = START + RECONNECT_INTERVAL_S
+    assert pool.deadline() == later
+    assert pool.hosts_to_connect(later) == first[4:]  # one more at once for each that has answered
+    assert not pool.losses
+
+
+def test_a_host_that_is_always_turned_away_is_lost() -> None:
+    pool, now, tries = pool_of(1, 1), START, 1
+    pool.hosts_to_connect(now)
+    while pool.may_try_later("h0", now):
+        now = pool.deadline()
+        assert pool.hosts_to_connect(now) == ["h0"]
+        tries += 1
+    pool.mark_lost("h0", "exit code 255", now)
+    assert tries == 6
+    assert pool.readiness(now) is Readiness.HOPELESS
+
+
 def test_progress_names_some_hosts_and_counts_the_rest() -> None:
     pool = pool_of(1000, 1000)
     answer(pool, *pool.hosts_to_connect(START))

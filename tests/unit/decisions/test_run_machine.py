@@ -1217,6 +1217,29 @@ def test_every_host_gets_its_own_directory_path_and_environment() -> None:
 # -- too late, too much ----------------------------------------------------------------------------------------------
 
 
+def test_a_spare_host_replaces_a_slow_one_and_a_line_names_it() -> None:
+    play = Play(workers=4, orders={"one": order(2), "two": order(2), "three": order(2)})
+    assert play.asked == ["one", "two"]
+    play.says("one", hello())
+    lines, connected = "", []
+    while not connected:
+        actions = play.tick()
+        lines, connected = lines + said(actions), asked(actions)
+    assert (lines, connected) == ("1 of 2 hosts have answered; waiting for two", ["three"])
+    actions = play.says("three", hello())
+    assert said(actions) == "4 workers on one, three, without two"
+    assert places(play) == ["one", "one", "three", "three"]
+    assert play.says("two", hello()) == []
+
+
+def test_progress_is_shown_more_and_more_rarely() -> None:
+    play, moments = Play(), []
+    while play.state is RunState.CONNECTING:
+        if "waiting for one" in said(play.tick()):
+            moments.append(play.now - 100.0)
+    assert moments == [FIRST_PROGRESS_S * factor for factor in (1, 3, 7)]
+
+
 def test_hosts_that_do_not_answer_in_time_are_named() -> None:
     play = Play(hosts=2, workers=4)
     play.says("one", hello())
