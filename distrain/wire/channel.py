@@ -101,6 +101,8 @@ class Channel:
         self._loop = loop
         self._on_frames = on_frames
         self.resume_reading()
+        if self._outbox:
+            self.flush()
 
     def detach(self) -> None:
         """Stop using the loop; from now on the caller calls :meth:`flush` and :meth:`wait`."""
@@ -129,16 +131,14 @@ class Channel:
     def queue(self, message: wire.Message | bytes) -> None:
         """Send without waiting; bytes that the kernel does not take now are written when it can take them.
 
-        In a loop, the first message of a step is written at once. All others of the step are written together.
+        Called by a callback of a loop, the first message of the step is written at once, all others together.
         """
         data = message if isinstance(message, bytes) else wire.encode(message)
         self._outbox.append(data)
         self.queued_bytes += len(data)
-        if len(self._outbox) > 1:
-            return
-        if self._loop is None or self.write_fd < 0 or self._flushed_in != self._loop.now:
+        if not (self._loop and self._loop.is_stepping and self._flushed_in == self._loop.now and self.write_fd >= 0):
             self.flush()
-        else:
+        elif len(self._outbox) == 1:
             self._loop.on_writable(self.write_fd, self._write_turn)
 
     def flush(self) -> None:

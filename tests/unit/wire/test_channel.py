@@ -205,19 +205,30 @@ def test_messages_of_one_step_are_written_together(loop: Loop, pair: Pair, monke
     writes = []
     monkeypatch.setattr(os, "writev", lambda fd, data, writev=os.writev: writes.append(len(data)) or writev(fd, data))
     sent: list[wire.Message] = [wire.Notice(text=str(n)) for n in range(100)]
-    for message in sent:
-        pair.near.queue(message)
+    loop.call_in("send", 0.0, lambda: [pair.near.queue(message) for message in sent])
     while len(listener.heard) < len(sent):
         loop.step()
     assert (listener.heard, writes) == (sent, [1, 99])
 
 
-def test_what_is_queued_is_written_before_the_channel_closes(loop: Loop, pair: Pair) -> None:
+def test_outside_of_steps_messages_are_written_at_once(loop: Loop, pair: Pair) -> None:
+    """There may be no further step."""
     pair.near.attach(loop, lambda frames: None)
     pair.near.queue(wire.Ping())
     pair.near.queue(wire.Close())
-    pair.near.close()
-    pair.near.queue(wire.Ping())
+    assert messages(pair.far.drain()) == [wire.Ping(), wire.Close()]
+
+
+def test_what_is_queued_is_written_before_the_channel_closes(loop: Loop, pair: Pair) -> None:
+    def send_and_close() -> None:
+        pair.near.queue(wire.Ping())
+        pair.near.queue(wire.Close())
+        pair.near.close()
+        pair.near.queue(wire.Ping())
+
+    pair.near.attach(loop, lambda frames: None)
+    loop.call_in("send", 0.0, send_and_close)
+    loop.step()
     assert messages(pair.far.drain()) == [wire.Ping(), wire.Close()]
 
 
