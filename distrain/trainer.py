@@ -329,16 +329,13 @@ class _UserRequest:
 
     def host_settings(self) -> dict[str, HostSettings]:
         """Return the settings of each host, by its name."""
-        return {
-            transport.host.name: settings_for(
-                transport,
-                directory=os.getcwd(),
-                sys_path=self.sys_path,
-                environment=self.run.env_vars,
-                own_environment=os.environ,
-            )
-            for transport in self.transports
-        }
+        return settings_for(
+            self.transports,
+            directory=os.getcwd(),
+            sys_path=self.sys_path,
+            environment=self.run.env_vars,
+            own_environment=os.environ,
+        )
 
     def for_coordinator(
         self, run_id: str, store: RunStore | None = None, *, checkpoint: str | None = None, first_attempt: int = 0

@@ -18,10 +18,12 @@ import socket
 import sys
 import threading
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.cgroup import OomWatch
 from distrain.system import process
+from distrain.system.huge_pages import use_huge_pages
 from distrain.system.loop import Loop
 from distrain.worker.main import WORKER_PIPES, WorkerFds, run_worker
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES = 64 << 10
 _MOST_FDS = 8
+_HUGE_PAGES_FROM = 32
+"""Number of workers from which huge pages save more than it takes to make them."""
 _CUDA_DRIVER = "libcuda.so.1"
 _CUDA_DEVICE = "/dev/nvidia-uvm"
 _CUDA_NOT_INITIALISED = 3
@@ -109,8 +113,12 @@ class ForkServer:
         reason = _why_not_fork(culprits)
         if reason is not None:
             self._forks = False
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.atexit = False  # its object is the forkserver's: no worker may clean up after it
         gc.collect()
         gc.freeze()  # a collection would write to, and so copy, pages that all workers share
+        if self._forks and self._settings["workers"] >= _HUGE_PAGES_FROM:
+            use_huge_pages()
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
         return reason
 

@@ -12,6 +12,7 @@ import platform
 import resource
 import signal
 import tempfile
+import time
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,8 @@ LAST_STACKS_TIMEOUT_S = 0.05
 """Seconds to wait for the stacks of workers before they are killed."""
 STACKS_QUIET_S = 0.003
 """Seconds to wait for more of a stack after all workers have begun to write theirs."""
-KILL_TIMEOUT_S = 1.0
-"""Seconds to wait for the death of killed workers before the forkserver, which reports it, is killed too."""
+FORKSERVER_TIMEOUT_S = 1.0
+"""Seconds that the forkserver may be silent after it was told to kill workers, before it is killed itself."""
 _FIRST_LEASE_S = 60.0
 """Seconds that the coordinator may be silent before it has sent its lease."""
 _LEASE_MARGIN_S = 0.01
@@ -464,7 +465,25 @@ class Agent:
     def _kill_workers(self) -> None:
         self._send_stacks()
         self._signal(signal.SIGKILL, self._living(), groups=True)
-        self._loop.call_in("kill", KILL_TIMEOUT_S, self._kill_forkserver)
+        self._await_deaths()
+
+    def _await_deaths(self) -> None:
+        """Wait for the forkserver, which reports the deaths, as long as it answers: large memory takes time to free.
+
+        The coordinator limits how long it waits for the host.
+        """
+        if self._forkserver is None:
+            return
+        asked_at = time.monotonic()
+        self._forkserver.send({"kind": "ping"})
+
+        def judge() -> None:
+            if self._forkserver is not None and self._forkserver.heard_at >= asked_at:
+                self._await_deaths()
+            else:
+                self._kill_forkserver()
+
+        self._loop.call_in("kill", FORKSERVER_TIMEOUT_S, judge)
 
     def _kill_forkserver(self) -> None:
         if self._forkserver is not None:

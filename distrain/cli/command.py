@@ -155,16 +155,13 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
 
     scaling = _scaling_config(options, hosts)
     transports = transports_for(hosts, ssh_args_of(scaling, os.environ))
-    settings = {
-        transport.host.name: settings_for(
-            transport,
-            directory=os.getcwd(),
-            sys_path=user_path,
-            environment=environment_variables(options.env),
-            own_environment=os.environ,
-        )
-        for transport in transports
-    }
+    settings = settings_for(
+        transports,
+        directory=os.getcwd(),
+        sys_path=user_path,
+        environment=environment_variables(options.env),
+        own_environment=os.environ,
+    )
     preflight = Preflight(transports, settings, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:
         preflight.run()

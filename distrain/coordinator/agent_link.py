@@ -8,25 +8,29 @@ import platform
 import signal
 import subprocess
 import time
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.decisions.host_checks import refusal
 from distrain.errors import WireError
 from distrain.system import process
+from distrain.system.loop import Loop
 from distrain.wire.child_link import ChildLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from distrain.coordinator.transport import Transport
-    from distrain.system.loop import Loop
 
 PING_INTERVAL_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 """Seconds to wait for agents to empty their hosts before they are killed."""
 _END_TIMEOUT_S = 1.0
-"""Seconds to wait for the process of an agent, or ssh, to end after its output has ended."""
+"""Seconds to wait for the process of an agent, or ssh, to end after its output has ended: how it ends is shown."""
+FILES_PER_HOST = 4
+"""Files that this process opens for a host: stdin, stdout and stderr of its agent; at its end, a descriptor of that."""
 _STRAY_BYTES_KEPT = 4 << 10
 _EXIT_CODES_BEFORE_HELLO = {
     127: ", there is no such program: python= in the hostfile names the interpreter of a host",
@@ -91,6 +95,8 @@ class AgentLink:
         self._loop = loop
         self._on_message, self._on_refused, self._on_end = on_message, on_refused, on_end
         self._stray = b""
+        self._pidfd = -1
+        """Descriptor of the process, while the output has ended and the process may end any moment."""
         self._began = time.monotonic()
         child = ChildLink(argv, stderr=subprocess.PIPE, greeting=True)
         self._process, self._channel = child.process, child.channel
@@ -108,7 +114,7 @@ class AgentLink:
                 self._take(frame)
         if not frames and not self.dropped:
             self.dropped = True
-            self._on_end(self)
+            self._await_end()
 
     def _take(self, frame: wire.Frame) -> None:
         is_hello = frame.kind == wire.Hello.__name__
@@ -148,8 +154,8 @@ class AgentLink:
 
     # -- messages to the agent ------------------------------------------------------------------------------------
 
-    def send(self, message: wire.Message) -> None:
-        """Send a message, unless the agent was dropped."""
+    def send(self, message: wire.Message | bytes) -> None:
+        """Send a message, or the bytes of one, unless the agent was dropped."""
         if not self.dropped:
             self._channel.queue(message)
 
@@ -171,20 +177,42 @@ class AgentLink:
         """Explain the end of the connection."""
         if self._channel.broken is not None:
             return f"it does not speak the protocol of distrain: {self._channel.broken}"
-        try:
-            code = self._await_end()
+        code = self._process.returncode
+        if code is None:  # a guard may be emptying the host
+            how = "its connection was closed"
+        else:
             program = "" if self._is_local else f"{os.path.basename(self._argv[0])} on this machine was "
             how = f"{program}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             how += (_EXIT_CODES_AFTER_HELLO if self.greeted else _EXIT_CODES_BEFORE_HELLO).get(code, "")
-        except subprocess.TimeoutExpired:
-            how = "its connection was closed"
         command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
         return f"its agent has ended: {how}{command}{self._last_words()}"
 
-    def _await_end(self) -> int:
-        """Wait for the process after its output has ended. Raises TimeoutExpired: a guard may be emptying the host."""
-        self._process.send_signal(signal.SIGCONT)  # a guard that was stopped continues, and empties it now
-        return self._process.wait(timeout=_END_TIMEOUT_S)
+    def _await_end(self) -> None:
+        """Wait for the end of the process after that of its output, for a limited time, without blocking the loop."""
+        self._process.send_signal(signal.SIGCONT)  # a guard that was stopped continues, and empties the host now
+        if self._process.poll() is not None:
+            self._on_end(self)
+            return
+        self._pidfd = process.open_pidfd(self._process.pid)
+        if self._pidfd >= 0:
+            self._loop.on_readable(self._pidfd, self._end)
+        self._loop.call_in(self._end_timer, _END_TIMEOUT_S, self._end)
+
+    @property
+    def _end_timer(self) -> str:
+        return f"end of {self.name}"
+
+    def _end(self) -> None:
+        self._stop_awaiting_end()
+        self._process.poll()
+        self._on_end(self)
+
+    def _stop_awaiting_end(self) -> None:
+        self._loop.cancel(self._end_timer)
+        if self._pidfd >= 0:
+            self._loop.forget(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     def _last_words(self) -> str:
         text = self.stray_output()
@@ -200,42 +228,95 @@ class AgentLink:
         """Exit code of the process after :meth:`why_it_ended`; None if it still runs."""
         return self._process.returncode
 
-    def wait_for_end(self, deadline: float) -> bool:
-        """Let the agent finish. Return False if it was dropped or had to be killed: its host may need a sweep."""
-        clean = not self.dropped and self._drain(deadline)
-        self.dispose()
-        return clean
+    def close(self, loop: Loop, on_closed: Callable[[AgentLink], None]) -> None:
+        """Tell the agent to empty its host and to end, and use another loop from now on.
 
-    def _drain(self, deadline: float) -> bool:
-        self._loop.forget(self._channel.read_fd)
+        on_closed: called when it has ended. Nothing else that it sends is handled any more.
+        """
+        self._on_message = lambda link, message: None
+        self._on_refused = lambda link, about, why: None
+        self._on_end = on_closed
+        self._channel.detach()
+        self._loop.forget(self._stderr.fileno())
+        self._loop = loop
+        self._channel.attach(loop, self._receive)
+        loop.on_readable(self._stderr.fileno(), self._read_stderr)
+        self.send(wire.Close())
         self._channel.flush()
-        while not self._channel.at_end:
-            left = deadline - time.monotonic()
-            self._channel.flush()
-            self._channel.wait(max(0.0, min(left, 0.1)))  # also past the deadline: others may have used up the time
-            if left <= 0 and not self._channel.at_end:
-                return False
-        return True
 
     def dispose(self) -> None:
         """Kill the process and close its descriptors; harmless when done twice."""
         if self._stderr.closed:
             return
         self.dropped = True
-        has_ended = self._channel.at_end and self._channel.read_fd >= 0  # not closed by drop()
+        self._stop_awaiting_end()
         self._channel.close()
         self._loop.forget(self._stderr.fileno())
         self._stderr.close()
-        if has_ended:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._await_end()
         self._process.kill()  # not its group: an agent on this machine outlives its guard to empty the host
         self._process.wait()
 
 
 def close_all(links: Sequence[AgentLink]) -> set[str]:
-    """Tell every agent to empty its host and end; kill those that do not. Return the names of those that did."""
-    for link in links:
-        link.send(wire.Close())
-    deadline = time.monotonic() + CLOSE_TIMEOUT_S
-    return {link.name for link in links if link.wait_for_end(deadline)}
+    """Tell every agent to empty its host and end; kill those that do not. Return the names of those that did.
+
+    This has a loop of its own, so that nothing else happens meanwhile.
+    """
+    loop, closed = Loop(), set[str]()
+    try:
+        open_links = [link for link in links if not link.dropped]
+        for link in open_links:
+            link.close(loop, lambda link: closed.add(link.name))
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        loop.call_at("deadline", deadline, lambda: None)
+        while len(closed) < len(open_links) and time.monotonic() < deadline:
+            loop.step()
+    finally:
+        for link in links:
+            link.dispose()
+        loop.close()
+    return closed
+
+
+def run_all(commands: Iterable[Sequence[str]], *, timeout_s: float, at_once: int, until: float) -> int:
+    """Run programs whose output does not matter, some at once. Kill each after ``timeout_s``.
+
+    until: when no further program is started (time.monotonic). Return the number of those that were not started.
+    """
+    waiting, running, loop = deque(commands), set[process.Process](), Loop()
+
+    def end(child: process.Process) -> None:
+        assert child.stdout is not None
+        loop.forget(child.stdout.fileno())
+        loop.cancel(str(child.pid))
+        child.stdout.close()
+        child.kill()  # it has closed its output, and ends, or is late
+        child.wait()
+        running.discard(child)
+
+    def read(child: process.Process) -> None:
+        assert child.stdout is not None
+        if not os.read(child.stdout.fileno(), 64 << 10):
+            end(child)
+
+    def start() -> None:
+        with contextlib.suppress(OSError):
+            child = process.spawn(waiting.popleft(), stderr=subprocess.DEVNULL)
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.close()
+            running.add(child)
+            loop.on_readable(child.stdout.fileno(), partial(read, child))
+            loop.call_in(str(child.pid), timeout_s, partial(end, child))
+
+    try:
+        while running or (waiting and time.monotonic() < until):
+            while waiting and len(running) < at_once and time.monotonic() < until:
+                start()
+            if running:
+                loop.step()
+    finally:
+        for child in list(running):
+            end(child)
+        loop.close()
+    return len(waiting)

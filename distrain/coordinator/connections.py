@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ from distrain.coordinator.agent_link import (
     AgentLink,
     agent_argv,
     close_all,
+    run_all,
     sweeper_argv,
 )
 from distrain.hosts.host import Gpu, gpu_problem
@@ -28,6 +27,10 @@ if TYPE_CHECKING:
     from distrain.system.loop import Loop
 
 _LEASE_MARGIN_S = 0.01
+_SWEEPS_AT_ONCE = 64
+_SWEEP_LIMIT_S = 15.0
+"""Seconds after which no further host is swept. Its guard kills what is left there when the lease has expired."""
+_PING = wire.encode(wire.Ping())
 
 
 class Connections:
@@ -48,11 +51,16 @@ class Connections:
     ) -> None:
         self._loop = loop
         self._transports = {transport.host.name: transport for transport in transports}
+        self._position = {name: position for position, name in enumerate(self._transports)}
+        self._ping_interval_s = min([PING_INTERVAL_S, *(transport.lease_s / 3 for transport in transports)])
         self._request = request
         self._on_message = on_message
         self._on_lost = on_lost
         self._links: dict[str, AgentLink] = {}
         self._contacted: set[str] = set()
+        self._latest: wire.Message | None = None
+        """The latest message that was sent, which often goes to all hosts, and its bytes."""
+        self._latest_bytes = b""
 
     def connect(self, name: str) -> None:
         """Start an agent. One that replaces another kills what that one left behind before it sends its HELLO."""
@@ -84,7 +92,7 @@ class Connections:
         return agent_argv(transport, ids, run_id, gpus, *([on_host] if again else []), flags=flags)
 
     def _id_on(self, name: str) -> str:
-        return f"{self._request.run_id}.{list(self._transports).index(name)}"
+        return f"{self._request.run_id}.{self._position[name]}"
 
     def _receive(self, link: AgentLink, message: wire.Message) -> None:
         if isinstance(message, wire.HostFailed) and message.leaves:
@@ -98,7 +106,7 @@ class Connections:
                 return
             if problem:  # perhaps GPUs of another vendor, which NVML does not list
                 warn(f"{link.name}: {problem}")
-            self.ping()  # its lease begins
+            link.send(_PING)  # its lease begins
         self._on_message(link.name, message)
 
     def _drop(self, link: AgentLink, why: str) -> None:
@@ -107,11 +115,13 @@ class Connections:
 
     def send(self, name: str, message: wire.Message) -> None:
         """Send a message to a host, unless it is lost."""
-        self._links[name].send(message)
+        if message is not self._latest:
+            self._latest, self._latest_bytes = message, wire.encode(message)
+        self._links[name].send(self._latest_bytes)
 
     def ping(self) -> None:
         """Send every agent a sign of life, drop those whose lease has expired, and set the timer for the next time."""
-        next_in_s = PING_INTERVAL_S
+        next_in_s = self._ping_interval_s
         for link in list(self._links.values()):
             silence_s = self._loop.silence_s(link.last_heard)
             if link.dropped or not link.greeted:
@@ -119,8 +129,8 @@ class Connections:
             if silence_s > link.lease_s:
                 self._drop(link, link.describe_silence(silence_s))
                 continue
-            link.send(wire.Ping())
-            next_in_s = min(next_in_s, link.lease_s / 3, link.lease_s - silence_s + _LEASE_MARGIN_S)
+            link.send(_PING)
+            next_in_s = min(next_in_s, link.lease_s - silence_s + _LEASE_MARGIN_S)
         self._loop.call_in("ping", next_in_s, self.ping)
 
     def close(self) -> None:
@@ -134,16 +144,10 @@ class Connections:
         self._sweep(dict.fromkeys(self._transports, run_id))
 
     def _sweep(self, ids: Mapping[str, str]) -> None:
-        """Kill the processes with these ids, by host; all hosts at the same time."""
-        sweepers = []
-        for name, run_id in ids.items():
-            with contextlib.suppress(OSError):
-                argv = sweeper_argv(self._transports[name], run_id, flags=self._request.python_flags)
-                sweepers.append(process.spawn(argv, stderr=subprocess.DEVNULL))
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        for sweeper in sweepers:
-            try:
-                sweeper.communicate(timeout=max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                sweeper.kill()
-                sweeper.communicate()
+        """Kill the processes with these ids, by host; on many hosts at the same time."""
+        flags = self._request.python_flags
+        commands = (sweeper_argv(self._transports[name], run_id, flags=flags) for name, run_id in ids.items())
+        until = time.monotonic() + _SWEEP_LIMIT_S
+        left = run_all(commands, timeout_s=CLOSE_TIMEOUT_S, at_once=_SWEEPS_AT_ONCE, until=until)
+        if left:
+            warn(f"{left:,} of {len(ids):,} hosts were not cleaned up: too many others did not answer")

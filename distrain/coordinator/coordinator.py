@@ -18,6 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.coordinator.agent_link import FILES_PER_HOST
 from distrain.coordinator.connections import Connections
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.launch_checks import LaunchChecks
@@ -32,6 +33,7 @@ from distrain.decisions.states import RunState
 from distrain.system.background import Background
 from distrain.system.log import say, warn, warn_once
 from distrain.system.loop import Loop
+from distrain.system.process import many_open_files
 from distrain.work.job import original
 
 if TYPE_CHECKING:
@@ -138,10 +140,17 @@ class Coordinator:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train. Return when the run has ended; by then, and whatever is raised, no process is left on any host."""
+        """Train. Return when the run has ended; by then, and whatever is raised, no process is left on any host.
+
+        Raises ResourcesError if this process may not open enough files for the connections to all hosts.
+        """
         self._store.on_failure = self._storage_failed
+        files = len(self._request.hosts) * FILES_PER_HOST
         try:
-            with self._loop.signals(STOP_SIGNALS, self._on_signal):
+            with (
+                many_open_files(files, files + self._request.scaling.max_workers),  # each rank has a log
+                self._loop.signals(STOP_SIGNALS, self._on_signal),
+            ):
                 self._run()
         finally:
             if self._callbacks is not None:
@@ -219,7 +228,8 @@ class Coordinator:
         """
         match event:
             case events.HostLost(host):
-                return self._is_committing and self.machine.busy_hosts == [host]
+                busy = self.machine.busy_hosts
+                return self._is_committing and host in busy and len(busy) == 1
             case events.MessageReceived(_, wire.RendezvousPorts()):
                 return self._is_committing
             case events.MessageReceived(_, wire.HostIdle(attempt=attempt)) if attempt == self._attempt:
@@ -283,7 +293,7 @@ class Coordinator:
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
-                self._hang_monitor.host_done(host, message.silent, sorted(self.machine.outcomes))
+                self._hang_monitor.host_done(host, message.silent, self.machine.outcomes)
             case wire.Reported() | wire.FilesCopied() | wire.CollectiveEntered() | wire.AskCheckpointList():
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
@@ -326,7 +336,12 @@ class Coordinator:
         self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
 
     def _update_storing(self, *failing: int) -> None:
-        """Tell the machine what is being stored, before it learns that the ``failing`` ranks have failed."""
+        """Tell the machine what is being stored, before it learns that the ``failing`` ranks have failed.
+
+        It does not matter any more once the ranks are being stopped.
+        """
+        if self.machine.state is RunState.STOPPING and not self.machine.waits_for_checkpoint:
+            return
         failed = {*self.machine.failed_ranks, *failing}
         self._happened(self._report_handler.storing(failed))
 

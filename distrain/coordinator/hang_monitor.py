@@ -83,7 +83,7 @@ class HangMonitor:
         self._attempt = attempt
         self._stacks: dict[int, str] = {}
         self._silent: set[int] = set()
-        self._finished: list[int] = []
+        self._finished: Collection[int] = ()
         self._awaited_hosts: set[str] = set()
         self._connections = HostChecks({}, {}, nonce="")
         self._callbacks: list[Callable[[tuple[str, ...]], None]] = []
@@ -106,8 +106,9 @@ class HangMonitor:
 
     def locations(self, ranks: Collection[int]) -> tuple[str, ...]:
         """Return lines that show where these ranks were, as far as their stacks are known."""
-        known = {rank: text for rank, text in self._stacks.items() if rank in ranks}
-        return tuple(summarize_stacks(known, silent=[rank for rank in self._silent if rank in ranks]))
+        chosen = set(ranks)
+        known = {rank: text for rank, text in self._stacks.items() if rank in chosen}
+        return tuple(summarize_stacks(known, silent=self._silent & chosen))
 
     # -- no progress ----------------------------------------------------------------------------------------------
 
@@ -204,10 +205,13 @@ class HangMonitor:
         path = self._paths.stacks(self._attempt, rank)
         self._store.write_optional_file(path, body, f"the stacks of rank {rank} could not be written")
 
-    def host_done(self, host: str, silent: Sequence[int], finished: Sequence[int]) -> None:
-        """Note that a host has sent all stacks it could take. Older stacks of ``silent`` ranks are kept."""
+    def host_done(self, host: str, silent: Sequence[int], finished: Collection[int]) -> None:
+        """Note that a host has sent all stacks it could take. Older stacks of ``silent`` ranks are kept.
+
+        finished: the ranks that have finished so far; more may be added later.
+        """
         self._silent |= set(silent) - self._stacks.keys()
-        self._finished = list(finished)
+        self._finished = finished
         self._awaited_hosts.discard(host)
         self._complete_if_all_answered()
 

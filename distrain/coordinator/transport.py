@@ -19,7 +19,7 @@ from distrain.hosts.host import HostSettings
 from distrain.hosts.hostfile import HostSpec, parse_hostfile, parse_hosts, split_ssh_args
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distrain.config import ScalingConfig
 
@@ -163,20 +163,34 @@ def transports_for(
 
 
 def settings_for(
-    transport: Transport,
+    transports: Iterable[Transport],
     *,
     directory: str,
     sys_path: Sequence[str],
     environment: Mapping[str, str],
     own_environment: Mapping[str, str],
-) -> HostSettings:
-    """Return the settings of a host's workers: those of this process, unless the hostfile has others.
+) -> dict[str, HostSettings]:
+    """Return the settings of each host's workers: those of this process, unless the hostfile has others.
 
     environment: variables that the user has set for all workers.
     own_environment: the environment of this process.
     """
+    forwarded: dict[tuple[bool, bool], dict[str, str]] = {}  # by kind of host, as it takes long
+    settings = {}
+    for transport in transports:
+        host = transport.host
+        kind = (host.is_local, host.python is None)
+        if kind not in forwarded:
+            forwarded[kind] = {**_forwarded(own_environment, host), **environment}
+        settings[host.name] = _settings(transport, directory, sys_path, forwarded[kind])
+    return settings
+
+
+def _settings(
+    transport: Transport, directory: str, sys_path: Sequence[str], environment: Mapping[str, str]
+) -> HostSettings:
     host = transport.host
-    variables = {**_forwarded(own_environment, host), **environment, **host.environment}
+    variables = {**environment, **host.environment}
     if host.gpus:  # the agent is started with them; a value for all hosts would replace them
         variables.pop("CUDA_VISIBLE_DEVICES", None)
     return HostSettings(

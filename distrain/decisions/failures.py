@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from distrain.errors import RankFailure
@@ -35,6 +36,7 @@ _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
 }
 _STAGES = {"import": "unpickling it and importing what it needs", "setup": "setting up the process group"}
+_MOST_HOSTS_NAMED = 8
 _KNOWN_SIGNALS = {int(number) for number in signal.Signals}
 
 # -- who has failed --------------------------------------------------------------------------------------------------
@@ -92,8 +94,8 @@ def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s:
     hosts: the host of each of these ranks.
     suspects: ranks that the others may have waited for; all ranks if it is empty.
     """
-    suspects = suspects or list(hosts)
-    order = sorted(hosts, key=lambda rank: (rank not in suspects, rank))
+    blamed = set(suspects or hosts)
+    order = sorted(hosts, key=lambda rank: (rank not in blamed, rank))
     return [
         RankFailure(
             rank=rank,
@@ -102,7 +104,7 @@ def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s:
             summary=f"made no progress for {after_s:g} s",
             traceback="",
             exit_code=1,
-            consequence=rank not in suspects,
+            consequence=rank not in blamed,
             kind="hang",
         )
         for number, rank in enumerate(order)
@@ -207,7 +209,7 @@ def _unknown_culprit(*, stopped: Sequence[int], finished: Sequence[int]) -> list
 
 def _group_lines(group: Sequence[RankFailure], last_lines: Mapping[int, Sequence[str]], *, is_first: bool) -> list[str]:
     first = group[0]
-    ranks, hosts = name_ranks([f.rank for f in group]), ", ".join(dict.fromkeys(f.host for f in group))
+    ranks, hosts = name_ranks([f.rank for f in group]), name_hosts(dict.fromkeys(f.host for f in group))
     title = f"{ranks} on {hosts}: {first.summary}"
     if first.consequence and not is_first:
         return [f"{_cut_line(title, 160)} (a consequence: a peer was gone)"]
@@ -255,6 +257,13 @@ def signal_in_words(number: int) -> str:
 def name_ranks(ranks: Collection[int]) -> str:
     """Return ``rank 3`` or ``ranks 0, 2-5``."""
     return ("rank " if len(ranks) == 1 else "ranks ") + rank_list(ranks)
+
+
+def name_hosts(hosts: Collection[str]) -> str:
+    """Return the names of the hosts, or of the first ones and the number of the others."""
+    shown = ", ".join(islice(hosts, _MOST_HOSTS_NAMED))
+    others = len(hosts) - _MOST_HOSTS_NAMED
+    return f"{shown} and {others:,} others" if others > 0 else shown
 
 
 def rank_list(ranks: Iterable[int]) -> str:

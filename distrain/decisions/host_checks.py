@@ -6,14 +6,16 @@ workers start, ``--check``, and the hang monitor, which only asks hosts to conne
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.decisions.failures import name_hosts
 from distrain.hosts.host import Gpu, gpu_problem, hidden_gpus_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from distrain.decisions.events import RunRequest
     from distrain.hosts.host import HostSettings
@@ -22,7 +24,9 @@ ANSWER_TIMEOUT_S = 15.0
 """Seconds to wait for the answers of a host before it counts as silent."""
 MAX_CLOCK_SKEW_S = 1.0
 MIN_FREE_DISK_BYTES = 1 << 30
-_MAX_NAMES_SHOWN = 8
+MOST_FULLY_CONNECTED = 32
+"""Number of hosts up to which each host connects to all others."""
+_FURTHER_PEERS = 4
 _NETWORK_VARIABLES = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 
@@ -55,7 +59,7 @@ class HostChecks:
     """One round of questions to hosts.
 
     Each host of ``inspections`` answers its question. The hosts of ``addresses``, if there are at least two, open a
-    port each; once all have, each connects to all others.
+    port each; once all have, each connects to the others (see :func:`peers_of`).
 
     addresses: by host, the address under which the others reach it; empty if unknown.
     own_versions: versions of packages on this machine.
@@ -136,9 +140,11 @@ class HostChecks:
         return [*self._connections()]
 
     def _connections(self) -> list[Question]:
+        """Return the order to connect for each host, also for those that have no port themselves."""
         ports = {host: (opened.address, opened.port) for host, opened in self._ports.items() if opened.port}
-        peers = {host: {name: port for name, port in ports.items() if name != host} for host in self._ports}
-        return [Question(host, wire.ProbePeers(peers=peers[host], nonce=self._nonce)) for host in self._ports]
+        chosen = peers_of([host for host in self._addresses if host in self._ports], self._nonce)
+        peers = {host: {name: ports[name] for name in names if name in ports} for host, names in chosen.items()}
+        return [Question(host, wire.ProbePeers(peers=peers[host], nonce=self._nonce)) for host in peers]
 
     def overdue(self, after_s: float) -> list[Finding]:
         """Return one finding for each host that still owes an answer, ``after_s`` seconds after the questions."""
@@ -168,15 +174,31 @@ class HostChecks:
     def _blocked(self, host: str, why: str, callers: Sequence[str]) -> Finding:
         opened = self._ports[host]
         text = (
-            f"{_listed(callers)} cannot connect to it at {opened.address} ({opened.interface}): {why}; let TCP through "
-            "between the hosts, on all ports, or name them by addresses of a network where it is"
+            f"{name_hosts(callers)} cannot connect to it at {opened.address} ({opened.interface}): {why}; let TCP "
+            "through between the hosts, on all ports, or name them by addresses of a network where it is"
         )
         return Finding(host, "peers", text)
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMES_SHOWN])
-    return f"{shown} and {len(names) - _MAX_NAMES_SHOWN} others" if len(names) > _MAX_NAMES_SHOWN else shown
+def peers_of(hosts: Sequence[str], seed: str) -> dict[str, list[str]]:
+    """Return the hosts to which each host connects: all others, or some of them if there are many hosts.
+
+    Of many hosts, each connects to the first one, as all ranks do, to the next one, and to some that ``seed`` chooses.
+    So a host that the others cannot reach, or that reaches no other, is found, and the cost grows with the number of
+    hosts, not with its square.
+    """
+    count = len(hosts)
+    steps: Iterable[int] = range(1, count)
+    if count > MOST_FULLY_CONNECTED:
+        digest = hashlib.sha256(seed.encode()).digest()
+        chosen = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 4 * _FURTHER_PEERS, 4))
+        steps = {1, *(2 + number % (count - 2) for number in chosen)}
+    peers = {}
+    for position, host in enumerate(hosts):
+        names = {hosts[(position + step) % count]: None for step in steps} | {hosts[0]: None}
+        names.pop(host, None)
+        peers[host] = list(names)
+    return peers
 
 
 def inspection(

@@ -6,19 +6,30 @@ Pure: no I/O, no clock.
 from __future__ import annotations
 
 import enum
+import heapq
+import itertools
 import math
+from collections import deque
 from typing import TYPE_CHECKING
 
+from distrain.decisions.failures import name_hosts
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from distrain.config import ScalingConfig
     from distrain.hosts.host import HostInfo
 
 HOST_ANSWER_TIMEOUT_S = 60.0
 """Seconds to wait for the HELLO of a new agent, and for its ports, before its host counts as lost."""
+SLOW_HOST_S = 10.0
+"""Seconds after which a host that has not answered may be replaced by a spare one. Equals ssh's connect timeout."""
 RECONNECT_INTERVAL_S = 2.0
 """Seconds to wait after a failed connection to a lost host before the next one."""
+FIRST_AT_ONCE = 10
+"""Number of connections that are opened at once at first. A sshd may refuse more that have not logged in."""
+MOST_AT_ONCE = 128
+"""Number of connections that are opened at once when many hosts have answered: each needs CPU time of this machine."""
 
 
 class Readiness(enum.Enum):
@@ -35,23 +46,43 @@ class HostPool:
     slots: how many ranks each host takes (None: any number), in the order of placement.
 
     While the connected hosts have too few slots for all workers, the pool connects further hosts: first the spare hosts
-    that were not needed before, then those that were lost. A run of ``(min, max)`` workers may start with ``min`` once
-    every contacted host has answered or was given up.
+    that were not needed before, then those that were lost. A host that is slow to answer counts as missing for this.
+    A run of ``(min, max)`` workers may start with ``min`` once every contacted host has answered or was given up.
+
+    No method looks at all hosts, except those that are called once in an attempt.
     """
 
     def __init__(self, slots: Mapping[str, int | None], scaling: ScalingConfig) -> None:
         self.losses: dict[str, str] = {}
         """The lost hosts, and why each was lost."""
-        self._slots = {name: math.inf if most is None else most for name, most in slots.items()}
-        self._most = min(scaling.max_workers, self._slots_of(self._slots))
+        most = scaling.max_workers
+        self._slots = {name: most if slots is None else min(slots, most) for name, slots in slots.items()}
+        self._names = list(slots)
+        self._position = {name: position for position, name in enumerate(slots)}
+        self._most = min(most, sum(self._slots.values()))
         self._least = min(scaling.min_workers, self._most)
         self._connected: dict[str, HostInfo] = {}
         self._contacted_at: dict[str, float] = {}
         """The hosts whose agents are starting, and since when."""
-        self._reconnect_at: dict[str, float] = {}
+        self._prompt: deque[tuple[float, str]] = deque()
+        """When which host was contacted, for those that were not slow yet when that was last looked up."""
+        self._late: deque[tuple[float, str]] = deque()
+        """The same for those that were slow."""
+        self._slow: set[str] = set()
+        """The contacted hosts that are slow."""
+        self._connect_at: dict[str, float] = {}
+        """The hosts that may be connected, and from when on."""
+        self._queue: list[tuple[float, int]] = []
+        """A heap of these moments with the position of the host. Those that are not in ``_connect_at`` are outdated."""
+        self._connected_slots = self._prompt_slots = self._slow_slots = self._possible_slots = 0
+        self._needed = sum(before < self._most for before in itertools.accumulate(self._slots.values(), initial=0))
+        """The number of hosts that have slots for all workers."""
+        self._at_once = FIRST_AT_ONCE
         self._reconnect_failure: dict[str, str] = {}
         self._reconnect_until = -math.inf
         self._wait_until = math.inf
+        for name in slots:
+            self._allow(name, -math.inf)
 
     def begin_search(self, now: float, *, reconnect_s: float, wait_s: float) -> None:
         """Begin to look for hosts for an attempt.
@@ -62,26 +93,41 @@ class HostPool:
         """
         self._reconnect_until = now + reconnect_s
         self._wait_until = now + wait_s
-        self._reconnect_at = dict.fromkeys(self.losses, now)
+        for host in self.losses:
+            if host not in self._contacted_at:
+                self._forbid(host)
+                self._allow(host, now)
 
     # -- connected and lost hosts ---------------------------------------------------------------------------------
 
     @property
     def connected(self) -> list[HostInfo]:
         """The hosts whose agents have sent HELLO, in the order of placement."""
-        return [self._connected[name] for name in self._slots if name in self._connected]
+        return [self._connected[name] for name in sorted(self._connected, key=self._position.__getitem__)]
+
+    @property
+    def slow(self) -> Collection[str]:
+        """The hosts that have not answered for so long that spare ones may replace them."""
+        return self._slow
 
     def mark_connected(self, host: str, info: HostInfo) -> None:
         """Note the HELLO of a host."""
+        self._end_contact(host)
+        self._forbid(host)
+        self._at_once = min(self._at_once + 1, MOST_AT_ONCE)
+        self._connected_slots += 0 if host in self._connected else self._slots[host]
         self._connected[host] = info
-        for noted in (self.losses, self._contacted_at, self._reconnect_failure):
+        for noted in (self.losses, self._reconnect_failure):
             noted.pop(host, None)
 
     def mark_lost(self, host: str, why: str, now: float) -> None:
         """Note that a host was lost, or could not be connected."""
-        self._connected.pop(host, None)
-        was_contacted = self._contacted_at.pop(host, None) is not None
-        self._reconnect_at[host] = now + RECONNECT_INTERVAL_S * was_contacted
+        if self._connected.pop(host, None) is not None:
+            self._connected_slots -= self._slots[host]
+        retry_at = now + RECONNECT_INTERVAL_S * self._end_contact(host)
+        self._forbid(host)
+        if retry_at <= self._reconnect_until:
+            self._allow(host, retry_at)
         if host in self.losses:
             self._reconnect_failure[host] = why
         self.losses.setdefault(host, why)
@@ -90,9 +136,10 @@ class HostPool:
         """Return True if the host was lost and is not being reconnected."""
         return host in self.losses and host not in self._contacted_at
 
-    def describe_losses(self, hosts: Iterable[str] | None = None) -> str:
+    def describe_losses(self, hosts: Collection[str] | None = None) -> str:
         """Return a line for each lost host (of ``hosts``, if given) that says why it was lost."""
-        lost = [host for host in self.losses if hosts is None or host in hosts]
+        chosen = self.losses if hosts is None else set(hosts)
+        lost = [host for host in self.losses if host in chosen]
         return "\n".join(f"{host}: {self.losses[host]}{self._describe_reconnect(host)}" for host in lost)
 
     def _describe_reconnect(self, host: str) -> str:
@@ -105,42 +152,97 @@ class HostPool:
 
         Hosts that were contacted too long ago, and have not answered, count as lost.
         """
-        for host, since in list(self._contacted_at.items()):
-            if now >= since + HOST_ANSWER_TIMEOUT_S:
-                self.mark_lost(host, f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s", now)
+        self._look_at_clock(now)
         chosen = []
-        for host in sorted(self._slots, key=self.losses.__contains__):
-            if self._slots_of([*self._connected, *self._contacted_at]) >= self._most:
-                break
-            if self._may_connect(host) and self._reconnect_at.get(host, now) <= now:
-                self._contacted_at[host] = now
-                chosen.append(host)
+        while self._wants_more and self._next_moment() <= now:
+            host = self._names[self._queue[0][1]]
+            self._forbid(host)
+            self._contacted_at[host] = now
+            self._prompt.append((now, host))
+            self._prompt_slots += self._slots[host]
+            chosen.append(host)
         return chosen
 
     def readiness(self, now: float) -> Readiness:
         """Return whether an attempt can start.
 
-        It waits for every contacted host, so that placement does not depend on which host answers first.
+        It waits for every contacted host, so that placement does not depend on which host answers first. If there are
+        slots for all workers, it does not wait for slow hosts.
         """
-        slots = self._slots_of(self._connected)
-        if slots >= self._least and (not self._contacted_at or now >= self._wait_until):
+        slots = self._connected_slots
+        awaited = len(self._contacted_at) - (len(self._slow) if slots >= self._most else 0)
+        if slots >= self._least and (not awaited or now >= self._wait_until):
             return Readiness.READY
-        possible = [*self._contacted_at, *filter(self._may_connect, self._slots)]
-        return Readiness.WAITING if slots + self._slots_of(possible) >= self._least else Readiness.HOPELESS
+        possible = slots + self._prompt_slots + self._slow_slots + self._possible_slots
+        return Readiness.WAITING if possible >= self._least else Readiness.HOPELESS
 
     def deadline(self) -> float:
         """Return when :meth:`hosts_to_connect` or :meth:`readiness` may have a new answer if no host answers before."""
-        moments = [since + HOST_ANSWER_TIMEOUT_S for since in self._contacted_at.values()]
-        if self._slots_of([*self._connected, *self._contacted_at]) < self._most:
-            moments += [self._reconnect_at[host] for host in self.losses if self._may_connect(host)]
-        if self._slots_of(self._connected) >= self._least:
+        self._skip_answered()
+        moments = [since + SLOW_HOST_S for since, _ in [*self._prompt][:1]]
+        moments += [since + HOST_ANSWER_TIMEOUT_S for since, _ in [*self._late][:1]]
+        if self._wants_more:
+            moments.append(self._next_moment())
+        if self._connected_slots >= self._least:
             moments.append(self._wait_until)
         return min(moments, default=math.inf)
 
-    def _may_connect(self, host: str) -> bool:
-        if host in self._connected or host in self._contacted_at:
-            return False
-        return host not in self.losses or self._reconnect_at[host] <= self._reconnect_until
+    def describe_progress(self) -> str:
+        """Return how many of the contacted hosts have answered, and which have not; empty if all have."""
+        answered, awaited = len(self._connected), self._contacted_at
+        count = f"{answered:,} of {max(self._needed, answered + len(awaited)):,} hosts"
+        return f"{count} have answered; waiting for {name_hosts(awaited)}" if awaited else ""
 
-    def _slots_of(self, hosts: Iterable[str]) -> float:
-        return sum(self._slots[host] for host in hosts)
+    @property
+    def _wants_more(self) -> bool:
+        """True if further hosts should be contacted: those that have answered, or will soon, have too few slots."""
+        prompt = len(self._contacted_at) - len(self._slow)
+        return self._connected_slots + self._prompt_slots < self._most and prompt < self._at_once
+
+    def _next_moment(self) -> float:
+        """Return from when on the next host may be connected; infinity if there is none."""
+        while self._queue and self._connect_at.get(self._names[self._queue[0][1]]) != self._queue[0][0]:
+            heapq.heappop(self._queue)
+        return self._queue[0][0] if self._queue else math.inf
+
+    def _allow(self, host: str, moment: float) -> None:
+        self._connect_at[host] = moment
+        self._possible_slots += self._slots[host]
+        heapq.heappush(self._queue, (moment, self._position[host]))
+
+    def _forbid(self, host: str) -> None:
+        if self._connect_at.pop(host, None) is not None:
+            self._possible_slots -= self._slots[host]
+
+    def _end_contact(self, host: str) -> bool:
+        """Stop waiting for a host. Return False if nobody did."""
+        if self._contacted_at.pop(host, None) is None:
+            return False
+        if host in self._slow:
+            self._slow.discard(host)
+            self._slow_slots -= self._slots[host]
+        else:
+            self._prompt_slots -= self._slots[host]
+        return True
+
+    def _look_at_clock(self, now: float) -> None:
+        """Note which contacted hosts are slow by now, and which are lost."""
+        self._skip_answered()
+        while self._prompt and self._prompt[0][0] + SLOW_HOST_S <= now:
+            since, host = self._prompt.popleft()
+            self._late.append((since, host))
+            self._slow.add(host)
+            self._prompt_slots -= self._slots[host]
+            self._slow_slots += self._slots[host]
+            self._skip_answered()
+        while self._late and self._late[0][0] + HOST_ANSWER_TIMEOUT_S <= now:
+            self.mark_lost(self._late.popleft()[1], f"no answer within {HOST_ANSWER_TIMEOUT_S:g} s", now)
+            self._skip_answered()
+
+    def _skip_answered(self) -> None:
+        for contacts, are_slow in ((self._prompt, False), (self._late, True)):
+            while contacts and not self._is_awaited(*contacts[0], is_slow=are_slow):
+                contacts.popleft()
+
+    def _is_awaited(self, since: float, host: str, *, is_slow: bool) -> bool:
+        return self._contacted_at.get(host) == since and (host in self._slow) == is_slow

@@ -8,10 +8,11 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.decisions.failures import name_hosts
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.world import RankPlan, WorldPlan
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from distrain.config import ScalingConfig
     from distrain.decisions.events import RunRequest
     from distrain.hosts.host import HostInfo
+    from distrain.hosts.world import WorkerFacts
 
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo"
@@ -83,7 +85,7 @@ def shares_of(slots: Mapping[str, int | None], workers: int) -> dict[str, int]:
         shares[name] = left if most is None else min(left, most)
         left -= shares[name]
     if left:
-        listed = ", ".join(f"{name} {most}" for name, most in slots.items())
+        listed = name_hosts([f"{name} {most}" for name, most in slots.items()])
         raise ResourcesError(
             f"num_workers is {workers}, but the hosts have only {workers - left} slots: {listed}. Ask for fewer "
             "workers, or give hosts more slots."
@@ -204,7 +206,7 @@ def worker_spec(
     return wire.WorkerSpec(
         attempt=attempt,
         rank=rank.rank,
-        context=asdict(request.worker_facts(plan, rank, attempt)),
+        context=fields_of(request.worker_facts(plan, rank, attempt)),
         environment={
             **torchrun,
             **{name: first[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in first},  # the user's own
@@ -217,6 +219,11 @@ def worker_spec(
         sys_path=list(settings.sys_path),
         argv=request.argv,
     )
+
+
+def fields_of(instance: wire.WorkerSpec | WorkerFacts) -> dict[str, Any]:
+    """Return the fields of a dataclass by name. Unlike ``dataclasses.asdict()``, this copies no values."""
+    return {name: getattr(instance, name) for name in instance.__dataclass_fields__}
 
 
 def rank_environment(
@@ -291,11 +298,11 @@ def endpoints_of(
 
 
 def _address_of(plan: WorldPlan, host: str, *, wanted: str | None, found: str) -> str:
-    known = _LOOPBACK if plan.shares_network else plan.addresses[plan.hosts.index(host)] or found
+    known = _LOOPBACK if plan.shares_network else plan.address_of(host) or found
     address = wanted or known
     if plan.shares_network or (address and not _is_loopback(address)):
         return address
-    others = ", ".join(other for other in plan.hosts if other != host)
+    others = name_hosts([other for other in plan.hosts if other != host])
     what = f"{address} means another machine on each host" if address else f"the address of {host} is not known"
     rank = plan.on(host)[0].rank
     hint = ", or set MASTER_ADDR in worker_runtime_env or by --env" if rank == 0 else ""

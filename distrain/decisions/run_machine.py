@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -33,19 +33,27 @@ from distrain.decisions.events import (
     StorageFailed,
     Tick,
 )
-from distrain.decisions.failures import culprit_first, failure_of, name_ranks
+from distrain.decisions.failures import culprit_first, name_hosts, name_ranks
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness
-from distrain.decisions.placement import Rendezvous, endpoints_of, make_plan, rendezvous_address, worker_spec
+from distrain.decisions.placement import (
+    Rendezvous,
+    endpoints_of,
+    fields_of,
+    make_plan,
+    rendezvous_address,
+    worker_spec,
+)
 from distrain.decisions.retries import RetryPolicy
-from distrain.decisions.states import RANK_MOVES, RUN_MOVES, RankState, RunState
+from distrain.decisions.states import RANK_MOVES, RUN_MOVES, Rank, Ranks, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
-from distrain.errors import InvalidTransition, LaunchError, RankFailure, ResourcesError
+from distrain.errors import InvalidTransition, LaunchError, ResourcesError
 from distrain.hosts.host import Gpu, HostInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from distrain.hosts.world import RankPlan, WorldPlan
+    from distrain.errors import RankFailure
+    from distrain.hosts.world import WorldPlan
 
 LOST_HOST_GRACE_S = 10.0
 """Seconds to wait for lost hosts before restarting without them. Equals ssh's connect timeout."""
@@ -57,6 +65,8 @@ LEASE_MARGIN_S = 2.0
 """Seconds between the expiry of a silent host's lease and the moment when the coordinator surely knows of it."""
 TERM_GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL for ranks that were asked to stop by should_stop() and did not."""
+FIRST_PROGRESS_S = 5.0
+"""Seconds to wait for hosts before a line names those that have not answered. The time doubles with every line."""
 CHECKPOINT_GRACE_S = 30.0
 """Seconds to wait, after a failure, for other ranks to store a checkpoint before they are stopped."""
 EXPECTED_REPORT_S = 5.0
@@ -65,46 +75,6 @@ _STORY_LENGTH = 200
 """Number of moves that InvalidTransition shows."""
 _EARLIER_KEPT = 5
 """Number of earlier attempts that an error shows."""
-
-
-@dataclass(slots=True)
-class _Rank:
-    """One rank of the latest attempt.
-
-    reports: number of reports that it has made.
-    reason: why its native code aborted, if its output contains a reason.
-    failed_order: its position in the order of failures, if it failed.
-    entered: it has entered train_func.
-    """
-
-    plan: RankPlan
-    state: RankState = RankState.PLANNED
-    reports: int = 0
-    reason: str = ""
-    outcome: wire.Outcome | None = None
-    exited: wire.Exited | None = None
-    failed_order: int | None = None
-    entered: bool = False
-
-    @property
-    def has_finished(self) -> bool:
-        """True if the rank has sent a good outcome."""
-        return self.outcome is not None and self.outcome.ok
-
-    @property
-    def failure(self) -> RankFailure | None:
-        """Return the failure of the rank, if it failed by itself."""
-        if self.failed_order is None:
-            return None
-        return failure_of(
-            self.plan.rank,
-            self.plan.host,
-            self.failed_order,
-            outcome=self.outcome,
-            exited=self.exited,
-            entered=self.entered,
-            reason=self.reason,
-        )
 
 
 class RunStateMachine:
@@ -137,17 +107,19 @@ class RunStateMachine:
         self._host_pool = HostPool(slots, request.scaling)
         self._prepared: dict[str, int] = {}
         """The hosts that know the job, and for how many workers they are prepared."""
-        self._ranks: dict[int, _Rank] = {}
-        self._port_answers: dict[str, wire.RendezvousPorts | None] = {}
-        self._idle_hosts: set[str] = set()
-        """The hosts on which no process of the latest attempt is left."""
-        self._failure_count = 0
+        self._ranks = Ranks()
+        self._port_answers: dict[str, wire.RendezvousPorts] = {}
+        self._awaited_ports: dict[str, int] = {}
+        """How many ports each host has to reserve that has not answered yet."""
+        self._busy_hosts: dict[str, None] = {}
         self._retry_forbidden = False
         self._stop_consensus = StopConsensus()
         self._in_progress = CheckpointsInProgress()
         self._checkpoint_limit = math.inf
         """When the wait for checkpoints ends at the latest."""
         self._deadline: float | None = None
+        self._progress_due = math.inf
+        self._progress_interval_s = FIRST_PROGRESS_S
 
     # -- the state of the run -------------------------------------------------------------------------------------
 
@@ -183,35 +155,34 @@ class RunStateMachine:
     @property
     def failures(self) -> list[RankFailure]:
         """The failures of the latest attempt, in order of arrival."""
-        found = [rank.failure for rank in self._ranks.values()]
-        return sorted((failure for failure in found if failure is not None), key=lambda failure: failure.order)
+        return self._ranks.failures()
 
     @property
-    def outcomes(self) -> dict[int, wire.Outcome]:
+    def outcomes(self) -> Mapping[int, wire.Outcome]:
         """The good outcomes of the latest attempt, by rank."""
-        return {n: rank.outcome for n, rank in self._ranks.items() if rank.outcome is not None and rank.outcome.ok}
+        return self._ranks.outcomes
 
     @property
     def is_done(self) -> bool:
         """True if every rank of the latest attempt has finished all its work, even if that is not stored yet."""
-        done = len(self.outcomes) == len(self._ranks) > 0
-        return done and not any(outcome.stopped for outcome in self.outcomes.values())
+        return self._ranks.all_work_is_done
 
     @property
-    def failed_ranks(self) -> list[int]:
-        """The ranks of the latest attempt that failed by themselves or were lost."""
-        return [number for number, rank in self._ranks.items() if rank.failed_order is not None]
+    def failed_ranks(self) -> set[int]:
+        """The ranks of the latest attempt that have failed, were lost, or were stopped."""
+        return {rank.plan.rank for rank in self._ranks.failed}
 
     @property
     def stopped_ranks(self) -> list[int]:
         """The ranks of the latest attempt that distrain stopped."""
-        failed = {failure.rank for failure in self.failures}
-        return [n for n in self._ranks if n not in failed and n not in self.outcomes]
+        others = {failure.rank for failure in self.failures} | self.outcomes.keys()
+        return [number for number in range(len(self._ranks.all)) if number not in others]
 
     @property
-    def lost_ranks(self) -> list[int]:
+    def lost_ranks(self) -> set[int]:
         """The ranks of the latest attempt whose hosts are lost."""
-        return [number for number, rank in self._ranks.items() if self._host_pool.is_lost(rank.plan.host)]
+        hosts = filter(self._host_pool.is_lost, self._host_pool.losses)
+        return {rank.rank for host in hosts for rank in self.plan.on(host)} if self.plan is not None else set()
 
     @property
     def was_asked_to_stop(self) -> bool:
@@ -224,10 +195,9 @@ class RunStateMachine:
         return self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
 
     @property
-    def busy_hosts(self) -> list[str]:
+    def busy_hosts(self) -> Collection[str]:
         """The hosts that may have processes of the attempt, and can still send a message about them."""
-        hosts = self.plan.hosts if self.plan is not None and self.attempt_is_active else ()
-        return [host for host in hosts if host not in self._idle_hosts and not self._host_pool.is_lost(host)]
+        return self._busy_hosts if self.attempt_is_active else ()
 
     def deadline(self) -> float | None:
         """Return when the machine needs a :class:`Tick`."""
@@ -238,8 +208,7 @@ class RunStateMachine:
 
     def start(self, now: float) -> list[Action]:
         """Begin the run. Must be called once, before any event."""
-        self._host_pool.begin_search(now, reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
-        return self._try_start_attempt(now)
+        return self._search_hosts(now, reconnect_s=0.0, wait_s=HOST_ANSWER_TIMEOUT_S)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Return what to do about ``event``. Raise InvalidTransition, with the story, if it is impossible now.
@@ -301,18 +270,19 @@ class RunStateMachine:
             case RunState.STARTING | RunState.RUNNING:  # should_stop() is true, and the grace is over
                 return self._stop(TERM_GRACE_S, now)
             case RunState.RESERVING:
-                silent = ", ".join(host for host, answer in self._port_answers.items() if answer is None)
-                return self._give_up(f"{silent}: no ports were reserved within {HOST_ANSWER_TIMEOUT_S:g} s")
+                return self._give_up(
+                    f"{name_hosts(self._awaited_ports)}: no ports were reserved within {HOST_ANSWER_TIMEOUT_S:g} s"
+                )
             case RunState.RELEASING:
                 return [ShowLine(self._describe_late_exits()), *self._stop(0.0, now)]
             case _ if self.waits_for_checkpoint:
                 return self._stop_after_failure(now)
             case _:
-                text = f"{', '.join(self.busy_hosts)}: processes could not be ended within the time limit"
+                text = f"{name_hosts(self.busy_hosts)}: processes could not be ended within the time limit"
                 return [ShowLine(text), *self._end_attempt(now)] if self.is_done else self._give_up(text)
 
     def _describe_late_exits(self) -> str:
-        late = [n for n, rank in self._ranks.items() if rank.state is not RankState.EXITED]
+        late = [rank.plan.rank for rank in self._ranks.all if rank.state is not RankState.EXITED]
         who = name_ranks(late) if late else "child processes of the ranks"
         return f"{who} did not exit within {EXIT_TIMEOUT_S:g} s after all ranks had finished; killed"
 
@@ -333,6 +303,12 @@ class RunStateMachine:
         self._host_pool.mark_connected(host, info)
         return self._try_start_attempt(now) if self.state is RunState.CONNECTING else []
 
+    def _search_hosts(self, now: float, *, reconnect_s: float, wait_s: float) -> list[Action]:
+        self._host_pool.begin_search(now, reconnect_s=reconnect_s, wait_s=wait_s)
+        self._progress_interval_s = FIRST_PROGRESS_S
+        self._progress_due = now + FIRST_PROGRESS_S
+        return self._try_start_attempt(now)
+
     def _try_start_attempt(self, now: float) -> list[Action]:
         """Begin the next attempt if there are hosts for it. Otherwise connect further hosts and wait, or give up."""
         connecting: list[Action] = [ConnectHost(host) for host in self._host_pool.hosts_to_connect(now)]
@@ -344,8 +320,18 @@ class RunStateMachine:
         if readiness is Readiness.HOPELESS:
             self._forget_attempt()
             return self._give_up(self._describe_missing_hosts())
-        self._deadline = self._host_pool.deadline()
-        return connecting
+        progress = self._describe_progress(now)
+        self._deadline = min(self._host_pool.deadline(), self._progress_due)
+        return [*progress, *connecting]
+
+    def _describe_progress(self, now: float) -> list[Action]:
+        """Say which hosts the run waits for, more and more rarely."""
+        if now < self._progress_due:
+            return []
+        self._progress_interval_s *= 2
+        self._progress_due = now + self._progress_interval_s
+        text = self._host_pool.describe_progress()
+        return [ShowLine(text)] if text else []
 
     def _describe_missing_hosts(self) -> str:
         losses = self._host_pool.describe_losses()
@@ -354,7 +340,7 @@ class RunStateMachine:
         least, wait_s = self.request.scaling.min_workers, self.request.failure_config.host_wait_s
         slots = sum(host.slots or 0 for host in self._host_pool.connected)
         when = f"within {wait_s:g} s" if wait_s else "at once"
-        lost = ", ".join(self._host_pool.losses)
+        lost = name_hosts(self._host_pool.losses)
         return (
             f"{losses}\n"
             f"{lost} did not come back {when} (FailureConfig.host_wait_s), and the other hosts have {slots} slots for "
@@ -374,24 +360,30 @@ class RunStateMachine:
 
     def _forget_attempt(self) -> None:
         """Drop the facts of the latest attempt: the run does not end because of what its ranks did."""
-        self._ranks, self.hung = {}, None
+        self._ranks, self.hung = Ranks(), None
 
     def _describe_change(self, before: WorldPlan | None, plan: WorldPlan) -> list[Action]:
         """Show how the plan differs from that of the attempt before, or from what the user expects."""
         expected = (before.hosts, before.world_size) if before else (plan.hosts, self.request.scaling.max_workers)
-        lost = self._host_pool.losses
-        if (plan.hosts, plan.world_size) == expected and not (before is None and lost):
+        missing = [*self._host_pool.losses, *self._host_pool.slow]
+        if (plan.hosts, plan.world_size) == expected and not (before is None and missing):
             return []
-        without = f", without {', '.join(lost)}" if lost else ""
+        without = f", without {name_hosts(missing)}" if missing else ""
         reasons = [f"    {line}" for line in self._host_pool.describe_losses().splitlines()] if before is None else []
-        return [ShowLine("\n".join([f"{plan.world_size} workers on {', '.join(plan.hosts)}{without}", *reasons]))]
+        return [ShowLine("\n".join([f"{plan.world_size} workers on {name_hosts(plan.hosts)}{without}", *reasons]))]
 
     def _prepare_hosts(self, plan: WorldPlan) -> list[Action]:
         """Send the job to hosts that do not have it, or are prepared for another number of workers."""
         workers = {host: len(plan.on(host)) for host in plan.hosts}
         new = [host for host in plan.hosts if self._prepared.get(host) != workers[host]]
         self._prepared |= workers
-        return [SendMessage(host, self._prepare_message(host, workers[host])) for host in new]
+        orders: list[Action] = []
+        latest: wire.Prepare | None = None
+        for host in new:
+            message = self._prepare_message(host, workers[host])
+            latest = latest if message == latest else message  # equal ones are encoded once
+            orders.append(SendMessage(host, latest))
+        return orders
 
     def _prepare_message(self, host: str, workers: int) -> wire.Prepare:
         """Return the job, and how workers start: forked if user and framework allow it, else as new programs."""
@@ -414,18 +406,17 @@ class RunStateMachine:
         """Begin an attempt. It reserves new ports, so that no rank can connect to a process of an earlier attempt."""
         self._move(RunState.RESERVING)
         self.attempt += 1
-        self._ranks = {rank.rank: _Rank(plan=rank) for rank in plan.ranks}
-        self._idle_hosts = set()
+        self._ranks = Ranks(plan)
+        self._busy_hosts = dict.fromkeys(plan.hosts)
         self.hung, self._stop_consensus = None, StopConsensus()
         self._in_progress = CheckpointsInProgress()
         self._deadline = now + HOST_ANSWER_TIMEOUT_S
-        needed = self._ports_needed(plan)
-        self._port_answers = dict.fromkeys(needed)
+        self._port_answers, self._awaited_ports = {}, self._ports_needed(plan)
         return [
             AttemptStarts(self.attempt, plan),
             *(
                 SendMessage(host, wire.ReservePorts(attempt=self.attempt, ports=ports, peer=plan.peer_of(host)))
-                for host, ports in needed.items()
+                for host, ports in self._awaited_ports.items()
             ),
         ]
 
@@ -439,12 +430,12 @@ class RunStateMachine:
         if self.state is not RunState.RESERVING or message.attempt != self.attempt:
             return []
         self._port_answers[host] = message
-        answers = {host: answer for host, answer in self._port_answers.items() if answer is not None}
-        if len(answers) < len(self._port_answers):
+        self._awaited_ports.pop(host, None)
+        if self._awaited_ports:
             return []
         assert self.plan is not None
         try:
-            rendezvous = self._rendezvous(self.plan, answers)
+            rendezvous = self._rendezvous(self.plan, self._port_answers)
         except LaunchError as error:
             return self._give_up(str(error))
         self._move(RunState.STARTING)
@@ -472,7 +463,7 @@ class RunStateMachine:
             for rank in plan.on(host)
         ]
         address = "" if plan.shares_network else rendezvous.address
-        return wire.Start(attempt=self.attempt, ranks=[asdict(spec) for spec in specs], rendezvous=address)
+        return wire.Start(attempt=self.attempt, ranks=[fields_of(spec) for spec in specs], rendezvous=address)
 
     def _describe_restart(self) -> list[Action]:
         if not self.retries.used:
@@ -497,7 +488,7 @@ class RunStateMachine:
                 self._move_rank(rank, RankState.RUNNING)
                 self._check_all_running()
             case wire.Outcome():
-                rank.outcome = message
+                self._ranks.set_outcome(rank, message)
                 self._move_rank(rank, RankState.DONE if message.ok else RankState.RAISED)
                 orders = self._send_stop_orders(self._stop_consensus.mark_finished(message.rank))
                 return [*orders, *(self._check_all_done(now) if message.ok else self._on_rank_failed(rank, now))]
@@ -509,17 +500,16 @@ class RunStateMachine:
         return []
 
     def _check_all_running(self) -> None:
-        waiting = (RankState.PLANNED, RankState.SPAWNED)
-        if self.state is RunState.STARTING and not any(rank.state in waiting for rank in self._ranks.values()):
+        if self.state is RunState.STARTING and self._ranks.all_started:
             self._move(RunState.RUNNING)
 
     def _check_all_done(self, now: float) -> list[Action]:
         """Release the processes once every rank has finished its work: none of them needs another one any more."""
-        if len(self.outcomes) < len(self._ranks) or self.state not in (RunState.STARTING, RunState.RUNNING):
+        if not self._ranks.all_finished or self.state not in (RunState.STARTING, RunState.RUNNING):
             return []
         self._move(RunState.RELEASING)
         self._deadline = now + EXIT_TIMEOUT_S
-        alive = [number for number, rank in self._ranks.items() if rank.state is not RankState.EXITED]
+        alive = [rank.plan.rank for rank in self._ranks.all if rank.state is not RankState.EXITED]
         return self._send_to_ranks(alive, wire.Release)
 
     def _send_to_ranks(self, ranks: Iterable[int], kind: type[wire.ToWorker], **fields: Any) -> list[Action]:
@@ -530,14 +520,9 @@ class RunStateMachine:
 
     # -- a rank fails, or all hang --------------------------------------------------------------------------------
 
-    def _on_rank_failed(self, rank: _Rank, now: float) -> list[Action]:
-        self._count_failure(rank)
+    def _on_rank_failed(self, rank: Rank, now: float) -> list[Action]:
+        self._ranks.count_failure(rank)
         return [] if self.state is RunState.STOPPING else self._on_attempt_failed(now)
-
-    def _count_failure(self, rank: _Rank) -> None:
-        if rank.failed_order is None:
-            self._failure_count += 1
-            rank.failed_order = self._failure_count
 
     def _on_attempt_failed(self, now: float) -> list[Action]:
         """End the attempt after its first failure.
@@ -598,11 +583,12 @@ class RunStateMachine:
             return []
         self._host_pool.mark_lost(host, why, now)
         self._prepared.pop(host, None)
+        self._busy_hosts.pop(host, None)
         if self.state is RunState.CONNECTING:
             return self._try_start_attempt(now)
-        if self.state is RunState.WAITING or self.plan is None or host not in self.plan.hosts:
+        if self.state is RunState.WAITING or self.plan is None or not self.plan.on(host):
             return []
-        if self.state is RunState.RELEASING and len(self.outcomes) == len(self._ranks) and not lost.owes:
+        if self.state is RunState.RELEASING and self._ranks.all_finished and not lost.owes:
             return self._on_host_idle(host, now)
         self._mark_ranks_lost(lost)
         if self.state is RunState.RESERVING and not self.retries.ever_entered:
@@ -618,18 +604,19 @@ class RunStateMachine:
 
         Ranks that had finished fail, too, if a checkpoint still needs the host and the attempt has not failed already.
         """
-        loses_work = lost.owes and self.state is not RunState.STOPPING
-        for number, rank in self._ranks.items():
-            had_finished = rank.has_finished
-            if rank.plan.host != lost.host or (rank.exited is not None and not (had_finished and loses_work)):
+        assert self.plan is not None
+        for plan in self.plan.on(lost.host):
+            rank = self._ranks[plan.rank]
+            loses_work = lost.owes and self.state is not RunState.STOPPING and rank.has_finished
+            if rank.exited is not None and not loses_work:
                 continue
             if rank.exited is None:
                 self._move_rank(rank, RankState.EXITED)
-            rank.exited = wire.Exited(attempt=self.attempt, rank=number, lost=lost.why)
-            if had_finished and loses_work:
-                rank.outcome = None
+            rank.exited = wire.Exited(attempt=self.attempt, rank=plan.rank, lost=lost.why)
+            if loses_work:
+                self._ranks.drop_outcome(rank)
             if rank.outcome is None:
-                self._count_failure(rank)
+                self._ranks.count_failure(rank)
 
     def _on_problem(self, problem: str, now: float) -> list[Action]:
         """End the run: a host or the storage cannot continue."""
@@ -705,8 +692,8 @@ class RunStateMachine:
     def _on_host_idle(self, host: str, now: float) -> list[Action]:
         if not self.attempt_is_active:  # the host has sent this twice: as its workers ended, and as answer to Stop
             return []
-        self._idle_hosts.add(host)
-        return [] if self.busy_hosts else self._end_attempt(now)
+        self._busy_hosts.pop(host, None)
+        return [] if self._busy_hosts else self._end_attempt(now)
 
     def _end_attempt(self, now: float) -> list[Action]:
         """End an attempt of which no process is left: the run finishes, fails, is aborted or is restarted."""
@@ -782,13 +769,12 @@ class RunStateMachine:
     def _begin_next_attempt(self, now: float) -> list[Action]:
         lost_before = set(self._host_pool.losses)
         reconnect_s = self.request.failure_config.host_wait_s
-        self._host_pool.begin_search(now, reconnect_s=reconnect_s, wait_s=LOST_HOST_GRACE_S)
-        actions = self._try_start_attempt(now)
+        actions = self._search_hosts(now, reconnect_s=reconnect_s, wait_s=LOST_HOST_GRACE_S)
         hosts = [action.host for action in actions if isinstance(action, ConnectHost)]
         if not hosts:
             return actions
         again = " again" if lost_before >= set(hosts) else ""
-        return [ShowLine(f"trying to reach {', '.join(hosts)}{again}"), *actions]
+        return [ShowLine(f"trying to reach {name_hosts(hosts)}{again}"), *actions]
 
     def _give_up(self, problem: str) -> list[Action]:
         self.problem = self.problem or problem
@@ -807,8 +793,8 @@ class RunStateMachine:
             raise InvalidTransition("\n".join(["illegal move of the run", *self.story]))
         self.state = new
 
-    def _move_rank(self, rank: _Rank, new: RankState) -> None:
+    def _move_rank(self, rank: Rank, new: RankState) -> None:
         self.story.append(f"attempt {self.attempt}, rank {rank.plan.rank}: {rank.state.name} -> {new.name}")
         if new not in RANK_MOVES[rank.state]:
             raise InvalidTransition("\n".join(["illegal move of a rank", *self.story]))
-        rank.state = new
+        self._ranks.move(rank, new)

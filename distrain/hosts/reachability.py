@@ -1,6 +1,6 @@
 """TCP connections between hosts, to try if the network lets them through. Runs in: agent.
 
-Every host opens a port for some seconds and connects to those of the others. No input is parsed: a port sends the
+Every host opens a port for some seconds and connects to those of other hosts. No input is parsed: a port sends the
 first bytes of each connection back, and the other side compares them with those that it has sent.
 """
 
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 4.0
 """Seconds to wait for the peers: a lost SYN is sent again after one and after three seconds."""
-PORT_OPEN_S = 8.0
-"""Seconds after which the port is closed."""
+PORT_OPEN_S = 20.0
+"""Seconds after which the port is closed: all hosts open theirs, for which they have 15 s, before any connects."""
 MAX_ECHOED_BYTES = 64
 """Bytes that each connection gets back at most."""
 _MAX_CLIENTS = 1024
-_BACKLOG = 128
+"""Connections to the port at the same time. Others wait in the kernel."""
+_BACKLOG = 4096
+"""Connections that may wait in the kernel, which has a limit of its own (net.core.somaxconn)."""
 
 
 class ReachabilityProbe:
@@ -81,10 +83,9 @@ class ReachabilityProbe:
         except OSError:
             return
         client.setblocking(False)
-        if len(self._clients) == _MAX_CLIENTS:
-            client.close()
-            return
         self._clients[client] = MAX_ECHOED_BYTES
+        if len(self._clients) >= _MAX_CLIENTS:
+            self._loop.on_readable(self._listener.fileno(), None)
         self._loop.on_readable(client.fileno(), lambda: self._echo(client))
 
     def _echo(self, client: socket.socket) -> None:
@@ -97,6 +98,8 @@ class ReachabilityProbe:
             self._loop.forget(client.fileno())
             del self._clients[client]
             client.close()
+            if self._listener is not None:
+                self._loop.on_readable(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         """Close the port and all connections to it."""
@@ -155,7 +158,12 @@ class ReachabilityProbe:
         except OSError as error:
             self._end_peer(name, _why(error))
             return
-        self._end_peer(name, None if answer == nonce else "another program answers there")
+        if answer == nonce:
+            self._end_peer(name, None)
+        elif not answer:
+            self._end_peer(name, "the connection was closed without an answer")
+        else:
+            self._end_peer(name, "another program answers there")
 
     def _give_up(self) -> None:
         for name in list(self._peers):

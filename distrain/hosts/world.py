@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,9 +30,9 @@ class RankPlan:
     uuids: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorldPlan:
-    """All ranks of an attempt, in order.
+    """All ranks of an attempt, in order. The ranks of a host follow each other.
 
     shares_gpu: some ranks use the same physical GPU.
     shares_network: all hosts share the network of one machine, so that their ranks can connect over its loopback
@@ -48,20 +50,31 @@ class WorldPlan:
         """The number of ranks."""
         return len(self.ranks)
 
-    @property
+    @cached_property
     def hosts(self) -> tuple[str, ...]:
         """Host names in the order of their first rank."""
-        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+        return tuple(self._by_host)
 
-    def peer_of(self, host: str) -> str:
-        """Return the address of another host, for a host that must find out its own address; else an empty string."""
-        if self.shares_network or self.addresses[self.hosts.index(host)]:
-            return ""
+    @cached_property
+    def _by_host(self) -> dict[str, tuple[RankPlan, ...]]:
+        return {host: tuple(ranks) for host, ranks in groupby(self.ranks, key=lambda rank: rank.host)}
+
+    @cached_property
+    def _known_address(self) -> str:
+        """The address of any host; empty if none is known."""
         return next(filter(None, self.addresses), "")
 
     def on(self, host: str) -> tuple[RankPlan, ...]:
         """Return the ranks on a host."""
-        return tuple(rank for rank in self.ranks if rank.host == host)
+        return self._by_host.get(host, ())
+
+    def address_of(self, host: str) -> str:
+        """Return the address at which other hosts reach this one; empty if it is not known."""
+        return self.addresses[self._by_host[host][0].node_rank]
+
+    def peer_of(self, host: str) -> str:
+        """Return the address of another host, for a host that must find out its own address; else an empty string."""
+        return "" if self.shares_network or self.address_of(host) else self._known_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

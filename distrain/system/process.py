@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -18,8 +20,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distrain.errors import ResourcesError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import psutil
 
@@ -34,6 +38,8 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 _KILL_ROUNDS = 50
+_SPARE_FILES = 256
+"""Files that the user's code and the parts of a run may open beside those that are counted."""
 
 # `python -m` and `python -c` put the working directory first on sys.path, where a user's queue.py shadows the standard
 # library's. So this starts with -c, removes that entry before any import, and loads exactly this package. Only a host
@@ -96,7 +102,7 @@ def spawn(
 
     environment: variables in addition to those of this process.
     """
-    return subprocess.Popen(  # noqa: S603
+    child = subprocess.Popen(  # noqa: S603
         list(argv),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -105,6 +111,8 @@ def spawn(
         start_new_session=True,
         pass_fds=tuple(pass_fds),
     )
+    _keep_usual_open_files(child.pid)
+    return child
 
 
 def spawn_quiet(
@@ -139,6 +147,53 @@ def describe(argv: Sequence[str]) -> str:
     if "-c" in shown:
         shown = [*shown[: shown.index("-c") + 1], "..."]
     return shlex.join(shown)[:200]
+
+
+# -- open files ------------------------------------------------------------------------------------------------------
+
+_open_files_lock = threading.Lock()
+_open_files_users = 0
+_usual_open_files: tuple[int, int] | None = None
+"""The limits on open files before they were raised."""
+
+
+@contextlib.contextmanager
+def many_open_files(needed: int, wanted: int) -> Iterator[None]:
+    """Let this process open more files within the block. Programs that :func:`spawn` starts get the usual limit.
+
+    needed: the number of further files without which the block cannot work. wanted: a larger one, for comfort.
+
+    Raises ResourcesError if the hard limit is below ``needed``.
+    """
+    global _open_files_users, _usual_open_files
+    already = len(os.listdir("/dev/fd")) + _SPARE_FILES
+    with _open_files_lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = math.inf if hard == resource.RLIM_INFINITY else hard
+        if already + needed > most:
+            raise ResourcesError(
+                f"this process needs {already + needed:,} open files, but may have {most:,.0f}: raise its hard limit "
+                f"(ulimit -Hn, nofile in /etc/security/limits.conf, LimitNOFILE of systemd)"
+            )
+        if soft != resource.RLIM_INFINITY and soft < already + wanted:
+            _usual_open_files = _usual_open_files or (soft, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (int(min(already + wanted, most)), hard))
+        _open_files_users += 1
+    try:
+        yield
+    finally:
+        with _open_files_lock:
+            _open_files_users -= 1
+            if not _open_files_users and _usual_open_files is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, _usual_open_files)
+                _usual_open_files = None
+
+
+def _keep_usual_open_files(child: int) -> None:
+    """Give a child the limits that this process usually has (Linux). User code may depend on them: select() does."""
+    if _usual_open_files is not None and hasattr(resource, "prlimit"):
+        with contextlib.suppress(OSError):  # it has ended
+            resource.prlimit(child, resource.RLIMIT_NOFILE, _usual_open_files)
 
 
 # -- life and death --------------------------------------------------------------------------------------------------
@@ -275,6 +330,18 @@ def has_children() -> bool:
     return True
 
 
+def _children() -> set[int] | None:
+    """Return the pids of the children of this process, dead ones included, or None where the kernel has no such list.
+
+    psutil would look at every process of the host.
+    """
+    try:
+        lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return None
+    return {int(pid) for pids in lists for pid in pids.split()}
+
+
 def descendants() -> list[psutil.Process]:
     """Return all living descendants of this process; none where they cannot be seen (:func:`sees_pids`)."""
     import psutil
@@ -293,11 +360,13 @@ def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
 
     spared: pids that are left alone, together with their descendants.
     """
-    if not has_children():  # this process adopts orphans, so without a child there are no descendants either
+    kept = set(spared)
+    children = _children()
+    # This process adopts orphans, so every other descendant has an ancestor among its children.
+    if not has_children() or (children is not None and children <= kept):
         return []
     import psutil
 
-    kept = set(spared)
     for round_number in range(_KILL_ROUNDS):
         victims = [p for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
         if not victims:

@@ -330,10 +330,10 @@ def test_ctrl_c_while_a_host_is_being_started_leaves_nothing(tmp_path: Path, mon
 
     monkeypatch.setattr(preflight, "AgentLink", Interrupted)
     transport = make_fake_ssh(tmp_path, SILENT_HOST)
-    settings = settings_for(transport, directory="/", sys_path=[], environment={}, own_environment={})
+    settings = settings_for([transport], directory="/", sys_path=[], environment={}, own_environment={})
     check = Preflight(
         [transport],
-        {transport.host.name: settings},
+        settings,
         storage_path=str(tmp_path / "runs"),
         sys_path=[],
         scaling=ScalingConfig(num_workers=1),

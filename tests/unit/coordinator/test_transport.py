@@ -157,7 +157,10 @@ def test_only_localhost_needs_no_ssh() -> None:
 
 def settings_of(host: HostSpec, *, own: dict[str, str], path: list[str] | None = None, **given: str) -> HostSettings:
     [transport] = transports_for([host])
-    return settings_for(transport, directory="/here", sys_path=path or ["/p"], environment=given, own_environment=own)
+    settings = settings_for(
+        [transport], directory="/here", sys_path=path or ["/p"], environment=given, own_environment=own
+    )
+    return settings[transport.host.name]
 
 
 def test_an_explicit_list_of_variables_goes_along() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 from distrain import wire
 from distrain.backend import BackendConfig
 from distrain.decisions.host_checks import (
+    MOST_FULLY_CONNECTED,
     Finding,
     HostChecks,
     Question,
@@ -18,6 +20,7 @@ from distrain.decisions.host_checks import (
     disk_findings,
     inspection,
     must_connect,
+    peers_of,
     refusal,
     storage_findings,
     version_findings,
@@ -242,7 +245,7 @@ def test_a_host_that_cannot_open_a_port_is_reported_and_nobody_connects_to_it() 
     checks.handle("b", wire.ProbeAddress(nonce="nonce", failed="Network is unreachable"))
     asked = questions(checks.handle("c", opened(3)))
     assert {name: list(probe.peers) for name, probe in asked.items() if isinstance(probe, wire.ProbePeers)} == {
-        "a": ["c"], "b": ["a", "c"], "c": ["a"],
+        "a": ["c"], "b": ["c", "a"], "c": ["a"],
     }  # fmt: skip
     [found] = checks.connection_findings()
     assert found.host == "b"
@@ -375,3 +378,26 @@ def test_a_blocked_connection_is_a_warning_where_ranks_may_never_meet() -> None:
 def test_a_blocked_connection_is_a_warning_where_the_user_has_named_another_network(name: str) -> None:
     orders = {"one": order(1), "two": order(1, environment={name: "ib0"})}
     assert blocked(launch(hosts=orders)) == [("two", False)]
+
+
+# -- many hosts ------------------------------------------------------------------------------------------------------
+
+
+def test_few_hosts_connect_to_all_others() -> None:
+    hosts = [f"h{number}" for number in range(MOST_FULLY_CONNECTED)]
+    assert all(sorted(names) == sorted(set(hosts) - {host}) for host, names in peers_of(hosts, "seed").items())
+
+
+@pytest.mark.parametrize("count", [MOST_FULLY_CONNECTED + 1, 1000])
+def test_many_hosts_connect_to_the_first_the_next_and_some_others(count: int) -> None:
+    hosts = [f"h{number}" for number in range(count)]
+    peers = peers_of(hosts, "seed")
+    assert max(len(names) for names in peers.values()) <= 6
+    for position, host in enumerate(hosts):
+        assert host not in peers[host]
+        assert hosts[(position + 1) % count] in peers[host]
+        assert host == "h0" or "h0" in peers[host]
+    callers = Counter(name for names in peers.values() for name in names)
+    assert min(callers.values()) >= 3
+    assert peers_of(hosts, "seed") == peers
+    assert peers_of(hosts, "another seed") != peers

@@ -1,0 +1,1 @@
+"""Parts of scripts/simulate: the simulated hosts, and the run without processes."""

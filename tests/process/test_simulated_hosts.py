@@ -1,0 +1,61 @@
+"""A run on many hosts, which scripts/simulate plays: the coordinator, its wire and its run directory are real."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SIMULATE = Path(__file__).parents[2] / "scripts" / "simulate"
+PHASES = ["ready", "reports", "checkpoint", "restarted", "stop"]
+
+
+def simulate(folder: Path, *options: object, open_files: tuple[int, int] | None = None) -> tuple[dict[str, Any], str]:
+    """Return the results of scripts/simulate, and what it has printed.
+
+    open_files: the limits on open files under which it runs.
+    """
+    answer = folder / "result.json"
+    done = subprocess.run(
+        [sys.executable, SIMULATE, *map(str, options), "--json", answer],
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        preexec_fn=lambda: open_files and resource.setrlimit(resource.RLIMIT_NOFILE, open_files),
+    )
+    assert done.returncode == 0, done.stdout
+    return json.loads(answer.read_text()), done.stdout
+
+
+def test_300_hosts_train_store_a_checkpoint_lose_a_host_and_stop(tmp_path: Path) -> None:
+    """With the limit on open files that many systems have, which is too low for them."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    options = ("--hosts", 300, "--workers-per-host", 1, "--lose", 2, "--rounds", 2)
+    result, printed = simulate(tmp_path, *options, open_files=(256, hard))
+
+    assert list(result["phases"]) == PHASES, printed
+    assert result["ended_by"].startswith("KeyboardInterrupt")
+    assert "ranks 298-299" in printed
+    assert "restart 1 (of 3) from" in printed
+
+
+def test_a_slow_host_is_replaced_by_a_spare_one_and_a_dead_one_too(tmp_path: Path) -> None:
+    options = ("--hosts", 3, "--spares", 2, "--slow", 1, "--slow-s", 90, "--dead", 1, "--lose", 0, "--no-checkpoint")
+    result, printed = simulate(tmp_path, *options)
+
+    assert list(result["phases"]) == ["ready", "reports", "stop"], printed
+    assert "1 of 3 hosts have answered; waiting for host00000, host00001" in printed
+    assert "without host00000, host00001" in printed
+    assert 10 < result["phases"]["ready"]["wall_s"] < 20
+
+
+def test_too_few_open_files_are_noticed_before_any_host_is_connected(tmp_path: Path) -> None:
+    result, printed = simulate(tmp_path, "--hosts", 300, "--workers-per-host", 1, open_files=(256, 512))
+
+    assert result["ended_by"].startswith("ResourcesError: this process needs 1,"), printed
+    assert "may have 512" in result["ended_by"]
+    assert list(result["phases"]) == ["stop"]
