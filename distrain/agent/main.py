@@ -32,7 +32,7 @@ from distrain.wire.channel import Channel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PING_INTERVAL_S = 5.0
+PING_INTERVAL_S = 10.0
 STACKS_TIMEOUT_S = 1.0
 """Seconds to wait for the stacks of workers that continue to run."""
 LAST_STACKS_TIMEOUT_S = 0.05

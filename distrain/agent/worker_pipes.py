@@ -113,10 +113,10 @@ class WorkerRelay:
             self._up.queue(frame.raw)
 
     def _forward(self, worker: WorkerPipes, frames: list[wire.Frame]) -> None:
-        for frame in frames:
-            if frame.kind == wire.Outcome.__name__:
-                self._drain_output(worker)  # printed before the outcome
-            self._up.queue(frame.raw)
+        if any(frame.kind == wire.Outcome.__name__ for frame in frames):
+            self._drain_output(worker)  # printed before the outcome
+        if frames:
+            self._up.queue(b"".join(frame.raw for frame in frames))
         self._pause_if_flooded()
         if worker.channel.broken is not None and not worker.exited:
             self._on_broken(worker)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from distrain.coordinator.transport import Transport
 
-PING_INTERVAL_S = 5.0
+PING_INTERVAL_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 """Seconds to wait for agents to empty their hosts before they are killed."""
 _END_TIMEOUT_S = 1.0

@@ -305,33 +305,35 @@ class WorkerOutput:
         self._file_of = file_of
         self._logs = LogFiles(background)
         self._shown = None if shown is None else frozenset(shown)
-        self._ranks: dict[int, RankOutput] = {}
+        self.begin(-1, [])
 
     def begin(self, attempt: int, hosts: Sequence[str]) -> None:
         """Begin an attempt. The last one must be closed.
 
         hosts: the host of each rank.
         """
-        width = len(str(len(hosts) - 1))
-        has_many_hosts = len(set(hosts)) > 1
-        self._ranks = {
-            rank: RankOutput(
-                rank,
-                self._file_of(attempt, rank),
-                width=width,
-                shown=self._shown is None or rank in self._shown,
-                host=host if has_many_hosts else "",
-                logs=self._logs,
-            )
-            for rank, host in enumerate(hosts)
-        }
+        self._attempt = attempt
+        self._hosts = hosts
+        self._width = len(str(len(hosts) - 1))
+        self._has_many_hosts = len(set(hosts)) > 1
+        self._ranks: dict[int, RankOutput] = {}
+        """The ranks that have printed something, or have exited."""
 
     def of(self, rank: int) -> RankOutput:
         """Return the output of a rank. The next :meth:`flush` writes what is added to it."""
+        if rank not in self._ranks:
+            self._ranks[rank] = RankOutput(
+                rank,
+                self._file_of(self._attempt, rank),
+                width=self._width,
+                shown=self._shown is None or rank in self._shown,
+                host=self._hosts[rank] if self._has_many_hosts else "",
+                logs=self._logs,
+            )
         return self._ranks[rank]
 
     def last_lines(self) -> dict[int, list[str]]:
-        """Return the last lines of each rank, for a failure screen."""
+        """Return the last lines of the ranks, for a failure screen."""
         return {rank: output.last_lines for rank, output in self._ranks.items()}
 
     def flush(self) -> None:

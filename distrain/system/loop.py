@@ -36,6 +36,8 @@ class Loop:
         self._signal_pipe: tuple[int, ...] = ()
         self._previous_wakeup_fd = -1
         self._running = False
+        self.is_stepping = False
+        """True while callbacks are called."""
         self.now = time.monotonic()
         """Start of this step (time.monotonic). Judge the silence of others by it, not by the clock: a slow callback of
         this step kept this process from reading, and proves nothing about the others."""
@@ -160,12 +162,19 @@ class Loop:
         self.now = time.monotonic()
         if self.now > due + _PAUSE_S:
             self._awake_since = self.now
+        self.is_stepping = True
+        try:
+            self._call_back(ready)
+            self._fire_timers()
+        finally:
+            self.is_stepping = False
+
+    def _call_back(self, ready: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
         for key, events in ready:
             for event, callback in list(key.data.items()):
                 now_watched = self._selector.get_map().get(key.fd)  # an earlier callback may have closed it
                 if events & event and now_watched and now_watched.data.get(event) is callback:
                     callback()
-        self._fire_timers()
 
     def _next_timer(self) -> float:
         return min((moment for moment, _ in self._timers.values()), default=math.inf)
