@@ -122,6 +122,8 @@ class AgentLink:
             self._await_end()
 
     def _take(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.Ping.__name__:  # the channel has noted when it came
+            return
         is_hello = frame.kind == wire.Hello.__name__
         if self.has_rested and not self.greeted and not is_hello:
             return  # it belongs to the former run

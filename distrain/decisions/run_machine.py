@@ -99,6 +99,8 @@ class RunStateMachine:
         self.retries = RetryPolicy(request.failure_config, request.checkpoint)
         self.hung: HangDetected | None = None
         """The hang that ended the latest attempt."""
+        self.lost_ranks: set[int] = set()
+        """The ranks of the latest attempt whose hosts are lost."""
         self.waits_for_checkpoint = False
         """True while the attempt has failed and other ranks may still store a checkpoint."""
         self.earlier_attempts: deque[str] = deque(maxlen=_EARLIER_KEPT)
@@ -177,12 +179,6 @@ class RunStateMachine:
         """The ranks of the latest attempt that distrain stopped."""
         others = {failure.rank for failure in self.failures} | self.outcomes.keys()
         return [number for number in range(len(self._ranks.all)) if number not in others]
-
-    @property
-    def lost_ranks(self) -> set[int]:
-        """The ranks of the latest attempt whose hosts are lost."""
-        hosts = filter(self._host_pool.is_lost, self._host_pool.losses)
-        return {rank.rank for host in hosts for rank in self.plan.on(host)} if self.plan is not None else set()
 
     @property
     def was_asked_to_stop(self) -> bool:
@@ -407,7 +403,7 @@ class RunStateMachine:
         self._move(RunState.RESERVING)
         self.attempt += 1
         self._ranks = Ranks(plan)
-        self._busy_hosts = dict.fromkeys(plan.hosts)
+        self._busy_hosts, self.lost_ranks = dict.fromkeys(plan.hosts), set()
         self.hung, self._stop_consensus = None, StopConsensus()
         self._in_progress = CheckpointsInProgress()
         self._deadline = now + HOST_ANSWER_TIMEOUT_S
@@ -590,6 +586,7 @@ class RunStateMachine:
             return self._try_start_attempt(now)
         if self.state is RunState.WAITING or self.plan is None or not self.plan.on(host):
             return []
+        self.lost_ranks.update(rank.rank for rank in self.plan.on(host))
         if self.state is RunState.RELEASING and self._ranks.all_finished and not lost.owes:
             return self._on_host_idle(host, now)
         self._mark_ranks_lost(lost)

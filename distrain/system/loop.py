@@ -32,6 +32,8 @@ class Loop:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
+        self._watched: dict[int, dict[int, Callback]] = {}
+        """For each descriptor that the selector watches, what to call for which event."""
         self._timers: dict[str, tuple[float, Callback]] = {}
         self._signal_pipe: tuple[int, ...] = ()
         self._previous_wakeup_fd = -1
@@ -100,25 +102,24 @@ class Loop:
                 signal.signal(number, handler)
 
     def _update(self, fd: int, event: int, callback: Callback | None) -> None:
-        known = self._selector.get_map().get(fd)
-        callbacks: dict[int, Callback] = dict(known.data) if known else {}
+        watched = self._watched.get(fd, {})
+        before = sum(watched)
         if callback is None:
-            callbacks.pop(event, None)
+            watched.pop(event, None)
         else:
-            callbacks[event] = callback
-        if not callbacks:
-            if known:
-                self._selector.unregister(fd)
-            return
-        events = sum(callbacks)
-        if known:
-            self._selector.modify(fd, events, callbacks)
-        else:
-            self._selector.register(fd, events, callbacks)
+            watched[event] = callback
+        wanted = sum(watched)
+        if not wanted:
+            self.forget(fd)
+        elif not before:
+            self._selector.register(fd, wanted)
+            self._watched[fd] = watched
+        elif wanted != before:
+            self._selector.modify(fd, wanted)
 
     def forget(self, fd: int) -> None:
         """Stop watching ``fd`` altogether; harmless if it was not watched."""
-        if fd >= 0 and fd in self._selector.get_map():
+        if self._watched.pop(fd, None) is not None:
             self._selector.unregister(fd)
 
     def call_at(self, name: str, moment: float, callback: Callback) -> None:
@@ -162,19 +163,20 @@ class Loop:
         self.now = time.monotonic()
         if self.now > due + _PAUSE_S:
             self._awake_since = self.now
+        due_now = [
+            (key.fd, event, callback)
+            for key, events in ready
+            for event, callback in self._watched[key.fd].items()
+            if events & event
+        ]
         self.is_stepping = True
         try:
-            self._call_back(ready)
+            for fd, event, callback in due_now:
+                if self._watched.get(fd, {}).get(event) is callback:  # an earlier callback may have closed it
+                    callback()
             self._fire_timers()
         finally:
             self.is_stepping = False
-
-    def _call_back(self, ready: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
-        for key, events in ready:
-            for event, callback in list(key.data.items()):
-                now_watched = self._selector.get_map().get(key.fd)  # an earlier callback may have closed it
-                if events & event and now_watched and now_watched.data.get(event) is callback:
-                    callback()
 
     def _next_timer(self) -> float:
         return min((moment for moment, _ in self._timers.values()), default=math.inf)

@@ -36,7 +36,8 @@ class Options:
     """The run to simulate.
 
     hosts: that are needed. spares: further ones. slow, dead: how many send HELLO late, or never. slow_s: how late.
-    lose: how many vanish at once, while ranks are idle. rounds: reports of each rank.
+    lose: how many vanish at once. lose_at: after which phase. rounds: reports of each rank. idle_s: seconds in which
+        nothing happens but signs of life.
     """
 
     hosts: int
@@ -46,8 +47,10 @@ class Options:
     slow_s: float = 5.0
     dead: int = 0
     lose: int = 1
+    lose_at: str = "checkpoint"
     spares: int = 0
     rounds: int = 5
+    idle_s: float = 0.0
     with_checkpoint: bool = True
 
     @property
@@ -124,6 +127,7 @@ class Player:
         self._dead = set(names[options.slow : options.slow + options.dead])
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
+        self._to_ping: list[Host] = []
         self._inspected: wire.InspectionResult | None = None
         self._entered = 0
         self._committed = 0
@@ -156,20 +160,30 @@ class Player:
     def _scenario(self) -> Iterator[Callable[[], bool]]:
         options = self._options
         yield from self._until_all_train("ready", 0)
+        yield from self._lose_hosts("ready")
         for index in range(1, options.rounds + 1):
             for host in self._hosts.values():
                 self._send(host, *(self._report(host, rank, index) for rank in host.ranks))
         yield from self._settle("reports")
+        yield from self._lose_hosts("reports")
+        if options.idle_s:
+            until = time.monotonic() + options.idle_s
+            self._loop.call_at("idle", until, lambda: None)
+            yield lambda: time.monotonic() >= until
+            self._mark("idle")
         if options.with_checkpoint:
             for host in self._hosts.values():
                 self._send(host, *(self._report(host, rank, options.rounds + 1, ordinal=1) for rank in host.ranks))
             yield lambda: self._committed == options.workers
             self._mark("checkpoint")
-        for host in list(self._hosts.values())[-options.lose :] if options.lose else ():
-            self._vanish(host)
-        if options.lose:
-            yield from self._until_all_train("restarted", 1)
+        yield from self._lose_hosts("checkpoint")
         os.kill(self._coordinator, signal.SIGINT)
+
+    def _lose_hosts(self, phase: str) -> Iterator[Callable[[], bool]]:
+        if self._options.lose and self._options.lose_at == phase:
+            for host in list(self._hosts.values())[-self._options.lose :]:
+                self._vanish(host)
+            yield from self._until_all_train("restarted", 1)
 
     def _until_all_train(self, name: str, attempt: int) -> Iterator[Callable[[], bool]]:
         yield lambda: self._attempt == attempt and self._entered == self._options.workers
@@ -261,9 +275,11 @@ class Player:
         self._do_later(lambda: host.channel.queue(data), self._options.latency_ms / 2e3)
 
     def _ping(self) -> None:
-        for host in self._hosts.values():
+        """Send a sign of life of one host after the other, as real agents each have their own timer."""
+        self._to_ping = self._to_ping or list(self._hosts.values())
+        if self._to_ping and (host := self._to_ping.pop()).channel.write_fd >= 0:
             host.channel.queue(wire.Ping())
-        self._loop.call_in("ping", PING_INTERVAL_S, self._ping)
+        self._loop.call_in("ping", PING_INTERVAL_S / max(1, len(self._hosts)), self._ping)
 
     # -- messages of the coordinator --------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ from distrain.hosts.world import WorkerFacts
 from distrain.work.job import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from distrain.hosts.world import RankPlan, WorldPlan
 
@@ -1350,3 +1351,67 @@ def test_every_rank_has_an_endpoint_on_its_own_host() -> None:
     ranks = [spec["environment"] for message in started.values() for spec in message.ranks]
     assert {rank["ENDPOINTS"] for rank in ranks} == {"[fd77::1]:4001 [fd77::1]:4002 [fd77::2]:5000"}
     assert {(rank["MASTER_ADDR"], rank["MASTER_PORT"]) for rank in ranks} == {("fd77::1", "4000")}
+
+
+# -- many hosts ------------------------------------------------------------------------------------------------------
+
+
+def lines_executed(act: Callable[[], object]) -> int:
+    """Count the lines of Python that a call executes, each turn of a loop included."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: object, event: str, argument: object) -> object:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def costs_of_a_run(hosts: int) -> list[int]:
+    """The lines that each stage of a run costs, in which a host is lost, and in which all ranks fail in the end."""
+    names = [f"host{number}" for number in range(hosts)]
+    play = Play(
+        orders={name: order(2) for name in names}, workers=2 * hosts, failure_config=FailureConfig(max_failures=9)
+    )
+    play.hosts = names
+
+    def connect() -> None:
+        waiting = deque(play.asked)
+        while waiting:
+            name = waiting.popleft()
+            waiting += asked(play.says(name, hello(network=name, address=name)))
+
+    def begin_attempt() -> None:
+        play.says(names[0], wire.RendezvousPorts(attempt=play.machine.attempt, ports=[4000]))
+        play.spawn()
+        play.enter()
+
+    def lose_a_host() -> None:
+        play.happens(HostLost(names[1], "switched off"))
+        for name in (names[0], *names[2:]):
+            for rank in play.machine.plan.on(name):
+                play.exits(rank.rank, signal=9, by_us=True)
+            play.gone(name)
+        play.says(names[1], hello(network=names[1], address=names[1]))
+
+    def fail() -> None:
+        for rank in play.all_ranks():
+            play.raises(rank)
+            play.exits(rank, exit_code=1)
+        play.gone()
+
+    stages = (connect, begin_attempt, lose_a_host, begin_attempt, fail, begin_attempt, play.all_succeed, play.gone)
+    costs = [lines_executed(stage) for stage in stages]
+    assert play.state is RunState.FINISHED
+    return costs
+
+
+def test_twice_the_hosts_cost_twice_the_work() -> None:
+    ratios = [large / small for small, large in zip(costs_of_a_run(40), costs_of_a_run(80), strict=True)]
+    assert max(ratios) < 2.1, ratios
