@@ -1,21 +1,23 @@
+#!/usr/bin/env python3
 """Measure the CPU time of lines that workers print, and compare with programs that print the same lines into files.
 
-PYTHONPATH=scripts .venv/bin/python -m benchmarks.output [WORKERS] [MEGABYTES] [RUNS]
+    .venv/bin/python scripts/benchmarks/output.py [WORKERS] [MEGABYTES] [RUNS]
 
-The CPU time (user and system) is that of all processes of a run, from start to exit.
+The CPU time (user and system) is that of all processes of a run, from start to exit. MEGABYTES are printed by each
+worker. The ways to print take turns.
 """
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.contained import RunFailedError, become_subreaper, run_contained
-from benchmarks.launchers import DISTRAIN, PROGRAMS, environment_of_runs
-from benchmarks.table import Row, header, show_row
+sys.path[:1] = [str(Path(__file__).resolve().parents[1])]  # not its own folder, in which other programs are
+from benchmarks.contained import RunFailedError, become_subreaper, run_contained  # noqa: E402
+from benchmarks.launchers import DISTRAIN, PROGRAMS, environment_of_runs  # noqa: E402
+from benchmarks.table import Row, header, show_row  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,26 +56,20 @@ def measure_output(
 def _run_once(how: str, workers: int, lines: int, timeout_s: float) -> tuple[float, list[str]]:
     """Return the CPU seconds of a run, and a remark about its parts."""
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        before = _cpu_s_of_children()
         finished = run_contained(
             [sys.executable, str(PROGRAMS / "print_lines.py"), how, str(workers), str(lines)],
             out=Path(folder),
-            environment={**environment_of_runs(), "BENCHMARK_OUT": folder, "PYTHONUNBUFFERED": ""},
+            environment={**environment_of_runs(workers), "BENCHMARK_OUT": folder, "PYTHONUNBUFFERED": ""},
             timeout_s=timeout_s,
         )
         if finished.exit_code:
             raise RunFailedError(finished.how_it_ended())
-        spent = _cpu_s_of_children() - before
         if how not in ("shown", "hidden"):
-            return spent, finished.remarks()
+            return finished.cpu_s, finished.remarks()
         of_workers, of_user = sum(finished.of_ranks("worker", workers)), finished.value("user")
-        parts = f"workers {of_workers:.1f}, your process {of_user:.1f}, others {spent - of_workers - of_user:.1f}"
-        return spent, [parts, *finished.remarks()]
-
-
-def _cpu_s_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+        others = finished.cpu_s - of_workers - of_user
+        parts = f"workers {of_workers:.1f}, your process {of_user:.1f}, others {others:.1f}"
+        return finished.cpu_s, [parts, *finished.remarks()]
 
 
 def output_bounds(rows: Sequence[Row]) -> list[str]:
