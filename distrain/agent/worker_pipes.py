@@ -109,17 +109,19 @@ class WorkerRelay:
     def drain(self, worker: WorkerPipes) -> None:
         """Relay what a worker wrote before it died, so that it precedes the news of its death."""
         self._drain_output(worker)
-        for frame in worker.channel.drain():
-            self._up.queue(frame.raw)
+        self._queue(worker.channel.drain())
 
     def _forward(self, worker: WorkerPipes, frames: list[wire.Frame]) -> None:
         if any(frame.kind == wire.Outcome.__name__ for frame in frames):
             self._drain_output(worker)  # printed before the outcome
-        if frames:
-            self._up.queue(b"".join(frame.raw for frame in frames))
+        self._queue(frames)
         self._pause_if_flooded()
         if worker.channel.broken is not None and not worker.exited:
             self._on_broken(worker)
+
+    def _queue(self, frames: list[wire.Frame]) -> None:
+        if frames:
+            self._up.queue(b"".join(frame.raw for frame in frames))
 
     def _watch_outputs(self) -> None:
         if not self._is_paused:

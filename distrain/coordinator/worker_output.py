@@ -159,9 +159,12 @@ class LogFiles:
     # -- in the thread --------------------------------------------------------------------------------------------
 
     def _write(self, batch: list[tuple[_Log, bytes]]) -> list[_Written]:
-        results = [(log, self._append(log, data) if data else 0) for log, data in batch]
-        while len(self._open) > _MOST_OPEN_LOGS:
-            results.append(self._close(*self._open.popitem(last=False)))
+        results: list[_Written] = []
+        for log, data in batch:
+            if data:
+                results.append((log, self._append(log, data)))
+            if len(self._open) > _MOST_OPEN_LOGS:
+                results.append(self._close(*self._open.popitem(last=False)))
         return results
 
     def _append(self, log: _Log, data: bytes) -> int | OSError:

@@ -136,7 +136,9 @@ class Channel:
         data = message if isinstance(message, bytes) else wire.encode(message)
         self._outbox.append(data)
         self.queued_bytes += len(data)
-        if not (self._loop and self._loop.is_stepping and self._flushed_in == self._loop.now and self.write_fd >= 0):
+        if not (self._loop and self._loop.is_stepping):
+            self._write_turn()
+        elif len(self._outbox) == 1 and (self._flushed_in != self._loop.now or self.write_fd < 0):
             self.flush()
         elif len(self._outbox) == 1:
             self._loop.on_writable(self.write_fd, self._write_turn)

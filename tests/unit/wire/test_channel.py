@@ -264,6 +264,19 @@ def test_draining_is_told_so_that_readers_can_go_on(loop: Loop, pair: Pair) -> N
     assert queued[-1] == 0
 
 
+def test_draining_is_told_whoever_writes(loop: Loop, pair: Pair) -> None:
+    """A message that is queued between two steps may find room for all that waits."""
+    pair.near.attach(loop, lambda frames: None)
+    queued: list[int] = []
+    pair.near.on_drained = lambda: queued.append(pair.near.queued_bytes)
+    pair.near.queue(LARGE)
+    assert queued[-1] > 0
+    while queued[-1] > 0:
+        pair.far.receive()
+        pair.near.queue(wire.Ping())
+    assert pair.near.queued_bytes == 0
+
+
 def test_paused_reading_leaves_the_frames_in_the_kernel(loop: Loop, pair: Pair) -> None:
     listener = Listener(loop, pair.near)
     pair.near.pause_reading()
