@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
 from distrain.config import RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
+from distrain.coordinator import resting_agents
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.manifest import RunManifest
@@ -224,6 +225,7 @@ def run_work(
     on_command_line: the user gave options of the command line, not configs, so errors name options.
     """
     refuse_after_stop()
+    resting_agents.idle_s()  # raises for a bad setting
     local.check_launcher(scaling.max_workers, work.backend)
     request = _UserRequest(
         work=work,
@@ -475,7 +477,6 @@ class _Run:
             return local.InProcessRun(
                 request, self._request.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
             )
-        before = self._manifest.before
         return Coordinator(
             request,
             self._store,
@@ -485,7 +486,7 @@ class _Run:
             manifest=self._manifest,
             callbacks=callbacks,
             console_ranks=self._config.logging_config.ranks,
-            stale_run_id=before.get("run_id") if before.get("status") == "running" else None,
+            stale_run_ids=self._manifest.stale_ids,
         )
 
     # -- the end --------------------------------------------------------------------------------------------------

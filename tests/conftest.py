@@ -14,7 +14,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from distrain.coordinator import stop_signals
+from distrain.coordinator import resting_agents, stop_signals
 from distrain.hosts.gpus import find_gpus
 from distrain.system import process
 from tests.tables import SEED, left_out
@@ -98,6 +98,7 @@ def test_run_id(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     run_id = f"test-{uuid.uuid4().hex}"
     monkeypatch.setenv(process.RUN_IDS, run_id)
     yield run_id
+    resting_agents.close()
     deadline = time.monotonic() + NOTHING_LEFT_WITHIN_S
     while (left := run_members(run_id)) and time.monotonic() < deadline:
         time.sleep(0.02)

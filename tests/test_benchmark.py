@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -37,9 +38,9 @@ def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
     both = ["distrain fit()", "torchrun"]
     expected = {("python -c 'import torch'", "all")}
     expected |= {(f"report, {name}", "distrain fit()") for name in ("median", "99th percentile")}
-    measures = ("start", "memory beside workers", "memory in all", "DDP steps")
+    measures = ("start", "start, CPU to the exit", "memory beside workers", "memory in all", "DDP steps")
     expected |= {(measure, launcher) for measure in measures for launcher in both}
-    expected.add(("start", "distrain fit(), hosts"))
+    expected |= {(measure, "distrain fit(), hosts") for measure in ("start", "start, CPU to the exit")}
     assert {(row["measure"], row["launcher"]) for row in rows} == expected
     for row in rows:
         assert row["failures"] == []
@@ -50,6 +51,36 @@ def test_it_measures_distrain_beside_torchrun(tmp_path: Path) -> None:
     assert "DDP losses of distrain fit() and torchrun: bit-equal, all ranks, 330 steps, 1 of 1 pairs" in done.stdout
     assert re.search(r"distrain fit\(\), hosts, start of 2 workers: -?[0-9.]+ s later than", done.stdout)
     assert "20,002 of 20,002 reports are in metrics.jsonl" in done.stdout
+
+
+def test_results_become_a_table_and_a_picture_for_the_docs_and_are_compared_with_earlier_ones(tmp_path: Path) -> None:
+    def results(distrain_s: float, torchrun_s: float) -> Path:
+        launchers = {"distrain fit()": distrain_s, "torchrun": torchrun_s, "<other>": None}
+        rows = [
+            {"measure": "start", "workers": 8, "launcher": name, "unit": "s", "median": median, "min": median}
+            | {"max": median, "ratio_to_distrain": median and median / distrain_s}
+            for name, median in launchers.items()
+        ]
+        machine = {"cpus": 2, "gpus": 0}
+        path = tmp_path / f"{distrain_s}.json"
+        path.write_text(json.dumps({"rows": rows, "machine": machine, "rounds": 3, "versions": {"a": {"torch": "2"}}}))
+        return path
+
+    earlier, now = results(2.0, 6.0), results(1.0, 4.0)
+    done = benchmark("--show", str(now), "--compare", str(earlier), "--docs", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    ours, theirs = (" ".join(line.split()) for line in done.stdout.splitlines()[-2:])
+    assert ours == "start 8 distrain fit() 0.50 x"
+    assert theirs == "start 8 torchrun 0.67 x 3.00 -> 4.00 x distrain"
+    table = (tmp_path / "benchmark.md").read_text()
+    assert "\n| start | 8 | torchrun | 4.00 s | 4.00 s to 4.00 s | 4.00 |\n" in table
+    assert "\n| start | 8 | <other> | failed |  |  |\n" in table
+    bars = ElementTree.parse(tmp_path / "benchmark.svg").findall(".//{*}rect[@rx]")
+    assert [float(bar.get("width", "")) for bar in bars] == [75.0, 300.0, 1.0]
+
+    assert f"--show: {tmp_path}: Is a directory" in benchmark("--show", str(tmp_path)).stderr
+    now.write_text("[]")
+    assert f"--compare: {now}: has no results of this script" in benchmark("--compare", str(now)).stderr
 
 
 @pytest.mark.timeout(240)  # ten seconds on two idle cores

@@ -17,11 +17,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.cgroup import OomWatch
 from distrain.system import process
+from distrain.system.huge_pages import use_huge_pages
 from distrain.system.loop import Loop
 from distrain.worker.main import WORKER_PIPES, WorkerFds, run_worker
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES = 64 << 10
 _MOST_FDS = 8
+_HUGE_PAGES_FROM = 32
+"""Number of workers from which huge pages save more than it takes to make them."""
 _CUDA_DRIVER = "libcuda.so.1"
 _CUDA_DEVICE = "/dev/nvidia-uvm"
 _CUDA_NOT_INITIALISED = 3
@@ -53,8 +58,8 @@ def main(arguments: list[str]) -> None:
 class ForkServer:
     """The server behind the socket. Each packet is one JSON object.
 
-    Commands of the agent: ``spawn`` (with the descriptors of the worker), ``signal``, ``sweep``, ``ping``.
-    Answers: ``ready``, ``spawned``, ``failed``, ``exited``, ``swept``, ``alive``.
+    Commands of the agent: ``spawn`` (with the descriptors of the worker), ``signal``, ``sweep``, ``ping``, ``renew``.
+    Answers: ``ready``, ``spawned``, ``failed``, ``exited``, ``swept``, ``alive``, ``stale``.
     """
 
     def __init__(self, sock: socket.socket, job_fd: int, settings: dict[str, Any]) -> None:
@@ -67,13 +72,14 @@ class ForkServer:
         self._signalled: dict[int, set[int]] = {}
         self._forks = settings["start_method"] == "forkserver"
         self._oom = OomWatch()
+        self._began = time.time()
 
     def run(self) -> None:
         """Serve until the agent ends, then kill all descendants."""
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(self._settings["open_files"]))
         process.die_with_parent(self._agent)  # until it serves: it has no workers yet, and hears no one
         process.adopt_orphans()
-        reason = self._preload() if self._forks else None
+        reason = self._preload(self._settings["preload"]) if self._forks else None
         process.live_without_parent()
         agent_fd = process.open_pidfd(self._agent)
         if os.getppid() != self._agent:
@@ -96,11 +102,11 @@ class ForkServer:
 
     # -- before the first fork ------------------------------------------------------------------------------------
 
-    def _preload(self) -> str | None:
+    def _preload(self, names: Sequence[str]) -> str | None:
         """Import what the workers share. Return why forks would be unsafe now, or None."""
         culprits = []
         with _default_variable(*_COUNT_GPUS_WITH_NVML), _default_variable(*_NO_ARROW_THREAD):
-            for name in self._settings["preload"]:
+            for name in names:
                 before = process.count_native_threads()
                 with contextlib.suppress(BaseException):  # a worker runs into the same error and reports it
                     importlib.import_module(name)
@@ -109,8 +115,12 @@ class ForkServer:
         reason = _why_not_fork(culprits)
         if reason is not None:
             self._forks = False
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.atexit = False  # its object is the forkserver's: no worker may clean up after it
         gc.collect()
         gc.freeze()  # a collection would write to, and so copy, pages that all workers share
+        if self._forks and self._settings["workers"] >= _HUGE_PAGES_FROM:
+            use_huge_pages()
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
         return reason
 
@@ -135,10 +145,20 @@ class ForkServer:
             case "sweep":
                 self._oom = OomWatch()  # later kills belong to the next attempt
                 self._send(kind="swept", stuck=process.kill_descendants())
+            case "renew":
+                self._renew(command["preload"])
 
     def _send(self, **message: Any) -> None:
         with contextlib.suppress(OSError):  # the end of the agent is noticed when reading
             self._socket.send(json.dumps(message).encode())
+
+    def _renew(self, preload: Sequence[str]) -> None:
+        """Get ready for another run, with further modules."""
+        if not self._forks or _has_changed_since(self._began):
+            self._send(kind="stale")
+            return
+        self._oom = OomWatch()
+        self._send(kind="ready", reason=self._preload(preload))
 
     def _spawn(self, rank: int, fds: WorkerFds) -> None:
         parent = os.getpid()
@@ -226,6 +246,16 @@ def _default_variable(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         os.environ.pop(name, None)
+
+
+def _has_changed_since(moment: float) -> bool:
+    """Tell if a file of an imported module has changed since then, or if packages were installed or removed."""
+    files = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())]
+    folders = [entry for entry in sys.path if entry.endswith("-packages")]
+    try:
+        return any(os.stat(path).st_ctime >= moment for path in (*files, *folders) if os.path.isabs(path))
+    except OSError:  # one was removed, or is in an archive
+        return True
 
 
 def _why_not_fork(culprits: Sequence[str]) -> str | None:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.host_info import usable_cpus
@@ -43,6 +44,7 @@ class ForkServerLink:
         self._loop = loop
         self.ready = False
         self.heard_at = loop.now
+        self._prepared = prepared
         self._on_packet = on_packet
         self._on_death = on_death
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -52,6 +54,7 @@ class ForkServerLink:
             "start_method": prepared.start_method,
             "python_flags": prepared.python_flags,
             "open_files": open_files,
+            "workers": prepared.workers,
         }
         arguments = (str(theirs.fileno()), str(job_fd), json.dumps(settings))
         self._process = process.spawn_quiet(
@@ -66,6 +69,11 @@ class ForkServerLink:
         loop.on_readable(ours.fileno(), self._read)
         if self._pidfd >= 0:
             loop.on_readable(self._pidfd, self._died)
+
+    def fits(self, prepared: wire.Prepare) -> bool:
+        """Tell if the workers of another run can be started by this forkserver: it may only lack some modules."""
+        has_more = not set(self._prepared.preload) <= set(prepared.preload)
+        return not has_more and replace(prepared, preload=self._prepared.preload, body=b"") == self._prepared
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Send a command with descriptors. Raises OSError if there are too many descriptors in flight."""

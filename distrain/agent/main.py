@@ -12,6 +12,7 @@ import platform
 import resource
 import signal
 import tempfile
+import time
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,15 +32,15 @@ from distrain.wire.channel import Channel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PING_INTERVAL_S = 5.0
+PING_INTERVAL_S = 10.0
 STACKS_TIMEOUT_S = 1.0
 """Seconds to wait for the stacks of workers that continue to run."""
 LAST_STACKS_TIMEOUT_S = 0.05
 """Seconds to wait for the stacks of workers before they are killed."""
 STACKS_QUIET_S = 0.003
 """Seconds to wait for more of a stack after all workers have begun to write theirs."""
-KILL_TIMEOUT_S = 1.0
-"""Seconds to wait for the death of killed workers before the forkserver, which reports it, is killed too."""
+FORKSERVER_TIMEOUT_S = 1.0
+"""Seconds that the forkserver may be silent after it was told to kill workers, before it is killed itself."""
 _FIRST_LEASE_S = 60.0
 """Seconds that the coordinator may be silent before it has sent its lease."""
 _LEASE_MARGIN_S = 0.01
@@ -93,6 +94,7 @@ class Agent:
         self._started = False
         self._stopping = False
         self._culprit_known = True
+        self._rests = False
         self._queries = HostQueries(self._loop, self._up.queue)
         self._relay = WorkerRelay(self._loop, self._up, self._on_broken_pipe)
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -106,7 +108,7 @@ class Agent:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._loop.on_signals((signal.SIGTERM,), lambda number: self._loop.stop())
-        self._greet()
+        self._up.queue(wire.MAGIC + wire.encode(self._hello()))
         self._up.attach(self._loop, self._on_frames)
         for fd in (self._parent_fd, process.open_pidfd(self._guard)):
             if fd >= 0:
@@ -117,9 +119,9 @@ class Agent:
         finally:
             self._leave()
 
-    def _greet(self) -> None:
+    def _hello(self) -> wire.Hello:
         info = host_info(with_gpus=self._with_gpus)
-        hello = wire.Hello(
+        return wire.Hello(
             wire=wire.WIRE_VERSION,
             distrain=wire.DISTRAIN_VERSION,
             python=platform.python_version(),
@@ -133,7 +135,6 @@ class Agent:
             network=network_id(),
             address=ssh_address(),
         )
-        self._up.queue(wire.MAGIC + wire.encode(hello))
 
     def _fail(self, text: str) -> None:
         self._up.queue(wire.HostFailed(text=text))
@@ -158,7 +159,8 @@ class Agent:
             self._up.queue(wire.HostFailed(text=text, leaves=True))
             self._loop.stop()
             return
-        self._up.queue(wire.Ping())
+        if not self._rests:  # nobody reads
+            self._up.queue(wire.Ping())
         beat(self._beats_fd, lease_s)
         self._check_forkserver(lease_s)
         self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
@@ -208,17 +210,25 @@ class Agent:
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt:
                 self._order(message)
+            case wire.Rest():
+                self._rest(message)
+            case wire.Wake():
+                self._rests = False
+                self._loop.cancel("rest")
+                self._up.queue(self._hello())
             case wire.Close():
                 self._loop.stop()
 
     def _prepare(self, message: wire.Prepare) -> None:
-        self._dismiss_forkserver()
+        fits = self._forkserver is not None and self._forkserver.ready and self._forkserver.fits(message)
         self._prepared = replace(message, body=b"")
-        self._job_fd = _keep_in_memory(message.body)
-        try:
-            self._start_forkserver()
-        except OSError as error:
-            self._fail(_why_no_forkserver(error, message.directory))
+        if self._job_fd < 0:
+            self._job_fd = _anonymous_file()
+        _overwrite(self._job_fd, message.body)
+        if fits:
+            self._renew_forkserver(message)
+        else:
+            self._replace_forkserver()
         self._beat()
         if not process.sees_pids():
             text = "/proc is that of another PID namespace: what a worker starts can survive it here"
@@ -262,13 +272,22 @@ class Agent:
         else:
             self._forkserver.send({"kind": "ping"})
 
-    def _dismiss_forkserver(self) -> None:
-        """End a forkserver that has no workers, to replace it by one with other settings."""
+    def _renew_forkserver(self, message: wire.Prepare) -> None:
+        """Use the forkserver of an earlier run again. It answers ``ready``, or ``stale`` if it has to be replaced."""
+        assert self._forkserver is not None
+        self._forkserver.ready = False
+        self._forkserver.send({"kind": "renew", "preload": message.preload})
+
+    def _replace_forkserver(self) -> None:
+        """Start a forkserver, and end the former one, which has no workers."""
+        assert self._prepared is not None
         if self._forkserver is not None:
             self._forkserver.dismiss()
             self._forkserver = None
-        if self._job_fd >= 0:
-            os.close(self._job_fd)
+        try:
+            self._start_forkserver()
+        except OSError as error:
+            self._fail(_why_no_forkserver(error, self._prepared.directory))
 
     def _on_forkserver(self, packet: dict[str, Any]) -> None:
         match packet["kind"]:
@@ -280,6 +299,8 @@ class Agent:
                     )
                     self._notify(text)
                 self._spawn_waiting()
+            case "stale":
+                self._replace_forkserver()
             case "spawned":
                 self._up.queue(wire.Spawned(attempt=self._attempt, rank=packet["rank"], pid=packet["pid"]))
             case "failed":
@@ -311,6 +332,23 @@ class Agent:
             self._send_idle()
         elif unexpected:
             self._fail(f"the forkserver has died before the first worker ({how})")
+
+    # -- between two runs -----------------------------------------------------------------------------------------
+
+    def _rest(self, message: wire.Rest) -> None:
+        """Keep nothing of the run but the forkserver. Decline if there is none, or if processes may be left."""
+        declined = self._started or self._forkserver is None or not self._forkserver.ready
+        if not declined:
+            self._forget_workers()
+            if self._uploader is not None:
+                self._uploader.close()
+                self._uploader = None
+            self._kill_descendants()
+            scratch.clear(self._scratch_path)
+            self._attempt = -1
+            self._rests = True
+            self._loop.call_in("rest", message.idle_s, self._loop.stop)
+        self._up.queue(wire.Resting(declined=declined))
 
     # -- an attempt -----------------------------------------------------------------------------------------------
 
@@ -464,7 +502,25 @@ class Agent:
     def _kill_workers(self) -> None:
         self._send_stacks()
         self._signal(signal.SIGKILL, self._living(), groups=True)
-        self._loop.call_in("kill", KILL_TIMEOUT_S, self._kill_forkserver)
+        self._await_deaths()
+
+    def _await_deaths(self) -> None:
+        """Wait for the forkserver, which reports the deaths, as long as it answers: large memory takes time to free.
+
+        The coordinator limits how long it waits for the host.
+        """
+        if self._forkserver is None:
+            return
+        asked_at = time.monotonic()
+        self._forkserver.send({"kind": "ping"})
+
+        def judge() -> None:
+            if self._forkserver is not None and self._forkserver.heard_at >= asked_at:
+                self._await_deaths()
+            else:
+                self._kill_forkserver()
+
+        self._loop.call_in("kill", FORKSERVER_TIMEOUT_S, judge)
 
     def _kill_forkserver(self) -> None:
         if self._forkserver is not None:
@@ -487,14 +543,17 @@ def _why_no_forkserver(error: OSError, directory: str) -> str:
     return f"cannot start the forkserver, the parent of its workers: {error}{_LIMITS.get(error.errno or 0, '')}"
 
 
-def _keep_in_memory(data: bytes) -> int:
-    """Return a descriptor from which every worker can read ``data``."""
+def _anonymous_file() -> int:
+    """Return the descriptor of a file that all workers can read."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("distrain-job")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+        return os.memfd_create("distrain-job")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _overwrite(fd: int, data: bytes) -> None:
+    os.ftruncate(fd, 0)
+    os.lseek(fd, 0, os.SEEK_SET)
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-    return fd

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import selectors
 from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.wire.channel import Channel
+from distrain.wire.channel import Channel, read_pipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
 _PAUSE_AT_BYTES = 4 << 20
 """Bytes that wait for the coordinator before the workers have to wait, too."""
 _RESUME_AT_BYTES = 1 << 20
-_READ_BYTES = 64 << 10
-_PIPE_BYTES = 1 << 20
-"""Upper bound of what a pipe holds."""
+GATHER_S = 0.01
+"""Seconds from one look for output to the next. Output that comes meanwhile travels in few large pieces."""
 
 
 class WorkerPipes:
@@ -55,8 +55,8 @@ class WorkerPipes:
         """Close all descriptors."""
         self.close_child_fds()
         self.channel.close()
+        loop.forget(self.stacks_fd)
         for fd in (*self.outputs.values(), self.stacks_fd):
-            loop.forget(fd)
             os.close(fd)
 
 
@@ -74,84 +74,93 @@ class WorkerRelay:
         self._on_broken = on_broken
         self._workers: list[WorkerPipes] = []
         self._is_paused = False
+        self._outputs = selectors.DefaultSelector()
+        """The pipes of the output. The loop watches this selector, which is cheaper than to watch each pipe."""
         up.on_drained = self._resume
+        self._watch_outputs()
 
     def add(self, worker: WorkerPipes) -> None:
         """Begin to read from a worker."""
         self._workers.append(worker)
         worker.channel.attach(self._loop, partial(self._forward, worker))
-        self._watch_output(worker)
+        for stream, fd in worker.outputs.items():
+            self._outputs.register(fd, selectors.EVENT_READ, (worker, stream))
         if self._is_paused:
-            self._pause(worker)
+            worker.channel.pause_reading()
 
     def remove(self, worker: WorkerPipes) -> None:
         """Stop reading from a worker that has exited."""
         self._workers.remove(worker)
-        for fd in (*worker.outputs.values(), worker.channel.read_fd):
-            self._loop.forget(fd)
+        self._loop.forget(worker.channel.read_fd)
+        for fd in worker.outputs.values():
+            self._forget_output(fd)
 
     def clear(self) -> None:
         """Forget all workers. The caller closes them."""
+        for worker in self._workers:
+            for fd in worker.outputs.values():
+                self._forget_output(fd)
         self._workers = []
+
+    def _forget_output(self, fd: int) -> None:
+        if fd in self._outputs.get_map():
+            self._outputs.unregister(fd)
 
     def drain(self, worker: WorkerPipes) -> None:
         """Relay what a worker wrote before it died, so that it precedes the news of its death."""
         self._drain_output(worker)
-        for frame in worker.channel.drain():
-            self._up.queue(frame.raw)
+        self._queue(worker.channel.drain())
 
     def _forward(self, worker: WorkerPipes, frames: list[wire.Frame]) -> None:
-        for frame in frames:
-            if frame.kind == wire.Outcome.__name__:
-                self._drain_output(worker)  # printed before the outcome
-            self._up.queue(frame.raw)
+        if any(frame.kind == wire.Outcome.__name__ for frame in frames):
+            self._drain_output(worker)  # printed before the outcome
+        self._queue(frames)
         self._pause_if_flooded()
         if worker.channel.broken is not None and not worker.exited:
             self._on_broken(worker)
 
-    def _watch_output(self, worker: WorkerPipes) -> None:
-        for stream, fd in worker.outputs.items():
-            self._loop.on_readable(fd, partial(self._on_output, worker, stream))
+    def _queue(self, frames: list[wire.Frame]) -> None:
+        if frames:
+            self._up.queue(b"".join(frame.raw for frame in frames))
 
-    def _on_output(self, worker: WorkerPipes, stream: int) -> None:
-        self._read_output(worker, stream)
+    def _watch_outputs(self) -> None:
+        if not self._is_paused:
+            self._loop.on_readable(self._outputs.fileno(), self._relay_outputs)
 
-    def _read_output(self, worker: WorkerPipes, stream: int) -> bool:
-        """Relay one piece of output. Return False if there is none now."""
-        try:
-            data = os.read(worker.outputs[stream], _READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._loop.forget(worker.outputs[stream])
-            return False
-        self._up.queue(wire.Output(attempt=worker.attempt, rank=worker.rank, stream=stream, body=data))
-        self._pause_if_flooded()
-        return True
+    def _relay_outputs(self) -> None:
+        """Relay the output that is there, and look again after a short time."""
+        self._loop.forget(self._outputs.fileno())
+        self._loop.call_in("output", GATHER_S, self._watch_outputs)
+        for key, _ in self._outputs.select(timeout=0):
+            if not self._is_paused:
+                self._relay_output(*key.data)
+
+    def _relay_output(self, worker: WorkerPipes, stream: int) -> None:
+        fd = worker.outputs[stream]
+        data = read_pipe(fd)
+        if data:
+            self._up.queue(wire.Output(attempt=worker.attempt, rank=worker.rank, stream=stream, body=data))
+            self._pause_if_flooded()
+        elif data is not None:
+            self._forget_output(fd)
 
     def _drain_output(self, worker: WorkerPipes) -> None:
-        """Relay the output in the pipes, but not more than they hold: another process may keep writing to them."""
+        """Relay what the pipes hold, and not more: another process may keep writing to them."""
         for stream in worker.outputs:
-            for _ in range(_PIPE_BYTES // _READ_BYTES):
-                if not self._read_output(worker, stream):
-                    break
+            self._relay_output(worker, stream)
 
     def _pause_if_flooded(self) -> None:
         if self._up.queued_bytes < _PAUSE_AT_BYTES or self._is_paused:
             return
         self._is_paused = True
+        self._loop.forget(self._outputs.fileno())
         for worker in self._workers:
-            self._pause(worker)
-
-    def _pause(self, worker: WorkerPipes) -> None:
-        worker.channel.pause_reading()
-        for fd in worker.outputs.values():
-            self._loop.forget(fd)
+            worker.channel.pause_reading()
 
     def _resume(self) -> None:
         if not self._is_paused or self._up.queued_bytes > _RESUME_AT_BYTES:
             return
         self._is_paused = False
+        self._watch_outputs()
         for worker in self._workers:
             worker.channel.resume_reading()
-            self._watch_output(worker)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from distrain.coordinator.transport import Transport
 
-PING_INTERVAL_S = 5.0
+PING_INTERVAL_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 """Seconds to wait for agents to empty their hosts before they are killed."""
 _END_TIMEOUT_S = 1.0
@@ -93,6 +93,8 @@ class AgentLink:
         self.greeted = False
         """True once a HELLO was accepted."""
         self.dropped = False
+        self.has_rested = False
+        """True if the agent has served another run before."""
         self._is_local = transport.host.is_local
         self._argv = argv
         self._loop = loop
@@ -123,6 +125,8 @@ class AgentLink:
         if frame.kind == wire.Ping.__name__:  # the channel has noted when it came
             return
         is_hello = frame.kind == wire.Hello.__name__
+        if self.has_rested and not self.greeted and not is_hello:
+            return  # it belongs to the former run
         if is_hello and (refused := self._greet(frame.header)) is not None:
             self._refuse(*refused)
             return
@@ -170,6 +174,61 @@ class AgentLink:
             self.dropped = True
             self._channel.close()
             self._process.terminate()
+
+    # -- between two runs -----------------------------------------------------------------------------------------
+
+    def rest(self, idle_s: float, deadline: float) -> bool:
+        """Ask the agent to keep its forkserver for a later run. Return False if it does not: close it then."""
+        if self.dropped or not self.greeted:
+            return False
+        self._use(Loop(), _ignore, _ignore, _ignore)
+        self.send(wire.Rest(idle_s=idle_s))
+        while not self._channel.at_end and time.monotonic() < deadline:
+            self._channel.flush()
+            for frame in self._channel.wait(0.1):
+                if frame.kind == wire.Resting.__name__:
+                    return not frame.header["declined"]
+        return False
+
+    def wake(
+        self,
+        loop: Loop,
+        *,
+        on_message: Callable[[AgentLink, wire.Message], None],
+        on_refused: Callable[[AgentLink, str, str], None],
+        on_end: Callable[[AgentLink], None],
+    ) -> None:
+        """Use the agent for another run. It sends another HELLO."""
+        self.greeted, self.has_rested, self._began = False, True, time.monotonic()
+        idle_loop = self._loop
+        self._use(loop, on_message, on_refused, on_end)
+        idle_loop.close()
+        self._channel.attach(loop, self._receive)
+        loop.on_readable(self._stderr.fileno(), self._read_stderr)
+        self.send(wire.Wake())
+
+    def _use(
+        self,
+        loop: Loop,
+        on_message: Callable[[AgentLink, wire.Message], None],
+        on_refused: Callable[[AgentLink, str, str], None],
+        on_end: Callable[[AgentLink], None],
+    ) -> None:
+        self._channel.detach()
+        self._loop.forget(self._stderr.fileno())
+        self._loop = loop
+        self._on_message, self._on_refused, self._on_end = on_message, on_refused, on_end
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def abandon(self) -> None:
+        """Close the descriptors, in a process that was forked from the one to which the agent belongs."""
+        self._channel.close()
+        self._stderr.close()
+        self._loop.close()
+        self._process.returncode = 0  # it is not a child of this process
 
     # -- the end of the agent -------------------------------------------------------------------------------------
 
@@ -265,6 +324,10 @@ class AgentLink:
         self._stderr.close()
         self._process.kill()  # not its group: an agent on this machine outlives its guard to empty the host
         self._process.wait()
+
+
+def _ignore(*arguments: object) -> None:
+    """Stand for a callback of a link whose agent rests."""
 
 
 def close_all(links: Sequence[AgentLink]) -> set[str]:

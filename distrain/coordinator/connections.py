@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.coordinator import resting_agents
 from distrain.coordinator.agent_link import (
     CLOSE_TIMEOUT_S,
     PING_INTERVAL_S,
@@ -15,6 +16,7 @@ from distrain.coordinator.agent_link import (
     run_all,
     sweeper_argv,
 )
+from distrain.coordinator.transport import LocalTransport
 from distrain.decisions.events import HostLost
 from distrain.hosts.host import Gpu, gpu_problem
 from distrain.system import process
@@ -32,6 +34,8 @@ _SWEEPS_AT_ONCE = 64
 _SWEEP_LIMIT_S = 15.0
 """Seconds after which no further host is swept. Its guard kills what is left there when the lease has expired."""
 _PING = wire.encode(wire.Ping())
+_WAKE_TIMEOUT_S = 10.0
+"""Seconds to wait for an agent that has rested, before another one is started."""
 
 
 class Connections:
@@ -58,14 +62,54 @@ class Connections:
         self._on_message = on_message
         self._on_lost = on_lost
         self._links: dict[str, AgentLink] = {}
-        self._contacted: set[str] = set()
         self._greeted: set[str] = set()
         """The hosts that have had an agent."""
         self._latest: wire.Message | None = None
         """The latest message that was sent, which often goes to all hosts, and its bytes."""
         self._latest_bytes = b""
+        self._ids: dict[str, str] = {}
+        """The id in the environment of all processes of a host, by its name. Each host that was contacted has one."""
+        self._inherited: resting_agents.Surroundings = (object(),)
 
     def connect(self, name: str) -> None:
+        """Wake up an agent that has served an earlier run of this process, or start one."""
+        if not (self._is_alone and name not in self._ids and self._wake(name)):
+            self._start(name)
+
+    @property
+    def _is_alone(self) -> bool:
+        """True if this machine is the only host. Only then agents rest: nothing of others can be left on it."""
+        return len(self._transports) == 1 and all(isinstance(one, LocalTransport) for one in self._transports.values())
+
+    def _wake(self, name: str) -> bool:
+        """Take over an agent that rests. If it does not answer, start another one."""
+        transport = self._transports[name]
+        argv = agent_argv(transport, "", "", self._gpus(transport), flags=self._request.python_flags)
+        self._inherited = resting_agents.surroundings(argv)
+        agent = resting_agents.take(self._inherited)
+        if agent is None:
+            return False
+        self._links[name], self._ids[name] = agent.link, agent.run_id
+
+        def give_up() -> None:
+            if not agent.link.greeted and self._links[name] is agent.link:
+                self._start(name)
+
+        agent.link.wake(
+            self._loop,
+            on_message=self._receive,
+            on_refused=lambda link, about, why: give_up(),
+            on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended())) if link.greeted else give_up(),
+        )
+        self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
+        return True
+
+    @property
+    def inherited_ids(self) -> list[str]:
+        """The ids of agents of earlier runs that serve this one."""
+        return [run_id.rpartition(".")[0] for name, run_id in self._ids.items() if run_id != self._id_on(name)]
+
+    def _start(self, name: str) -> None:
         """Start an agent. One that replaces another kills what that one left behind before it sends its HELLO."""
         former, transport = self._links.get(name), self._transports[name]
         if former is not None:
@@ -75,7 +119,7 @@ class Connections:
             self._links[name] = AgentLink(
                 self._loop,
                 transport,
-                self._agent_argv(transport, again=name in self._contacted),
+                self._agent_argv(transport, self._ids.get(name)),
                 on_message=self._receive,
                 on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)),
                 on_end=lambda link: self._on_lost(
@@ -86,15 +130,16 @@ class Connections:
             why = f"cannot start its agent: {error}"
             self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(HostLost(name, why)))
             return
-        self._contacted.add(name)
+        self._ids[name] = self._id_on(name)
 
-    def _agent_argv(self, transport: Transport, *, again: bool) -> list[str]:
+    def _agent_argv(self, transport: Transport, lost: str | None) -> list[str]:
         """Return the command line of an agent. It carries an id for the host, as two hosts may be one machine."""
         run_id, flags = self._request.run_id, self._request.python_flags
-        on_host = self._id_on(transport.host.name)
-        ids = f"{process.extended_run_ids(run_id)}:{on_host}"
-        gpus = "gpus" if self._request.scaling.use_gpu or transport.host.gpus else "no-gpus"
-        return agent_argv(transport, ids, run_id, gpus, *([on_host] if again else []), flags=flags)
+        ids = f"{process.extended_run_ids(run_id)}:{self._id_on(transport.host.name)}"
+        return agent_argv(transport, ids, run_id, self._gpus(transport), *([lost] if lost else []), flags=flags)
+
+    def _gpus(self, transport: Transport) -> str:
+        return "gpus" if self._request.scaling.use_gpu or transport.host.gpus else "no-gpus"
 
     def _id_on(self, name: str) -> str:
         return f"{self._request.run_id}.{self._position[name]}"
@@ -139,17 +184,22 @@ class Connections:
             next_in_s = min(next_in_s, link.lease_s - silence_s + _LEASE_MARGIN_S)
         self._loop.call_in("ping", next_in_s, self.ping)
 
-    def close(self) -> None:
+    def close(self, *, keep: bool) -> None:
         """End every agent, and sweep the hosts of those that had to be killed or were lost.
 
         An agent that has not greeted yet has started nothing, and ends with its connection.
+        keep: an agent of this machine may rest until this process starts another run.
         """
         self._loop.cancel("ping")
         for link in self._links.values():
             if not link.greeted:
                 link.drop()
-        clean = close_all(list(self._links.values()))
-        self._sweep({name: self._id_on(name) for name in self._greeted - clean})
+        resting = {name for name in self._links if keep and self._is_alone and self._keep(name)}
+        clean = resting | close_all([link for name, link in self._links.items() if name not in resting])
+        self._sweep({name: self._ids[name] for name in self._greeted - clean})
+
+    def _keep(self, name: str) -> bool:
+        return resting_agents.keep(self._links[name], self._ids[name], self._inherited)
 
     def sweep(self, run_id: str) -> None:
         """Kill what a run whose coordinator died may have left on the hosts."""

@@ -69,7 +69,7 @@ class Coordinator:
         checkpoint_config: CheckpointConfig,
         *,
         log_dir: Path | None = None,
-        stale_run_id: str | None = None,
+        stale_run_ids: Sequence[str] = (),
         manifest: RunManifest,
         callbacks: Callbacks | None = None,
         console_ranks: Collection[int] | None = None,
@@ -78,7 +78,7 @@ class Coordinator:
         self._request = request
         self._store = store
         self._log_dir = log_dir
-        self._stale_run_id = stale_run_id
+        self._stale_run_ids = stale_run_ids
         self._manifest = manifest
         self._attempt = -1
         self._is_over = False
@@ -165,8 +165,8 @@ class Coordinator:
 
     def _run(self) -> None:
         try:
-            if self._stale_run_id is not None:  # it was killed, perhaps with its agents
-                self._hosts.sweep(self._stale_run_id)
+            for run_id in self._stale_run_ids:  # it was killed, perhaps with its agents
+                self._hosts.sweep(run_id)
             self._hang_monitor.open()
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
             self._validations.start(self._loop)
@@ -378,6 +378,7 @@ class Coordinator:
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
         attempt, plan = starts.attempt, starts.plan
         self._attempt, self._uploads_awaited_since = attempt, None
+        self._manifest.agents = self._hosts.inherited_ids
         self._manifest.attempt_begins(attempt, plan)
         self._store.make_parent(self._log(attempt, 0))
         self._report_handler.begin(attempt, plan.world_size)
@@ -447,7 +448,7 @@ class Coordinator:
         self._is_over = True
         self._loop.cancel("committing")
         steps = (
-            self._hosts.close,
+            self._close_hosts,
             self._outputs.close,
             self._report_handler.close,
             self._hang_monitor.close,
@@ -458,6 +459,9 @@ class Coordinator:
         with contextlib.ExitStack() as stack:  # every step is taken, even if another one raises
             for step in reversed(steps):
                 stack.callback(step)
+
+    def _close_hosts(self) -> None:
+        self._hosts.close(keep=self.machine.state in (RunState.FINISHED, RunState.FAILED))
 
     def _await_storage(self) -> None:
         """Wait until everything is written; Ctrl-C ends the waiting."""

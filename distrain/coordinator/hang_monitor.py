@@ -88,11 +88,18 @@ class HangMonitor:
         self._connections = HostChecks({}, {}, nonce="")
         self._callbacks: list[Callable[[tuple[str, ...]], None]] = []
         self._is_mismatch_check = False
-        self.progress()
+        self._progress_at = time.monotonic()
+        self._watch_all()
 
     def progress(self) -> None:
-        """Note that a rank has reported or printed something."""
+        """Note that a rank has reported or printed something. Called for every report, so it has to be cheap."""
         self._progress_at = time.monotonic()
+        if self._has_acted:
+            self._watch_all()
+
+    def _watch_all(self) -> None:
+        """Begin to wait for the end of all limits."""
+        self._has_acted = False
         self._due = {purpose for purpose, limit_s in self._limits.items() if limit_s is not None}
         self._mismatch_checks: tuple[float, ...] = MISMATCH_CHECKS_S
         self._mismatch: list[str] = []
@@ -120,6 +127,7 @@ class HangMonitor:
 
     def tick(self) -> None:
         """Take stacks if a limit has been exceeded."""
+        self._has_acted = True
         now = time.monotonic()
         for purpose in sorted(self._due):
             limit_s = self._limits[purpose]

@@ -31,13 +31,15 @@ _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 class RunManifest:
     """The manifest of one run in its directory. Times are seconds since 1970.
 
-    Attribute ``before``: the manifest that an earlier ``fit()`` of this run has left, ``{}`` if there is none.
+    Attributes: ``before``, the manifest that an earlier ``fit()`` of this run has left, ``{}`` if there is none;
+    ``agents``, the ids of earlier runs of this process whose agents serve this one.
     """
 
     def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any]) -> None:
         self.before = read_manifest(store.paths.root)
         self._store = store
         self._run_id = run_id
+        self.agents: list[str] = []
         self._configs = configs
         self._started = time.time()
         self._attempts: list[dict[str, Any]] = [
@@ -46,6 +48,13 @@ class RunManifest:
         ]
         self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
         """Number of the first attempt of this ``fit()``. Attempts of an earlier one keep their numbers."""
+
+    @property
+    def stale_ids(self) -> list[str]:
+        """The ids of processes that the earlier ``fit()`` may have left, because its own process died."""
+        if self.before.get("status") != "running":
+            return []
+        return [*filter(None, (self.before.get("run_id"),)), *self.before.get("agents", [])]
 
     def write(self, status: str) -> None:
         """Write the manifest now. Raises OSError.
@@ -58,6 +67,7 @@ class RunManifest:
         return {
             "name": self._store.location.name,
             "run_id": self._run_id,
+            "agents": self.agents,
             "status": status,
             "started": self.before.get("started", self._started),
             "updated": time.time(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,31 @@ _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
 _INCOMPARABLE = (DICT_FILE, ".keras")
 """Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
+
+
+@dataclass(slots=True)
+class _Unsettled:
+    """The reports that have brought the n-th checkpoints of their ranks, until these are committed or dropped."""
+
+    reports: dict[int, wire.Reported] = field(default_factory=dict)
+    first_index: float = math.inf
+    """The smallest index of these reports."""
+    named_by: wire.Reported | None = None
+    """The report of the lowest rank that has chosen a name for the checkpoint's directory."""
+
+    def add(self, report: wire.Reported) -> None:
+        self.reports[report.rank] = report
+        self.first_index = min(self.first_index, report.index)
+        if report.name and (self.named_by is None or report.rank < self.named_by.rank):
+            self.named_by = report
+
+    def remove(self, rank: int) -> None:
+        del self.reports[rank]
+        self.first_index = min((report.index for report in self.reports.values()), default=math.inf)
+
+    @property
+    def directory_name(self) -> str | None:
+        return None if self.named_by is None else self.named_by.name
 
 
 class ReportHandler:
@@ -77,12 +103,14 @@ class ReportHandler:
         self._attempt = attempt
         self._is_over = False
         self._world_size = world_size
-        self._announced: dict[tuple[int, int], wire.Reported] = {}
-        """By rank and ordinal: the report that has brought a checkpoint which is not committed yet."""
-        self._unsettled: dict[tuple[int, int], int] = {}
-        """By rank and ordinal: the index of the report, until the checkpoint is committed or dropped."""
+        self._unsettled: dict[int, _Unsettled] = {}
+        """By ordinal: the checkpoints that are neither committed nor dropped."""
         self._list_requests: list[tuple[wire.AskCheckpointList, float]] = []
         """Unanswered requests, and until when each waits for other ranks (time.monotonic)."""
+        self._list_deadline: float | None = None
+        """When the first of these requests stops waiting for other ranks."""
+        self._settled_up_to: float = 0
+        """All checkpoints of reports with this index, or a lower one, are committed or dropped."""
         self._uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
         self._assembly = CheckpointAssembly(world_size, self._config, incomparable=_INCOMPARABLE)
@@ -105,21 +133,22 @@ class ReportHandler:
             case wire.CollectiveEntered(rank=rank, index=index, operation=operation, body=body, timeout_s=timeout_s):
                 self._do(self._barriers.entered(rank, index, operation, body, now, timeout_s))
             case wire.AskCheckpointList():
-                self._list_requests.append((message, now + self._config.missing_rank_s))
+                self._answer([(message, now + self._config.missing_rank_s)])
             case wire.Running(rank=rank):
-                self._assembly.running(rank, now)
+                self._do(self._assembly.running(rank, now))
             case wire.Outcome(ok=True, rank=rank):
                 self._do(self._assembly.finished(rank, now))
                 self._do(self._barriers.finished(rank))
                 if self._rows:
                     self._do(self._rows.finished(rank))
-        self._answer_list_requests()
+        if self._list_requests and self._find_settled() != self._settled_up_to:
+            self._answer_list_requests()
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` should be called if nothing else happens."""
         rows_due = self._rows.deadline() if self._rows else None
-        moments = [self._assembly.deadline(), self._barriers.deadline(), self._lines.deadline(), rows_due]
-        moments += [until for _, until in self._list_requests if until < math.inf]
+        others = self._barriers.deadline(), self._lines.deadline(), self._list_deadline
+        moments = [self._assembly.deadline(), rows_due, *others]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self) -> None:
@@ -135,6 +164,8 @@ class ReportHandler:
 
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
+        if not self._uploads:
+            return False
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
         return self._assembly.awaits_only(uploads, time.monotonic())
 
@@ -190,8 +221,7 @@ class ReportHandler:
             self.metrics = metrics
             self._lines.report(index, metrics, now)
         if ordinal is not None:
-            self._announced[rank, ordinal] = message
-            self._unsettled[rank, ordinal] = index
+            self._unsettled.setdefault(ordinal, _Unsettled()).add(message)
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         files = [path for path, _ in message.files]
@@ -204,7 +234,8 @@ class ReportHandler:
         if failed is not None and is_full_disk(failed):
             why = f"rank {rank} cannot store checkpoint {ordinal} in {self._store.location}"
             self._store.on_failure(f"{why}: {failed}{full_disk_hint(failed)}")
-        if self._needs_uploader(self._announced[rank, ordinal]):
+        report = self._report(rank, ordinal)
+        if report is not None and self._needs_uploader(report):
             self._send(wire.FilesStored(attempt=message.attempt, rank=rank, ordinal=ordinal, failed=failed))
         self._do(self._assembly.stored(rank, ordinal, message.files, message.skipped, now, failed))
 
@@ -216,7 +247,7 @@ class ReportHandler:
                 case RequestFiles():
                     self._store_files(action)
                 case Refuse(rank, ordinal, why):
-                    self._unsettled.pop((rank, ordinal), None)
+                    self._forget(rank, ordinal)
                     self._send(wire.FilesStored(attempt=self._attempt, rank=rank, ordinal=ordinal, failed=why))
                 case Commit():
                     self._commit(action)
@@ -240,19 +271,21 @@ class ReportHandler:
         """Have files of a rank stored, once there is a directory for them."""
         self.flush()  # when report() returns, it is written
         rank, ordinal = action.rank, action.ordinal
-        report = self._announced[rank, ordinal]
+        unsettled = self._unsettled[ordinal]
+        report = unsettled.reports[rank]
         if self._needs_uploader(report):
             self._uploads.add((rank, ordinal))
         order = partial(self._order_copy, self._attempt, action)
         if report.in_place:
             order(report.folder)
         else:
-            self._store.prepare(self._attempt, ordinal, rank, name=self._directory_name(ordinal), then=order)
+            aside = rank if action.aside else None
+            self._store.prepare(self._attempt, ordinal, name=unsettled.directory_name, aside=aside, then=order)
 
     def _order_copy(self, attempt: int, action: RequestFiles, directory: str) -> None:
         """Tell the worker or the uploader of its host to copy the files into ``directory``."""
         rank, ordinal, files = action.rank, action.ordinal, list(action.files)
-        report = self._announced.get((rank, ordinal))
+        report = self._report(rank, ordinal)
         if attempt != self._attempt or report is None:
             return
         if not self._needs_uploader(report):
@@ -270,28 +303,30 @@ class ReportHandler:
             )
         )
 
-    def _directory_name(self, ordinal: int) -> str | None:
-        """Return the directory name chosen by the lowest rank that chose one."""
-        return next((report.name for report in self._reports_with(ordinal) if report.name), None)
+    def _report(self, rank: int, ordinal: int) -> wire.Reported | None:
+        """Return the report that has brought this part of a checkpoint, unless it was refused."""
+        unsettled = self._unsettled.get(ordinal)
+        return None if unsettled is None else unsettled.reports.get(rank)
 
-    def _reports_with(self, ordinal: int) -> list[wire.Reported]:
-        """Return the reports that have brought a checkpoint, in the order of their ranks."""
-        return [self._announced[key] for key in sorted(self._announced) if key[1] == ordinal]
+    def _forget(self, rank: int, ordinal: int) -> None:
+        """Forget a report whose checkpoint was refused."""
+        self._unsettled[ordinal].remove(rank)
+        if not self._unsettled[ordinal].reports:
+            del self._unsettled[ordinal]
 
     def _commit(self, commit: Commit) -> None:
         """Make the files of all ranks a checkpoint."""
-        name = self._directory_name(commit.ordinal)
-        reports = self._reports_with(commit.ordinal)
+        unsettled = self._unsettled[commit.ordinal]
+        reports = [unsettled.reports[rank] for rank in commit.ranks]
         validation = next((report.validation for report in reports if report.validation), None)
         folder = reports[0].folder if reports[0].in_place else None
-        for rank in commit.ranks:
-            del self._announced[rank, commit.ordinal]
         then = partial(self._on_committed, self._attempt, commit)
+        name = unsettled.directory_name
         self._store.commit(self._attempt, commit, name=name, folder=folder, validation=validation, then=then)
 
     def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
-        path = str(saved.path)
+        path, ranks = str(saved.path), frozenset(commit.ranks)
         self._on_commit(path)
         if attempt == self._attempt:
             for rank in range(self._world_size):
@@ -301,7 +336,7 @@ class ReportHandler:
                         rank=rank,
                         ordinal=commit.ordinal,
                         path=path,
-                        has_files=rank in commit.ranks,
+                        has_files=rank in ranks,
                     )
                 )
             self._settle(commit.ordinal, saved)
@@ -312,7 +347,7 @@ class ReportHandler:
 
     def _settle(self, ordinal: int, saved: CommittedCheckpoint | None) -> None:
         """Note that a checkpoint is committed, or (None) dropped."""
-        self._unsettled = {part: index for part, index in self._unsettled.items() if part[1] != ordinal}
+        del self._unsettled[ordinal]
         if self._rows:
             self._do(self._rows.settled(ordinal, saved.checkpoint if saved else None))
 
@@ -347,29 +382,36 @@ class ReportHandler:
     # -- lists of checkpoints -------------------------------------------------------------------------------------
 
     def _answer_list_requests(self) -> None:
-        """Answer the ranks that have waited long enough.
+        """Answer the ranks that have waited long enough."""
+        if self._list_requests:
+            requests, self._list_requests, self._list_deadline = self._list_requests, [], None
+            self._answer(requests)
+
+    def _answer(self, requests: Sequence[tuple[wire.AskCheckpointList, float]]) -> None:
+        """Answer these requests, or have them wait.
 
         A rank waits for its own checkpoints, and for those of other ranks up to the report that it has made itself.
         It waits for ranks with fewer reports no longer than ``missing_rank_s``.
         """
-        if not self._list_requests:
-            return
-        requests, self._list_requests, now = self._list_requests, [], time.monotonic()
-        settled_up_to = min(
-            self._assembly.fewest_reports(), *(index - 1 for index in self._unsettled.values()), math.inf
-        )
+        now, self._settled_up_to = time.monotonic(), self._find_settled()
         validating = any(map(self._validations.awaits, self._store.committed))
+        body = self._checkpoint_list()
         for request, until in requests:
-            others = now < until < math.inf and self.report_counts.get(request.rank, 0) > settled_up_to
-            own = any(rank == request.rank for rank, _ in self._unsettled)
+            others = now < until < math.inf and self.report_counts.get(request.rank, 0) > self._settled_up_to
+            own = any(request.rank in unsettled.reports for unsettled in self._unsettled.values())
             if (others or own or (request.validated and validating)) and not request.at_once:
                 self._list_requests.append((request, until if others else math.inf))
+                if others:
+                    self._list_deadline = min(until, self._list_deadline or until)
             else:
                 self._send(
-                    wire.CheckpointList(
-                        attempt=request.attempt, rank=request.rank, index=request.index, body=self._checkpoint_list()
-                    )
+                    wire.CheckpointList(attempt=request.attempt, rank=request.rank, index=request.index, body=body)
                 )
+
+    def _find_settled(self) -> float:
+        """Return the index up to which the checkpoints of all reports are committed or dropped."""
+        first = min((unsettled.first_index for unsettled in self._unsettled.values()), default=math.inf)
+        return min(self._assembly.fewest_reports(), first - 1)
 
     def _checkpoint_list(self) -> bytes:
         checkpoints = [

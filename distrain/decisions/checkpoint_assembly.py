@@ -4,16 +4,20 @@ Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 
 The n-th checkpoint of a rank in an attempt has the *ordinal* n. Checkpoints of different ranks belong together if
 their ordinals are equal. If several ranks bring a file of the same name, that of the lowest rank is kept.
+
+An event of one rank never looks at all other ranks. Instead, each checkpoint has cursors, which pass every rank once.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.events import ShowLine
 from distrain.decisions.failures import rank_list
+from distrain.decisions.report_rows import ReportCounts
 from distrain.storage.commit import Commit, CommittedFile
 
 if TYPE_CHECKING:
@@ -37,11 +41,16 @@ MOST_AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class RequestFiles:
-    """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host."""
+    """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
+
+    aside: a higher rank stores files of the same names, as it has not waited long enough for this rank. They must not
+    be overwritten by those.
+    """
 
     rank: int
     ordinal: int
     files: tuple[str, ...]
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +85,53 @@ class _Part:
     files: frozenset[str]
     metrics: dict[str, Any]
     in_place: str
-    ordered: bool = False
-    """True once the files were ordered to be stored."""
-    stored: tuple[tuple[str, int, int], ...] | None = None
+    own: set[str] = field(default_factory=set)
+    """Those of the files that no lower rank has brought."""
+    stored: tuple[tuple[str, int, int], ...] = ()
     skipped: tuple[tuple[str, int, int], ...] = ()
-    failed: str | None = None
 
 
 @dataclass(slots=True)
-class _Names:
-    """The names in one checkpoint: the first rank that brings each as a file, or as a directory."""
+class _Pending:
+    """One checkpoint that is neither committed nor dropped.
 
+    A part begins in ``patient``, ``ready`` or ``in_place``, and is in none of them once its files were ordered.
+    """
+
+    first_at: float
+    """When the first part was reported."""
+    last_at: float = 0.0
+    index: int = 0
+    """The largest index of a report that has brought a part."""
+    parts: dict[int, _Part] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
+    """By name of a file: the lowest rank that brings it."""
     folders: dict[str, int] = field(default_factory=dict)
+    """By name of a directory: the first rank that brings files in it."""
+    ordered: set[str] = field(default_factory=set)
+    """Names of the files that were ordered to be stored."""
+    patient: OrderedDict[int, _Part] = field(default_factory=OrderedDict)
+    """Parts that wait for lower ranks, which may bring the same files. In the order of the reports."""
+    ready: set[int] = field(default_factory=set)
+    """Ranks whose files are ordered unless they are too far ahead of other ranks."""
+    in_place: set[int] = field(default_factory=set)
+    """Ranks whose files are in place. They wait until every rank has reported."""
+    lister: int | None = None
+    """The lowest rank whose host was ordered to list the files that are in place."""
+    unstored: set[int] = field(default_factory=set)
+    halted: set[int] = field(default_factory=set)
+    """Ranks that have not reported again since they brought their parts."""
+    in_step: set[int] = field(default_factory=set)
+    """Ranks that have made the same report without a checkpoint, or the next one."""
+    undecided: int = 0
+    """A cursor: every lower rank has brought its part, or has been seen to bring nothing."""
+    holder: int = 0
+    """A cursor: no lower rank keeps others waiting (see :meth:`CheckpointAssembly._is_held_back`)."""
+    problem: str | None = None
+    """Why a part cannot be stored: the rest of the sentence "checkpoint 1 is dropped"."""
 
-    def add(self, rank: int, files: Collection[str]) -> str | None:
-        """Add the files of a rank. Return why they clash with those of another rank, or None if they do not."""
-        folders = _folders_of(files)
+    def clash(self, rank: int, files: Collection[str], folders: Collection[str]) -> str | None:
+        """Return why names that the rank brings clash with those of another rank, or None if they do not."""
         for names, is_a, others, is_other in (
             (files, "file", self.folders, "directory"),
             (folders, "directory", self.files, "file"),
@@ -103,18 +142,40 @@ class _Names:
                     f"{name!r} is a {is_other} on rank {others[name]} and a {is_a} on rank {rank}; give them different "
                     "names, or put the rank into them"
                 )
-        for name in files:
-            self.files.setdefault(name, rank)
-        for name in folders:
-            self.folders.setdefault(name, rank)
         return None
+
+    def add_files(self, rank: int, part: _Part, folders: Iterable[str]) -> None:
+        """Add the names of a part. Of files that a higher rank has brought, this rank's are kept from now on."""
+        for folder in folders:
+            self.folders.setdefault(folder, rank)
+        for file in part.files:
+            lowest = self.files.get(file)
+            if lowest is not None and lowest < rank:
+                continue
+            self.files[file] = rank
+            part.own.add(file)
+            if lowest is not None:
+                self.parts[lowest].own.discard(file)
+                if not self.parts[lowest].own:
+                    self.make_ready(lowest)
+
+    def make_ready(self, rank: int) -> None:
+        """Let a part wait no longer for lower ranks."""
+        if self.patient.pop(rank, None) is not None:
+            self.ready.add(rank)
+
+    def order(self, ordinal: int, rank: int) -> RequestFiles:
+        """Order the files of a rank that no lower rank has brought."""
+        own = self.parts[rank].own
+        request = RequestFiles(rank, ordinal, tuple(sorted(own)), aside=not own.isdisjoint(self.ordered))
+        self.ordered |= own
+        return request
 
 
 @dataclass(slots=True)
 class _RankRecord:
     last_index: int = 0
     last_ordinal: int = 0
-    last_metrics: dict[str, Any] = field(default_factory=dict)
     running_since: float | None = None
     finished: bool = False
     written_off: bool = False
@@ -128,13 +189,17 @@ class CheckpointAssembly:
 
     def __init__(self, world_size: int, config: CheckpointConfig, *, incomparable: Collection[str] = ()) -> None:
         self._incomparable = tuple(incomparable)
+        self._world_size = world_size
         self._ranks = {rank: _RankRecord() for rank in range(world_size)}
+        self._counts = ReportCounts(world_size)
+        """Of the ranks that are neither finished nor written off."""
+        self._metrics_of_rank_0: dict[str, Any] = {}
         self._missing_rank_s = config.missing_rank_s
-        self._pending: dict[int, dict[int, _Part]] = {}
-        self._previous_files: dict[int, frozenset[str]] = {}
-        self._in_step: dict[int, set[int]] = {}
-        """By ordinal: ranks that have made the same report without a checkpoint."""
-        self._names: dict[int, _Names] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._sharing: frozenset[int] | None = None
+        """Ranks that have brought files of lower ranks with the previous checkpoint; None if there was none."""
+        self._entered: deque[tuple[float, int]] = deque()
+        """When ranks have entered train_func that may have never reported."""
         self._settled_ordinal = 0
         self._ticked_at = -math.inf
         self._closed = False
@@ -144,9 +209,11 @@ class CheckpointAssembly:
 
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def running(self, rank: int, now: float) -> None:
+    def running(self, rank: int, now: float) -> list[Action]:
         """Note that the rank has entered train_func."""
         self._ranks[rank].running_since = now
+        self._entered.append((now, rank))
+        return self.tick(now)
 
     def reported(
         self,
@@ -163,29 +230,56 @@ class CheckpointAssembly:
         in_place: the directory of the run directory that the ranks have filled themselves; empty if ``files`` are to be
             copied. Its files are listed when every rank has reported it.
         """
-        record = self._ranks[rank]
-        record.last_index = index
-        record.last_metrics = metrics
+        self._note_report(rank, index)
+        if rank == 0:
+            self._metrics_of_rank_0 = metrics
         refusals: list[Action] = []
         if ordinal is not None:
             if ordinal <= self._settled_ordinal:
                 return [Refuse(rank, ordinal, self._too_late(rank, ordinal))]
-            record.last_ordinal, record.written_off = ordinal, False
-            part = _Part(index, now, frozenset(files), metrics, in_place)
-            self._pending.setdefault(ordinal, {})[rank] = part
-            part.failed = self._names.setdefault(ordinal, _Names()).add(rank, part.files)
-            if part.failed is not None:
-                part.ordered, part.stored = True, ()
-                refusals.append(Refuse(rank, ordinal, f"checkpoint {ordinal}: {part.failed}"))
-        self._note_who_is_in_step()
+            refusals = self._add_part(rank, ordinal, _Part(index, now, frozenset(files), metrics, in_place))
         return [*refusals, *self.tick(now)]
 
-    def _note_who_is_in_step(self) -> None:
-        for ordinal, parts in self._pending.items():
-            index = max(part.index for part in parts.values())
-            for rank, record in self._ranks.items():
-                if rank not in parts and record.last_index - index in (0, 1):
-                    self._in_step.setdefault(ordinal, set()).add(rank)
+    def _note_report(self, rank: int, index: int) -> None:
+        record = self._ranks[rank]
+        record.last_index = index
+        if (brought := self._pending.get(record.last_ordinal)) is not None:
+            brought.halted.discard(rank)
+        if rank not in self._counts:
+            return
+        self._counts.set(rank, index)
+        if not record.last_ordinal:
+            for pending in self._pending.values():
+                if index - pending.index in (0, 1):
+                    pending.in_step.add(rank)
+
+    def _add_part(self, rank: int, ordinal: int, part: _Part) -> list[Action]:
+        record = self._ranks[rank]
+        record.last_ordinal, record.written_off = ordinal, False
+        self._counts.set(rank, record.last_index)
+        pending = self._pending.setdefault(ordinal, _Pending(first_at=part.reported_at))
+        pending.last_at = part.reported_at
+        pending.parts[rank] = part
+        pending.halted.add(rank)
+        if part.index > pending.index:
+            pending.index = part.index
+            pending.in_step |= self._counts.ranks_with(part.index) | self._counts.ranks_with(part.index + 1)
+        folders = _folders_of(part.files)
+        if (clash := pending.clash(rank, part.files, folders)) is not None:
+            self._cannot_store(pending, rank, clash)
+            return [Refuse(rank, ordinal, f"checkpoint {ordinal}: {clash}")]
+        pending.unstored.add(rank)
+        pending.add_files(rank, part, folders)
+        if part.in_place:
+            pending.in_place.add(rank)
+        else:
+            pending.patient[rank] = part
+            if not part.own or rank < pending.undecided or not self._patience_s(rank):
+                pending.make_ready(rank)
+        return []
+
+    def _cannot_store(self, pending: _Pending, rank: int, why: str) -> None:
+        pending.problem = pending.problem or f", as rank {rank} could not store its part: {why}"
 
     def stored(
         self,
@@ -200,23 +294,25 @@ class CheckpointAssembly:
 
         files, skipped: path, size and crc32 of the files that were stored, and of those that a lower rank brings.
         """
-        part = self._pending.get(ordinal, {}).get(rank)
-        if part is None:  # it was refused, and an exception ended report() before the refusal arrived
-            return self.tick(now)
+        pending = self._pending.get(ordinal)
+        if pending is None or rank not in pending.parts:
+            return self.tick(now)  # it was refused, and an exception ended report() before the refusal arrived
+        part = pending.parts[rank]
         part.stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
         part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
-        part.failed = failed
+        pending.unstored.discard(rank)
+        if failed is not None:
+            self._cannot_store(pending, rank, failed)
         return self.tick(now)
 
     def finished(self, rank: int, now: float) -> list[Action]:
         """Note that the rank has done its work and will not report again."""
         self._ranks[rank].finished = True
+        self._counts.remove(rank)
         return self.tick(now)
 
     def close(self, now: float) -> list[Action]:
         """End the attempt: no rank will report again, and ranks that never reported were not just slow."""
-        for record in self._ranks.values():
-            record.running_since = -math.inf if record.running_since is not None else None
         self._closed = True
         return self.tick(now)
 
@@ -230,40 +326,45 @@ class CheckpointAssembly:
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` may decide more if nothing else happens; in the past if that is overdue."""
+        if not self._pending:
+            return None
         moments = []
-        for parts in self._pending.values():
-            for rank, part in parts.items():
-                if not part.ordered:
-                    moments += [part.reported_at + self._patience_s(rank), part.reported_at + self._missing_rank_s]
-            reported_at = max(part.reported_at for part in parts.values())
-            since = [record.running_since for record in self._ranks.values() if record.running_since is not None]
-            moments += [reported_at + self._missing_rank_s, *(moment + FIRST_REPORT_TIMEOUT_S for moment in since)]
+        for pending in self._pending.values():
+            moments.append(pending.last_at + self._missing_rank_s)
+            if pending.ready:
+                moments.append(pending.first_at + self._missing_rank_s)
+            if pending.patient:
+                moments.append(next(iter(pending.patient.values())).reported_at + self._longest_patience_s)
+        while self._entered and self._is_over(*self._entered[0]):
+            self._entered.popleft()
+        if self._entered:
+            moments.append(self._entered[0][0] + FIRST_REPORT_TIMEOUT_S)
         return min((moment for moment in moments if moment > self._ticked_at), default=None)
+
+    def _is_over(self, entered: float, rank: int) -> bool:
+        """Return whether nothing waits any more for the first report of a rank."""
+        return self._closed or self._ranks[rank].last_index > 0 or entered + FIRST_REPORT_TIMEOUT_S <= self._ticked_at
 
     # -- questions ------------------------------------------------------------------------------------------------
 
     def awaits(self, ranks: Collection[int]) -> bool:
         """Return whether a part of one of these ranks is not stored yet."""
-        return any(
-            rank in ranks and part.stored is None for parts in self._pending.values() for rank, part in parts.items()
-        )
+        return any(not pending.unstored.isdisjoint(ranks) for pending in self._pending.values())
 
     def awaits_only(self, uploads: Collection[tuple[int, int]], now: float) -> bool:
         """Return whether the next checkpoint can be committed as soon as these uploads (rank, ordinal) are done."""
         ordinal = self._settled_ordinal + 1
-        parts = self._pending.get(ordinal, {})
-        under_way = [(rank, ordinal) for rank, part in parts.items() if part.stored is None]
-        absent = [rank for rank in self._ranks if rank not in parts]
+        pending = self._pending.get(ordinal)
         return (
-            bool(under_way)
-            and all(part in uploads for part in under_way)
-            and all(self._brings_nothing(rank, ordinal, now) for rank in absent)
+            pending is not None
+            and bool(pending.unstored)
+            and all((rank, ordinal) in uploads for rank in pending.unstored)
+            and self._has_all_parts(pending, now)
         )
 
     def fewest_reports(self) -> float:
         """Return how many reports the slowest rank has made, of those that may still bring checkpoints."""
-        records = self._ranks.values()
-        return min((r.last_index for r in records if not (r.finished or r.written_off)), default=math.inf)
+        return self._counts.fewest
 
     def storing(
         self, failed: Collection[int], uploads: Collection[tuple[int, int]], now: float
@@ -275,11 +376,11 @@ class CheckpointAssembly:
         """
         found: set[tuple[int, int]] = set()
         ordinal = self._settled_ordinal + 1
-        while parts := self._pending.get(ordinal):
-            unstored = {rank for rank, part in parts.items() if part.stored is None and not part.in_place}
-            storing = {rank for rank in unstored if (rank, ordinal) not in uploads}
-            needed = any(rank not in parts and not self._brings_nothing(rank, ordinal, now) for rank in failed)
-            if needed or not storing.isdisjoint(failed) or any(part.failed is not None for part in parts.values()):
+        while pending := self._pending.get(ordinal):
+            storing = {rank for rank in pending.unstored if not pending.parts[rank].in_place}
+            storing -= {rank for rank, number in uploads if number == ordinal}
+            needed = any(rank not in pending.parts and not self._brings_nothing(rank, pending, now) for rank in failed)
+            if needed or not storing.isdisjoint(failed) or pending.problem is not None:
                 break
             found |= {(rank, ordinal) for rank in storing}
             ordinal += 1
@@ -291,87 +392,99 @@ class CheckpointAssembly:
         These are the ranks one or two reports behind that have brought one before, and rank 0 with its first report.
         """
         made = min((self._reports_made(rank, uploads) for rank in failed), default=0)
-        return frozenset(
-            rank
-            for rank, record in self._ranks.items()
-            if rank not in failed
-            and not record.finished
-            and made - record.last_index in (1, 2)
-            and (record.last_ordinal or (rank == 0 and not record.last_index and record.running_since is not None))
-        )
+        behind = self._counts.ranks_with(made - 1) | self._counts.ranks_with(made - 2)
+        return frozenset(rank for rank in behind if rank not in failed and self._may_bring_next(rank))
+
+    def _may_bring_next(self, rank: int) -> bool:
+        record = self._ranks[rank]
+        is_first = rank == 0 and not record.last_index and record.running_since is not None
+        return bool(record.last_ordinal) or is_first
 
     def _reports_made(self, rank: int, uploads: Collection[tuple[int, int]]) -> int:
         """Return how many reports need nothing more from the rank."""
-        parts = ((ordinal, parts[rank]) for ordinal, parts in self._pending.items() if rank in parts)
-        unfinished = [p.index for o, p in parts if p.stored is None and (rank, o) not in uploads]
-        return min([self._ranks[rank].last_index, *(index - 1 for index in unfinished)])
+        unfinished = [
+            pending.parts[rank].index - 1
+            for ordinal, pending in self._pending.items()
+            if rank in pending.unstored and (rank, ordinal) not in uploads
+        ]
+        return min([self._ranks[rank].last_index, *unfinished])
 
     # -- which rank copies which files ----------------------------------------------------------------------------
 
     def _order_files(self, now: float) -> list[Action]:
         actions: list[Action] = []
         for ordinal in sorted(self._pending):
-            for rank, part in sorted(self._pending[ordinal].items()):
-                if part.ordered:
-                    continue
-                order = self._order_in_place if part.in_place else self._order_copies
-                actions += order(ordinal, rank, now)
+            pending = self._pending[ordinal]
+            self._pass_decided(pending, now)
+            self._end_patience(pending, now)
+            if pending.ready and not self._is_held_back(ordinal, now):
+                ready, pending.ready = sorted(pending.ready), set()
+                actions += [pending.order(ordinal, rank) for rank in ready]
+            if pending.in_place and self._has_all_parts(pending, now):
+                actions += self._order_in_place(ordinal, pending)
         return actions
 
-    def _order_copies(self, ordinal: int, rank: int, now: float) -> list[Action]:
-        parts = self._pending[ordinal]
-        part = parts[rank]
-        if self._must_wait(ordinal, part, now):
-            return []
-        lower = [other for other in self._ranks if other < rank]
-        brought = frozenset[str]().union(*(parts[other].files for other in lower if other in parts))
-        undecided = [other for other in lower if other not in parts and not self._brings_nothing(other, ordinal, now)]
-        needed = part.files - brought
-        if needed and undecided and now < part.reported_at + self._patience_s(rank):
-            return []
-        part.ordered = True
-        return [RequestFiles(rank, ordinal, tuple(sorted(needed)))]
+    def _pass_decided(self, pending: _Pending, now: float) -> None:
+        """Move the cursor to the lowest rank that may still bring a part. Lower ranks wait for no others."""
+        while pending.undecided < self._world_size and self._is_decided(pending.undecided, pending, now):
+            pending.make_ready(pending.undecided)
+            pending.undecided += 1
 
-    def _order_in_place(self, ordinal: int, rank: int, now: float) -> list[Action]:
-        """Have the lowest rank's host list the files of all ranks, once every rank has reported the directory."""
-        parts = self._pending[ordinal]
-        if not all(other in parts or self._brings_nothing(other, ordinal, now) for other in self._ranks):
-            return []
-        parts[rank].ordered = True
-        if any(part.in_place and other < rank for other, part in parts.items()):
-            parts[rank].stored = ()
-            return []
-        return [RequestFiles(rank, ordinal, ())]
+    def _end_patience(self, pending: _Pending, now: float) -> None:
+        while pending.patient:
+            rank, part = next(iter(pending.patient.items()))
+            if now < part.reported_at + self._longest_patience_s:
+                return
+            pending.make_ready(rank)
 
-    def _must_wait(self, ordinal: int, part: _Part, now: float) -> bool:
-        """Return whether a rank waits with this checkpoint until earlier ones are joined, to not fill the disk.
+    def _order_in_place(self, ordinal: int, pending: _Pending) -> list[Action]:
+        """Have the host of the lowest rank list the files of all ranks."""
+        ranks, pending.in_place = pending.in_place, set()
+        lowest = min(ranks)
+        if pending.lister is not None and pending.lister < lowest:
+            pending.unstored -= ranks
+            return []
+        pending.lister = lowest
+        pending.unstored -= ranks - {lowest}
+        return [RequestFiles(lowest, ordinal, ())]
 
-        It does not wait for ranks that may never bring one: those in train_func that have not done so yet. It waits for
-        ``missing_rank_s`` at most.
+    def _is_held_back(self, ordinal: int, now: float) -> bool:
+        """Return whether ranks wait with this checkpoint until earlier ones are joined, to not fill the disk.
+
+        They do not wait for ranks that may never bring one: those in train_func that have not done so yet. They wait
+        for ``missing_rank_s`` at most.
         """
-        if ordinal <= self._settled_ordinal + MOST_AHEAD or self._waited_in_vain or self._closed:
+        earliest = self._pending.get(self._settled_ordinal + 1)
+        if ordinal <= self._settled_ordinal + MOST_AHEAD or earliest is None or self._waited_in_vain or self._closed:
             return False
-        earliest = self._settled_ordinal + 1
-        if not (brought := self._pending.get(earliest)):
+        self._waited_in_vain = now >= self._pending[ordinal].first_at + self._missing_rank_s
+        if self._waited_in_vain:
             return False
-        self._waited_in_vain = now >= part.reported_at + self._missing_rank_s
-        late = [self._ranks[r] for r in self._ranks if r not in brought and not self._brings_nothing(r, earliest, now)]
-        may_never_come = late and not any(record.last_ordinal or record.running_since is None for record in late)
-        return not (self._waited_in_vain or may_never_come)
+        while earliest.holder < self._world_size and not self._holds_back(earliest.holder, earliest, now):
+            earliest.holder += 1
+        return earliest.holder < self._world_size or earliest.undecided == self._world_size
+
+    def _holds_back(self, rank: int, earliest: _Pending, now: float) -> bool:
+        record = self._ranks[rank]
+        may_never_come = not record.last_ordinal and record.running_since is not None
+        return not may_never_come and not self._is_decided(rank, earliest, now)
 
     def _patience_s(self, rank: int) -> float:
         """Return how long to wait for lower ranks that may bring the same files.
 
         Waiting saves copying the same file twice; it never decides which one is kept.
         """
-        if not self._previous_files:
-            return FIRST_PATIENCE_S
-        own = self._previous_files.get(rank, frozenset())
-        shared = any(own & files for other, files in self._previous_files.items() if other < rank)
-        return PATIENCE_S if shared else 0.0
+        return self._longest_patience_s if self._sharing is None or rank in self._sharing else 0.0
 
-    def _brings_nothing(self, rank: int, ordinal: int, now: float) -> bool:
-        """Return whether ``rank`` will bring nothing for ``ordinal``.
+    @property
+    def _longest_patience_s(self) -> float:
+        return FIRST_PATIENCE_S if self._sharing is None else PATIENCE_S
+
+    def _is_decided(self, rank: int, pending: _Pending, now: float) -> bool:
+        return rank in pending.parts or self._brings_nothing(rank, pending, now)
+
+    def _brings_nothing(self, rank: int, pending: _Pending, now: float) -> bool:
+        """Return whether ``rank``, which has brought no part yet, will not bring one.
 
         True once the rank has finished. A rank that has never brought a checkpoint is also written off when it reports
         in step with the others but without one; when it has never reported, though it has had the time, and the others
@@ -382,49 +495,77 @@ class CheckpointAssembly:
             return True
         if record.last_ordinal:
             return False
-        parts = self._pending[ordinal]
-        had_time = record.running_since is not None and now >= record.running_since + FIRST_REPORT_TIMEOUT_S
-        others_reported_again = all(self._ranks[other].last_index > part.index for other, part in parts.items())
+        since = record.running_since
+        had_time = since is not None and (self._closed or now >= since + FIRST_REPORT_TIMEOUT_S)
         return (
-            rank in self._in_step.get(ordinal, ())
-            or (others_reported_again and had_time and not record.last_index)
-            or self._waited_for_missing(parts, now)
+            rank in pending.in_step
+            or (not pending.halted and had_time and not record.last_index)
+            or self._waited_for_missing(pending, now)
         )
 
-    def _waited_for_missing(self, parts: Mapping[int, _Part], now: float) -> bool:
-        return now >= max(part.reported_at for part in parts.values()) + self._missing_rank_s
+    def _waited_for_missing(self, pending: _Pending, now: float) -> bool:
+        return now >= pending.last_at + self._missing_rank_s
 
     # -- when to commit -------------------------------------------------------------------------------------------
 
     def _settle_next(self, now: float) -> list[Action] | None:
         """Commit or drop the next checkpoint. Return None if it has to wait."""
         ordinal = self._settled_ordinal + 1
-        parts = self._pending.get(ordinal)
-        if parts is None or any(part.stored is None for part in parts.values()):
+        pending = self._pending.get(ordinal)
+        if pending is None or pending.unstored:
             return None
-        absent = [rank for rank in self._ranks if rank not in parts]
-        missing = [rank for rank in absent if not self._brings_nothing(rank, ordinal, now)]
-        if missing:
-            return self._warn_of_missing(ordinal, missing, parts, now) or None
-        warnings = self._warn_of_written_off(ordinal, absent, parts, now)
-        for rank in absent:
-            self._ranks[rank].written_off = True  # until it brings one
-        del self._pending[ordinal], self._names[ordinal]
-        self._in_step.pop(ordinal, None)
+        if not self._has_all_parts(pending, now):
+            return self._warn_of_missing(ordinal, pending, now) or None
+        del self._pending[ordinal]
         self._settled_ordinal = ordinal
         self._waited_in_vain = False
-        self._previous_files = {rank: part.files for rank, part in parts.items()}
-        if (problem := _why_dropped(parts)) is not None:
+        self._note_sharing(pending.parts)
+        warnings = self._write_off(ordinal, pending, now)
+        if (problem := pending.problem or _mixed_directories(pending.parts)) is not None:
             return [ShowLine(f"checkpoint {ordinal} is dropped{problem}"), Drop(ordinal)]
-        return [*warnings, *self._warn_of_differences(parts), self._commit(ordinal, parts)]
+        return [*warnings, *self._warn_of_differences(pending.parts), self._commit(ordinal, pending.parts)]
+
+    def _has_all_parts(self, pending: _Pending, now: float) -> bool:
+        """Return whether no rank may still bring a part."""
+        self._pass_decided(pending, now)
+        if pending.undecided == self._world_size:  # a rank that was passed while it was silent may report after all
+            pending.undecided = min(self._missing(pending, now), default=self._world_size)
+        return pending.undecided == self._world_size
+
+    def _missing(self, pending: _Pending, now: float) -> list[int]:
+        """Return the ranks that may still bring a part. This looks at all ranks."""
+        return [rank for rank in range(self._world_size) if not self._is_decided(rank, pending, now)]
+
+    def _note_sharing(self, parts: Mapping[int, _Part]) -> None:
+        """Note which ranks have shared files, which changes the patience of the next checkpoints."""
+        self._sharing = frozenset(rank for rank, part in parts.items() if len(part.own) < len(part.files))
+        for pending in self._pending.values():
+            for rank in [rank for rank in pending.patient if not self._patience_s(rank)]:
+                pending.make_ready(rank)
+
+    def _write_off(self, ordinal: int, pending: _Pending, now: float) -> list[Action]:
+        """Wait no longer for the ranks without a part, until they bring one. Return a warning about silent ones."""
+        silent = []
+        for rank in self._ranks.keys() - pending.parts.keys():
+            record = self._ranks[rank]
+            record.written_off = True
+            self._counts.remove(rank)
+            if not (record.last_index or record.finished):
+                silent.append(rank)
+        if not silent or not self._waited_for_missing(pending, now):
+            return []
+        return self._warn_once(
+            "written off",
+            f"checkpoint {ordinal} was committed without rank(s) {rank_list(silent)}, which have not called report() "
+            f"for {self._missing_rank_s:g} s (CheckpointConfig.missing_rank_s).",
+        )
 
     def _commit(self, ordinal: int, parts: Mapping[int, _Part]) -> Commit:
         files: dict[str, CommittedFile] = {}
         for rank in sorted(parts):
-            for path, size, crc32 in parts[rank].stored or ():
+            for path, size, crc32 in parts[rank].stored:
                 files.setdefault(path, CommittedFile(path, rank, size, crc32))
-        first = parts[min(parts)]
-        metrics = parts[0].metrics if 0 in parts else self._ranks[0].last_metrics or first.metrics
+        metrics = parts[0].metrics if 0 in parts else self._metrics_of_rank_0 or parts[min(parts)].metrics
         return Commit(ordinal, tuple(files[path] for path in sorted(files)), tuple(sorted(parts)), metrics)
 
     # -- warnings -------------------------------------------------------------------------------------------------
@@ -435,36 +576,23 @@ class CheckpointAssembly:
         self._warnings.add(key)
         return [ShowLine(text)]
 
-    def _warn_of_missing(
-        self, ordinal: int, missing: Collection[int], parts: Mapping[int, _Part], now: float
-    ) -> list[Action]:
-        if not self._waited_for_missing(parts, now):
+    def _warn_of_missing(self, ordinal: int, pending: _Pending, now: float) -> list[Action]:
+        if "missing" in self._warnings or not self._waited_for_missing(pending, now):
             return []
+        missing = self._missing(pending, now)
         return self._warn_once(
             "missing",
-            f"checkpoint {ordinal} of rank(s) {rank_list(parts)} is not complete: rank(s) {rank_list(missing)} brought "
-            "earlier ones, but not this one. It is committed when they bring it or finish.",
-        )
-
-    def _warn_of_written_off(
-        self, ordinal: int, absent: Collection[int], parts: Mapping[int, _Part], now: float
-    ) -> list[Action]:
-        silent = [rank for rank in absent if not self._ranks[rank].last_index and not self._ranks[rank].finished]
-        if not silent or not self._waited_for_missing(parts, now):
-            return []
-        return self._warn_once(
-            "written off",
-            f"checkpoint {ordinal} was committed without rank(s) {rank_list(silent)}, which have not called report() "
-            f"for {self._missing_rank_s:g} s (CheckpointConfig.missing_rank_s).",
+            f"checkpoint {ordinal} of rank(s) {rank_list(pending.parts)} is not complete: rank(s) {rank_list(missing)} "
+            "brought earlier ones, but not this one. It is committed when they bring it or finish.",
         )
 
     def _warn_of_differences(self, parts: Mapping[int, _Part]) -> list[Action]:
         kept: dict[str, tuple[int, int]] = {}
         for rank in sorted(parts):
-            for path, size, crc32 in parts[rank].stored or ():
+            for path, size, crc32 in parts[rank].stored:
                 kept.setdefault(path, (size, crc32))
         for rank in sorted(parts):
-            for path, size, crc32 in (*parts[rank].skipped, *(parts[rank].stored or ())):
+            for path, size, crc32 in (*parts[rank].skipped, *parts[rank].stored):
                 if not path.endswith(self._incomparable) and kept.get(path, (size, crc32)) != (size, crc32):
                     return self._warn_once(
                         "different",
@@ -491,11 +619,8 @@ def _folders_of(files: Iterable[str]) -> set[str]:
     return found
 
 
-def _why_dropped(parts: Mapping[int, _Part]) -> str | None:
-    """Return the rest of the sentence "checkpoint 1 is dropped", or None if it can be committed."""
-    for rank, part in parts.items():
-        if part.failed is not None:
-            return f", as rank {rank} could not store its part: {part.failed}"
+def _mixed_directories(parts: Mapping[int, _Part]) -> str | None:
+    """Return the rest of the sentence "checkpoint 1 is dropped" if the ranks do not agree on one directory."""
     if len({part.in_place for part in parts.values()}) == 1:
         return None
     directories = ", ".join(f"{part.in_place or 'files to copy'} (rank {rank})" for rank, part in sorted(parts.items()))

@@ -1,18 +1,63 @@
-"""Reports of all ranks, put together for callbacks: the n-th report of each makes row n. Runs in: coordinator.
+"""Reports of all ranks, counted, and put together for callbacks: the n-th report of each makes row n.
+
+Runs in: coordinator.
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from distrain.checkpoint import Checkpoint
 
 ROW_TIMEOUT_S = 10.0
 """Seconds that a row waits for ranks that have never reported."""
+
+
+class ReportCounts:
+    """The numbers of reports of those ranks that somebody waits for. At first, these are all ranks, with no report.
+
+    Every method takes the same time for any number of ranks, as long as most ranks are in step.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._count = dict.fromkeys(range(world_size), 0)
+        self._ranks_with = {0: set(self._count)} if world_size else {}
+        """By number of reports: the ranks that have made as many. No set is empty."""
+
+    def __contains__(self, rank: int) -> bool:
+        """Return whether somebody waits for the rank."""
+        return rank in self._count
+
+    def set(self, rank: int, count: int) -> None:
+        """Note that the rank has made ``count`` reports, and is waited for."""
+        self.remove(rank)
+        self._count[rank] = count
+        self._ranks_with.setdefault(count, set()).add(rank)
+
+    def remove(self, rank: int) -> None:
+        """Note that nobody waits for the rank."""
+        count = self._count.pop(rank, None)
+        if count is None:
+            return
+        self._ranks_with[count].discard(rank)
+        if not self._ranks_with[count]:
+            del self._ranks_with[count]
+
+    def ranks_with(self, count: int) -> AbstractSet[int]:
+        """Return the ranks that have made ``count`` reports. They change with the next call."""
+        return self._ranks_with.get(count, frozenset())
+
+    @property
+    def fewest(self) -> float:
+        """The number of reports of the slowest rank; infinite if nobody waits for any rank."""
+        return min(self._ranks_with, default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +74,7 @@ class CallBack:
 @dataclass(slots=True)
 class _Row:
     since: float
-    metrics: list[dict[str, Any] | None]
+    metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
     ordinals: set[int] = field(default_factory=set)
 
 
@@ -43,9 +88,8 @@ class RowAssembly:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._rows: dict[int, _Row] = {}
-        self._reported: set[int] = set()
-        self._finished: set[int] = set()
-        """Ranks that no row waits for: they have finished, or have been silent for too long."""
+        self._counts = ReportCounts(world_size)
+        """Of the ranks that rows wait for: all but those that have finished, or have been silent for too long."""
         self._settled: dict[int, Checkpoint | None] = {}
         self._next = 1
 
@@ -53,14 +97,12 @@ class RowAssembly:
         self, rank: int, index: int, metrics: dict[str, Any], ordinal: int | None, now: float
     ) -> list[CallBack]:
         """Add one report; ``ordinal`` counts the rank's checkpoints, if it has brought one."""
-        self._reported.add(rank)
-        self._finished.discard(rank)
-        if index < self._next:
-            return []
-        row = self._rows.setdefault(index, _Row(now, [None] * self._world_size))
-        row.metrics[rank] = metrics
-        if ordinal is not None:
-            row.ordinals.add(ordinal)
+        self._counts.set(rank, index)
+        if index >= self._next:
+            row = self._rows.setdefault(index, _Row(now))
+            row.metrics[rank] = metrics
+            if ordinal is not None:
+                row.ordinals.add(ordinal)
         return self._complete()
 
     def settled(self, ordinal: int, checkpoint: Checkpoint | None) -> list[CallBack]:
@@ -70,27 +112,27 @@ class RowAssembly:
 
     def finished(self, rank: int) -> list[CallBack]:
         """Note that the rank will not report again."""
-        self._finished.add(rank)
+        self._counts.remove(rank)
         return self._complete()
 
     def end(self) -> list[CallBack]:
         """End the attempt: complete the remaining rows with the reports that there are."""
         for row in self._rows.values():
             self._settled.update(dict.fromkeys(row.ordinals - self._settled.keys()))
-        self._finished.update(range(self._world_size))
+        self._counts = ReportCounts(0)
         return self._complete()
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` may complete a row if nothing else happens."""
         row = self._rows.get(self._next)
-        silent = set(range(self._world_size)) - self._reported - self._finished
-        return None if row is None or not silent else row.since + ROW_TIMEOUT_S
+        return row.since + ROW_TIMEOUT_S if row is not None and self._counts.ranks_with(0) else None
 
     def tick(self, now: float) -> list[CallBack]:
         """Stop waiting for ranks that have been silent for too long, until they report."""
         if (deadline := self.deadline()) is None or now < deadline:
             return []
-        self._finished |= set(range(self._world_size)) - self._reported
+        for rank in list(self._counts.ranks_with(0)):
+            self._counts.remove(rank)
         return self._complete()
 
     def _complete(self) -> list[CallBack]:
@@ -100,9 +142,8 @@ class RowAssembly:
             self._next += 1
             settled = [self._settled[ordinal] for ordinal in sorted(row.ordinals)]
             checkpoint = next((checkpoint for checkpoint in settled if checkpoint is not None), None)
-            complete.append(CallBack(row.metrics, checkpoint))
+            complete.append(CallBack([row.metrics.get(rank) for rank in range(self._world_size)], checkpoint))
         return complete
 
     def _is_complete(self, row: _Row) -> bool:
-        missing = {rank for rank, metrics in enumerate(row.metrics) if metrics is None}
-        return missing <= self._finished and row.ordinals <= self._settled.keys()
+        return self._counts.fewest >= self._next and row.ordinals <= self._settled.keys()

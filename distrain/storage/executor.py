@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.checkpoint import DELETED, MANIFEST_FILE, METADATA_FILE, PENDING_FILE
 from distrain.errors import DistrainError
-from distrain.storage.file_transfer import file_copier
-from distrain.storage.files import copy_folders, crc32_of, list_files, sync_file
+from distrain.storage.file_transfer import Files, hash_files, store_files
+from distrain.storage.files import copy_folders, list_files
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import add_metadata
 from distrain.storage.run_lock import RemoteLock
@@ -24,9 +24,7 @@ from distrain.system.log import warn
 from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, decode_filesystem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from distrain.storage.file_transfer import Files
+    from collections.abc import Callable
 
 
 class StorageExecutor:
@@ -82,11 +80,10 @@ class StorageExecutor:
         try:
             if self._run is None:
                 copy_folders(source, Path(order.directory))
-                copy = file_copier(source, Path(order.directory))
+                files = store_files(source, Path(order.directory), order.files)
             else:
-                copy = self._put(order)
-            files = _apply(copy, order.files)
-            skipped = _apply(lambda path: crc32_of(source / path), order.others)
+                files = self._put(order)
+            skipped = hash_files(source, order.others)
         except Exception as error:
             return wire.failed_answer(order, f"{_reason(order, error)}; what could not be stored is in {order.source}")
         return wire.FilesCopied(
@@ -97,11 +94,11 @@ class StorageExecutor:
         """Hash the files of a directory that the ranks have filled themselves."""
         if self._run is None:
             folder = Path(order.directory)
-            files = _apply(lambda path: sync_file(folder / path), [path for path, _ in list_files(folder)])
+            files = store_files(folder, folder, [path for path, _ in list_files(folder)])
         else:
             target = self._mark_pending(order)
             names = sorted(target.files().keys() - {MANIFEST_FILE, PENDING_FILE})
-            files = _apply(lambda path: (target / path).crc32(), names)
+            files = target.hash_all(names)
         return wire.FilesCopied(attempt=order.attempt, rank=order.rank, ordinal=order.ordinal, files=files, skipped=[])
 
     def _mark_pending(self, order: wire.Upload) -> RemotePath:
@@ -111,14 +108,14 @@ class StorageExecutor:
         (target / PENDING_FILE).write_bytes(json.dumps({"attempt": order.attempt, "ordinal": order.ordinal}).encode())
         return target
 
-    def _put(self, order: wire.Upload) -> Callable[[str], tuple[int, int]]:
-        """Copy the files to a remote directory. Return a function that hashes one of them."""
+    def _put(self, order: wire.Upload) -> Files:
+        """Copy the files to a remote directory, and hash them."""
         target, source = self._mark_pending(order), Path(order.source)
         if len(order.files) > 1:
             target.put_all(source, order.files)
         elif order.files:  # put() can copy a large file in parts
             target.put(source / order.files[0], order.files[0])
-        return lambda path: crc32_of(source / path)
+        return hash_files(source, order.files)
 
     def _publish(self, order: wire.PublishCheckpoint) -> None:
         """Check that all files exist, and write the manifest, which makes them a checkpoint."""
@@ -183,10 +180,6 @@ class StorageExecutor:
         assert self._run is not None
         assert self._opened is not None
         RemoteLock.from_text(self._run, self._opened.lock).beat()
-
-
-def _apply(function: Callable[[str], tuple[int, int]], paths: Iterable[str]) -> Files:
-    return [(path, *function(path)) for path in paths]
 
 
 def _reason(order: wire.Message, error: Exception) -> str:

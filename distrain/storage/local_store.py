@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
 from distrain.errors import StorageError
-from distrain.storage.files import copy_folders, sync_directory, write_and_sync, write_atomically
+from distrain.storage.files import copy_folders, list_files, sync_directory, write_and_sync, write_atomically
 from distrain.storage.paths import DAMAGED
 from distrain.storage.records import CommittedCheckpoint, add_metadata, committed_at, damage_of
 from distrain.storage.run_store import RunStore
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distrain.system.remote_path import RemotePath
+
+
+_JOINED = "joined"
+"""The directory in which a checkpoint is staged, except for files that must replace those of other ranks."""
 
 
 class LocalStore(RunStore):
@@ -76,13 +80,15 @@ class LocalStore(RunStore):
 
     # -- commits --------------------------------------------------------------------------------------------------
 
-    def prepare(self, attempt: int, ordinal: int, rank: int, *, name: str | None, then: Callable[[str], None]) -> None:
-        self._do(f"checkpoint {ordinal}", lambda: str(self.staging_directory(attempt, ordinal, rank)), then)
+    def prepare(
+        self, attempt: int, ordinal: int, *, name: str | None, aside: int | None, then: Callable[[str], None]
+    ) -> None:
+        self._do(f"checkpoint {ordinal}", lambda: str(self.staging_directory(attempt, ordinal, aside)), then)
 
-    def staging_directory(self, attempt: int, ordinal: int, rank: int) -> Path:
-        """Make and return the directory for a rank's part of a checkpoint. Raise OSError."""
+    def staging_directory(self, attempt: int, ordinal: int, aside: int | None = None) -> Path:
+        """Make and return the directory for the files of all ranks, or for those of a rank aside. Raise OSError."""
         self._directory.check_same()
-        folder = self._staging_root(attempt, ordinal) / f"rank_{rank}"
+        folder = self._staging_root(attempt, ordinal) / (_JOINED if aside is None else f"rank_{aside}")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -105,24 +111,21 @@ class LocalStore(RunStore):
         self._background.do(work, done, failed)
 
     def _join_and_rename(self, staged: Path, manifest: dict[str, Any]) -> Path:
-        """Move the parts of all ranks into one directory, write its manifest, and rename it. Return its path."""
+        """Join the parts of all ranks in one directory, write its manifest, and rename it. Return its path."""
         self._directory.check_same()
-        merged = staged / "merged"
-        merged.mkdir()
-        files = list(manifest["files"])
-        for path, entry in manifest["files"].items():
-            target = merged / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (staged / f"rank_{entry['rank']}" / path).rename(target)
+        joined, files = staged / _JOINED, list(manifest["files"])
         for part in sorted(staged.glob("rank_*")):
-            copy_folders(part, merged)
+            copy_folders(part, joined)
+            for path, _ in list_files(part):
+                (part / path).rename(joined / path)
+        _check_sizes(joined, manifest["files"])
         name = manifest["name"] or self.paths.checkpoint(manifest["index"]).name
         final = self._free_path(name)
         if final.name != name:
             self._warn_from_background(f"{self.paths.root / name} exists; this checkpoint is called {final.name}")
-        write_and_sync(merged / MANIFEST_FILE, self._manifest_text(merged, final, manifest))
-        _sync_directories(merged, files)
-        merged.rename(final)
+        write_and_sync(joined / MANIFEST_FILE, self._manifest_text(joined, final, manifest))
+        _sync_directories(joined, files)
+        joined.rename(final)
         sync_directory(self.paths.root)
         shutil.rmtree(staged, ignore_errors=True)
         return final
@@ -209,6 +212,13 @@ class LocalStore(RunStore):
 def _delete_all(folders: deque[Path]) -> None:
     while folders:
         shutil.rmtree(folders.popleft(), ignore_errors=True)
+
+
+def _check_sizes(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise OSError if a file that a rank has stored is not there, such as in a directory that hosts do not share."""
+    for name, entry in files.items():
+        if (folder / name).stat().st_size != entry["size"]:
+            raise OSError(errno.EIO, "the file has changed since it was stored", str(folder / name))
 
 
 def _sync_directories(root: Path, files: Sequence[str]) -> None:

@@ -13,12 +13,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, Checkpoint
 from distrain.errors import StorageError
-from distrain.storage.files import crc32_of
+from distrain.storage.file_transfer import hash_files
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from distrain.storage.file_transfer import Files
 
 PENDING = "PENDING_VALIDATION"
 
@@ -119,10 +121,7 @@ def damage_of(checkpoint: Path | RemotePath, *, read_files: bool = True, needs_m
         except FileNotFoundError:
             return None
 
-    def has_changed(name: str, fact: Mapping[str, Any]) -> bool:
-        return read_files and crc32_of(checkpoint / name)[1] != int(fact["crc32"], 16)
-
-    return _difference(manifest, size_of, has_changed)
+    return _difference(manifest, size_of, lambda files: hash_files(checkpoint, files) if read_files else [])
 
 
 def remote_damage(checkpoint: RemotePath, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:
@@ -135,27 +134,33 @@ def remote_damage(checkpoint: RemotePath, manifest: bytes, present: Mapping[str,
     def size_of(name: str) -> int | None:
         return present[name][0] if name in present else None
 
-    def has_changed(name: str, fact: Mapping[str, Any]) -> bool:
-        version = fact.get("version")
-        return version not in (None, "", present[name][1]) and (checkpoint / name).crc32()[1] != int(fact["crc32"], 16)
+    def hash_others(files: Mapping[str, Mapping[str, Any]]) -> Files:
+        versions = {name: fact.get("version") for name, fact in files.items()}
+        return checkpoint.hash_all(
+            [name for name, version in versions.items() if version not in (None, "", present[name][1])]
+        )
 
-    return _difference(manifest, size_of, has_changed)
+    return _difference(manifest, size_of, hash_others)
 
 
 def _difference(
-    manifest: bytes, size_of: Callable[[str], int | None], has_changed: Callable[[str, Mapping[str, Any]], bool]
+    manifest: bytes,
+    size_of: Callable[[str], int | None],
+    hash_some: Callable[[Mapping[str, Mapping[str, Any]]], Files],
 ) -> str | None:
+    """Compare the sizes of all files, and the hashes of those that ``hash_some`` reads, with the manifest."""
     try:
         fields = json.loads(manifest)
         fields["metrics"].items(), int(fields.get("index", -1))
-        files = {name: (fact["size"], int(fact["crc32"], 16), fact) for name, fact in fields["files"].items()}
+        files = {name: fact for name, fact in fields["files"].items() if name != METADATA_FILE}
+        sizes = {name: fact["size"] for name, fact in files.items()}
+        hashes = {name: int(fact["crc32"], 16) for name, fact in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST_FILE} cannot be understood ({type(error).__name__}: {error})"
-    files.pop(METADATA_FILE, None)
-    for name, (size, _, _) in files.items():
+    for name, size in sizes.items():
         if (found := size_of(name)) != size:
             return f"{name} is missing" if found is None else f"{name} has {found} bytes instead of {size}"
-    changed = (name for name, (_, _, fact) in files.items() if has_changed(name, fact))
+    changed = (name for name, _, crc32 in hash_some(files) if crc32 != hashes[name])
     return next((f"{name} has changed since it was committed" for name in changed), None)
 
 

@@ -1,7 +1,11 @@
-"""A thread for slow work, so that the loop never waits for it. Runs in: coordinator, agent."""
+"""Threads: one for slow work, so that the loop never waits for it, and several for work on many files.
+
+Runs in: coordinator, agent, worker, uploader.
+"""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import os
@@ -11,11 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from distrain.system.loop import Loop
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
+_THREADS = 4
 _READ_BYTES = 4096
 
 
@@ -145,3 +151,51 @@ def _attempt(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return work(), None
     except BaseException as error:
         return None, error
+
+
+def in_threads(function: Callable[[_T], _R], items: Sequence[_T], *, threads: int = _THREADS) -> list[_R]:
+    """Return the results of the function for all items, computed in this thread and some others. Raise its error.
+
+    No lock is taken here: if a signal handler raised just after that, the lock would stay taken for ever. Instead, each
+    thread writes into a pipe when it ends.
+    """
+    results: dict[int, _R] = {}
+    errors: list[BaseException] = []
+    todo = iter(list(enumerate(items)))  # next() of a list's iterator needs no lock
+
+    def work() -> None:
+        try:
+            for number, item in todo:
+                results[number] = function(item)
+                if errors:
+                    return
+        except BaseException as error:
+            errors.append(error)
+
+    def help_out(end: int) -> None:
+        work()
+        with contextlib.suppress(OSError):  # nobody waits any more
+            os.write(end, b".")
+        os.close(end)
+
+    ended, end = os.pipe()
+    with open(ended, "rb", buffering=0) as reader, open(end, "wb", buffering=0):
+        helpers = 0
+        with contextlib.suppress(RuntimeError):  # the user may have no more threads
+            while helpers < min(threads, len(items)) - 1:
+                own = os.dup(end)
+                try:
+                    _thread.start_new_thread(help_out, (own,))
+                except RuntimeError:
+                    os.close(own)
+                    raise
+                helpers += 1
+        work()
+        try:
+            for _ in range(helpers):
+                reader.read(1)
+        except BaseException as error:  # such as an alarm of the user's
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]

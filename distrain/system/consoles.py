@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MOST_QUEUED_BYTES = 4 << 20
 """Output that may wait for a slow console. After that callers wait, and then leave lines out."""
+_WRITE_BYTES = 64 << 10
+"""Pieces of output that are written together."""
 _PATIENCE_S = 0.1
 """Seconds to wait for a slow console. After that no caller waits until the console accepts output again."""
 
@@ -52,10 +54,15 @@ def console_threads() -> Iterator[None]:
                     _writers.clear()
 
 
-def write_to(console: IO[str], text: str) -> None:
-    """Print text, through the console's thread if there is one. Raises OSError or ValueError for a closed console."""
+def write_to(console: IO[str], text: str | bytes) -> None:
+    """Print text, through the console's thread if there is one. Raises OSError or ValueError for a closed console.
+
+    text: bytes must be UTF-8. Most consoles need no other encoding.
+    """
     encoding = getattr(console, "encoding", None) or "utf-8"
-    data = text.encode(encoding, errors="replace")
+    if isinstance(text, bytes) and encoding.lower() not in ("utf-8", "utf8"):
+        text = text.decode()
+    data = text if isinstance(text, bytes) else text.encode(encoding, errors="replace")
     writer = _writer_of(console)
     if writer is None:
         console.write(data.decode(encoding))
@@ -132,7 +139,7 @@ class _Writer:
                 if self._ended:
                     os.close(self._fd)
                     return
-                data = self._queue.popleft()
+                data = self._take()
             try:
                 _write_all(self._fd, data)
             except OSError:  # the console is closed; the logs have everything
@@ -145,6 +152,15 @@ class _Writer:
                 if not self._queue:
                     self._report_lines_left_out()
                 self._changed.notify_all()
+
+    def _take(self) -> bytes:
+        """Return the first pieces of the queue, to be written at once."""
+        pieces = [self._queue.popleft()]
+        size = len(pieces[0])
+        while self._queue and size + len(self._queue[0]) <= _WRITE_BYTES:
+            pieces.append(self._queue.popleft())
+            size += len(pieces[-1])
+        return b"".join(pieces)
 
     def _report_lines_left_out(self) -> None:
         if self._lines_left_out:

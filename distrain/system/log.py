@@ -75,8 +75,11 @@ _usual_level: int | str = logging.INFO
 _levels_lock = threading.Lock()
 
 
-def print_to(console: IO[str] | None, text: str) -> None:
-    """Print to a console, and ignore a closed one (a closed terminal, ``| head``): training does not depend on it."""
+def print_to(console: IO[str] | None, text: str | bytes) -> None:
+    """Print to a console, and ignore a closed one (a closed terminal, ``| head``): training does not depend on it.
+
+    text: bytes must be UTF-8.
+    """
     if console is not None:  # None: a process without standard streams, such as a daemon
         with contextlib.suppress(OSError, ValueError):
             write_to(console, text)
@@ -88,8 +91,11 @@ def without_controls(text: str) -> str:
 
 
 _CONTROLS = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-ln-~]"  # control sequences other than colours (m): they would overwrite other output
-    r"|\x1b[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?"  # titles, links
-    r"|\x1b[^\[\]PX^_]|\x1b$|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
+    r"[\x00-\x08\x0b-\x1f\x7f]"  # a set in front, which is found fast; what follows decides about an escape (\x1b)
+    r"(?:(?<!\x1b)"
+    r"|(?<=\x1b)(?:"
+    r"\[[0-?]*[ -/]*[@-ln-~]"  # control sequences other than colours (m): they would overwrite other output
+    r"|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # titles, links
+    r"|[^\[\]PX^_\n]|(?=\n|\Z)))"
 )
-"""Control sequences of ECMA-48, except tabulators and colours."""
+"""Control sequences of ECMA-48 within a line, except tabulators and colours."""

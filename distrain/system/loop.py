@@ -38,6 +38,8 @@ class Loop:
         self._signal_pipe: tuple[int, ...] = ()
         self._previous_wakeup_fd = -1
         self._running = False
+        self.is_stepping = False
+        """True while callbacks are called."""
         self.now = time.monotonic()
         """Start of this step (time.monotonic). Judge the silence of others by it, not by the clock: a slow callback of
         this step kept this process from reading, and proves nothing about the others."""
@@ -167,10 +169,14 @@ class Loop:
             for event, callback in self._watched[key.fd].items()
             if events & event
         ]
-        for fd, event, callback in due_now:
-            if self._watched.get(fd, {}).get(event) is callback:  # an earlier callback may have closed it
-                callback()
-        self._fire_timers()
+        self.is_stepping = True
+        try:
+            for fd, event, callback in due_now:
+                if self._watched.get(fd, {}).get(event) is callback:  # an earlier callback may have closed it
+                    callback()
+            self._fire_timers()
+        finally:
+            self.is_stepping = False
 
     def _next_timer(self) -> float:
         return min((moment for moment, _ in self._timers.values()), default=math.inf)

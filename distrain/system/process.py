@@ -331,6 +331,18 @@ def has_children() -> bool:
     return True
 
 
+def _children() -> set[int] | None:
+    """Return the pids of the children of this process, dead ones included, or None where the kernel has no such list.
+
+    psutil would look at every process of the host.
+    """
+    try:
+        lists = [(task / "children").read_text() for task in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return None
+    return {int(pid) for pids in lists for pid in pids.split()}
+
+
 def descendants() -> list[psutil.Process]:
     """Return all living descendants of this process; none where they cannot be seen (:func:`sees_pids`)."""
     import psutil
@@ -349,11 +361,13 @@ def kill_descendants(spared: Iterable[int] = ()) -> list[int]:
 
     spared: pids that are left alone, together with their descendants.
     """
-    if not has_children():  # this process adopts orphans, so without a child there are no descendants either
+    kept = set(spared)
+    children = _children()
+    # This process adopts orphans, so every other descendant has an ancestor among its children.
+    if not has_children() or (children is not None and children <= kept):
         return []
     import psutil
 
-    kept = set(spared)
     for round_number in range(_KILL_ROUNDS):
         victims = [p for p in descendants() if p.pid not in kept and not _is_below(p, kept)]
         if not victims:

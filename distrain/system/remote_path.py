@@ -21,6 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 import cloudpickle
 
+from distrain.system.background import in_threads
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ OPENING_PATIENCE_S = 5.0
 """Seconds to retry an operation while a run begins, so that a wrong address is reported soon."""
 _QUIET_S = 3.0
 """Seconds to retry an operation before the user is warned."""
+_HASHING_THREADS = 16
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _FINAL = (
@@ -340,6 +342,15 @@ class RemotePath:
         for data in self.chunks():
             size, crc = size + len(data), zlib.crc32(data, crc)
         return size, crc
+
+    def hash_all(self, names: Sequence[str]) -> list[tuple[str, int, int]]:
+        """Read files below this path, and return the name, the size in bytes and the crc32 of each.
+
+        Several are read at the same time if the filesystem is asynchronous. Others may not allow that.
+        """
+        threads = _HASHING_THREADS if getattr(self.filesystem, "async_impl", False) else 1
+        facts = in_threads(lambda name: (self / name).crc32(), names, threads=threads)
+        return [(name, *fact) for name, fact in zip(names, facts, strict=True)]
 
     # -- writing --------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,8 @@ class TorchConfig(BackendConfig):
     """
 
     framework: ClassVar[str] = "torch"
-    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "distrain.torch.config", "encodings.idna")
+    """Connecting to rank 0 needs the last one."""
 
     backend: str | None = None
     init_method: str = "env"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import select
 import threading
@@ -23,14 +24,38 @@ if TYPE_CHECKING:
 
     from distrain.system.loop import Loop
 
-_READ_SIZE = 256 << 10
+_PIPE_BYTES = 64 << 10
+"""Size of a pipe, by default. To read with a larger buffer takes longer, as the buffer comes from the kernel."""
+_WIDE_PIPE_BYTES = 1 << 20
+"""Size of a wide pipe. An ordinary user may ask for it, by default."""
+_MOST_PIECES = 256
+"""Messages that are written together."""
+_FULL = range(48 << 10, _PIPE_BYTES + 1)
+"""Bytes in a full pipe of the default size. Each write of a line may leave a part of a page unused."""
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h; fcntl.F_SETPIPE_SZ exists from Python 3.10 on, on Linux only
 
 
-def widen_pipe(fd: int, size: int = 1 << 20) -> None:
+def widen_pipe(fd: int, size: int = _WIDE_PIPE_BYTES) -> None:
     """Ask for a larger pipe buffer (bytes); best effort, the default of 64 KiB works too."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
+
+
+def read_pipe(fd: int) -> bytes | None:
+    """Return all that a pipe holds, empty bytes at its end, or None if there is nothing now. Raises OSError.
+
+    A pipe that is found full is widened, so that its writer waits less often. Few pipes need that, and wide pipes of a
+    user are limited in number.
+    """
+    try:
+        data = os.read(fd, _PIPE_BYTES)
+    except BlockingIOError:
+        return None
+    if len(data) in _FULL:
+        widen_pipe(fd)
+        with contextlib.suppress(BlockingIOError):
+            data += os.read(fd, _WIDE_PIPE_BYTES)
+    return data
 
 
 class _Unsent(NamedTuple):
@@ -56,7 +81,9 @@ class Channel:
         self.at_end = False
         self.broken: str | None = None
         """Why the incoming bytes are no frames; the channel is then at its end."""
-        self._outbox: deque[memoryview] = deque()
+        self._outbox: deque[bytes | memoryview] = deque()
+        self._flushed_in = -1.0
+        """The step of the loop in which the outbox was flushed."""
         self.queued_bytes = 0
         self._unsent = _Unsent([b""], [])
         self.heard_at = time.monotonic()
@@ -74,6 +101,8 @@ class Channel:
         self._loop = loop
         self._on_frames = on_frames
         self.resume_reading()
+        if self._outbox:
+            self.flush()
 
     def detach(self) -> None:
         """Stop using the loop; from now on the caller calls :meth:`flush` and :meth:`wait`."""
@@ -100,18 +129,25 @@ class Channel:
             self._on_frames([])
 
     def queue(self, message: wire.Message | bytes) -> None:
-        """Send without waiting; bytes that the kernel does not take now are written when it can take them."""
+        """Send without waiting; bytes that the kernel does not take now are written when it can take them.
+
+        Called by a callback of a loop, the first message of the step is written at once, all others together.
+        """
         data = message if isinstance(message, bytes) else wire.encode(message)
-        self._outbox.append(memoryview(data))
+        self._outbox.append(data)
         self.queued_bytes += len(data)
-        if len(self._outbox) == 1:
+        if not (self._loop and self._loop.is_stepping):
+            self._write_turn()
+        elif len(self._outbox) == 1 and (self._flushed_in != self._loop.now or self.write_fd < 0):
             self.flush()
+        elif len(self._outbox) == 1:
+            self._loop.on_writable(self.write_fd, self._write_turn)
 
     def flush(self) -> None:
         """Write the bytes that the kernel takes now. A broken pipe drops the rest; reading then finds the end."""
         while self._outbox:
             try:
-                written = os.write(self.write_fd, self._outbox[0])
+                written = os.writev(self.write_fd, list(itertools.islice(self._outbox, _MOST_PIECES)))
             except BlockingIOError:
                 break
             except OSError:
@@ -119,11 +155,12 @@ class Channel:
                 self.queued_bytes = 0
                 break
             self.queued_bytes -= written
-            if written == len(self._outbox[0]):
-                self._outbox.popleft()
-            else:
-                self._outbox[0] = self._outbox[0][written:]
+            while self._outbox and written >= len(self._outbox[0]):
+                written -= len(self._outbox.popleft())
+            if written:
+                self._outbox[0] = memoryview(self._outbox[0])[written:]
         if self._loop and self.write_fd >= 0:
+            self._flushed_in = self._loop.now
             self._loop.on_writable(self.write_fd, self._write_turn if self._outbox else None)
 
     def _write_turn(self) -> None:
@@ -148,11 +185,11 @@ class Channel:
     def _read(self) -> bytes:
         """Return the bytes that have arrived, one chunk at most. Sets ``at_end`` if there will be no more."""
         try:
-            data = os.read(self.read_fd, _READ_SIZE)
-        except BlockingIOError:
-            return b""
+            data = read_pipe(self.read_fd)
         except OSError:
             data = b""
+        if data is None:
+            return b""
         self.at_end = self.at_end or not data
         self.heard_at = time.monotonic()
         return data
@@ -209,7 +246,9 @@ class Channel:
                 return
 
     def close(self) -> None:
-        """Close both descriptors; harmless when done twice."""
+        """Close both descriptors, after a last :meth:`flush`; harmless when done twice."""
+        if self._outbox:
+            self.flush()
         for fd in {self.read_fd, self.write_fd}:
             if self._loop:
                 self._loop.forget(fd)

@@ -1,7 +1,8 @@
 """Frames: messages as bytes. Runs in: anywhere.
 
 A frame consists of the size of its header (4 bytes, big-endian), the size of its body (8 bytes), the header and the
-body. The header is JSON: ``{"kind": ..., fields}``. The codec never unpickles the body: it is bytes for the receiver.
+body. The header is JSON: ``{"kind": ..., fields}``, without fields that have their default value. The codec never
+unpickles the body: it is bytes for the receiver.
 
 The first bytes of an agent are :data:`MAGIC` and a :class:`~distrain.wire.Hello`. Bytes before the magic, such as the
 greeting of a login shell, are skipped, and kept for the error message if no magic follows.
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import fields
+from typing import Any, ClassVar, NamedTuple
 
 from distrain.errors import WireError
 from distrain.wire.messages import Message
@@ -32,11 +33,14 @@ def _all_messages(base: type[Message] = Message) -> dict[str, type[Message]]:
 
 MESSAGES = _all_messages()
 """Every message class by its kind."""
-_FIELDS = {name: tuple(f.name for f in fields(cls) if f.name != "body") for name, cls in MESSAGES.items()}
+_FIELDS = {kind: tuple((f.name, f.default) for f in fields(cls) if f.name != "body") for kind, cls in MESSAGES.items()}
+"""By kind: the fields of the header with their defaults."""
+_WITH_BODY = {kind for kind, cls in MESSAGES.items() if "body" in cls.__dataclass_fields__}
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_DECODER = json.JSONDecoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame: its kind, the fields of its header, its body, and all its bytes (``raw``)."""
 
     kind: str
@@ -49,9 +53,7 @@ class Frame:
         cls = MESSAGES.get(self.kind)
         if cls is None:
             raise WireError(f"unknown message {self.kind!r}")
-        values = dict(self.header)
-        if "body" in cls.__dataclass_fields__:
-            values["body"] = self.body
+        values = {**self.header, "body": self.body} if self.kind in _WITH_BODY else self.header
         try:
             return cls(**values)
         except TypeError as error:
@@ -62,9 +64,11 @@ def encode(message: Message) -> bytes:
     """Return a message as the bytes of one frame."""
     kind = type(message).__name__
     header = {"kind": kind}
-    for name in _FIELDS[kind]:
-        header[name] = getattr(message, name)
-    head = json.dumps(header, separators=(",", ":")).encode()
+    for name, default in _FIELDS[kind]:
+        value = getattr(message, name)
+        if value is not default:
+            header[name] = value
+    head = _ENCODER.encode(header).encode()
     body: bytes = getattr(message, "body", b"")
     return b"".join((_SIZES.pack(len(head), len(body)), head, body))
 
@@ -92,16 +96,26 @@ class Decoder:
 
         Raises WireError for bytes that are no frame: in the next call, if there were frames before them.
         """
-        self._buffer += data
-        if not self._greeted and not self._skip_to_magic():
-            return []
+        source: bytes | bytearray = data
+        if self._buffer or not self._greeted:
+            self._buffer += data
+            source = self._buffer
+            if not (self._greeted or self._skip_to_magic()):
+                return []
         frames: list[Frame] = []
-        try:
-            while (frame := self._next()) is not None:
-                frames.append(frame)
-        except WireError:
-            if not frames:
-                raise
+        end = 0
+        with memoryview(source) as view:
+            try:
+                while (frame := _first_frame(view[end:])) is not None:
+                    frames.append(frame)
+                    end += len(frame.raw)
+            except WireError:
+                if not frames:
+                    raise
+        if source is data:
+            self._buffer += data[end:]
+        else:
+            del self._buffer[:end]
         return frames
 
     def _skip_to_magic(self) -> bool:
@@ -112,23 +126,22 @@ class Decoder:
         self._greeted = found >= 0
         return self._greeted
 
-    def _next(self) -> Frame | None:
-        if len(self._buffer) < _SIZES.size:
-            return None
-        head_size, body_size = _SIZES.unpack_from(self._buffer)
-        if head_size > _LARGEST_HEADER:
-            raise WireError(f"a header of {head_size} bytes is no header of distrain")
-        end = _SIZES.size + head_size + body_size
-        if len(self._buffer) < end:
-            return None
-        frame = _parse(bytes(memoryview(self._buffer)[:end]), _SIZES.size + head_size)
-        del self._buffer[:end]
-        return frame
 
-
-def _parse(raw: bytes, body_at: int) -> Frame:
+def _first_frame(data: memoryview) -> Frame | None:
+    """Return the frame at the beginning of the data, or None if it is not complete. Raises WireError."""
+    if len(data) < _SIZES.size:
+        return None
+    head_size, body_size = _SIZES.unpack_from(data)
+    if head_size > _LARGEST_HEADER:
+        raise WireError(f"a header of {head_size} bytes is no header of distrain")
+    body_at = _SIZES.size + head_size
+    if len(data) < body_at + body_size:
+        return None
+    raw = bytes(data[: body_at + body_size])
     try:
-        header = json.loads(raw[_SIZES.size : body_at])
+        header, end = _DECODER.raw_decode(raw[_SIZES.size : body_at].decode())
+        if end != head_size:
+            raise ValueError("there is more after its end")
         return Frame(kind=str(header.pop("kind")), header=header, body=raw[body_at:], raw=raw)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise WireError(f"a frame whose header is not distrain's: {error}") from None

@@ -19,7 +19,7 @@ from typing import Any
 
 from distrain.system.version import __version__
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -100,6 +100,34 @@ class Ping(Message):
     """A sign of life. It renews the lease, as every other frame does.
 
     Agent -> coordinator, coordinator -> agent.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest(Message):
+    """The run is over. Keep the forkserver for a later run of the same process, for so many seconds at most.
+
+    Coordinator -> agent; answered by :class:`Resting`.
+    """
+
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resting(Message):
+    """The agent rests until :class:`Wake`, or, with ``declined``, waits for :class:`Close`.
+
+    Agent -> coordinator.
+    """
+
+    declined: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake(Message):
+    """Another run begins.
+
+    Coordinator -> agent; answered by :class:`Hello`.
     """
 
 

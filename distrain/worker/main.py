@@ -181,12 +181,15 @@ def _ignore_signals() -> None:
 
 
 def _reseed() -> None:
-    """Seed the random generators anew. A fork copies their state, so all ranks would draw the same numbers."""
+    """Seed the random generators anew. A fork copies their state, so all ranks would draw the same numbers.
+
+    Numpy's seeds itself when ``numpy.random`` is imported, and torch's for devices when the device is first used.
+    """
     random.seed()
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
     if torch := sys.modules.get("torch"):
-        torch.seed()
+        torch.default_generator.seed()
 
 
 def _context(spec: wire.WorkerSpec) -> TrainContext:

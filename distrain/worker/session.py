@@ -20,8 +20,8 @@ from distrain.checkpoint import Checkpoint
 from distrain.config import CheckpointUploadMode
 from distrain.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
 from distrain.errors import CheckpointError, CollectiveError
-from distrain.storage.file_transfer import Files, LocalFiles, file_copier
-from distrain.storage.files import copy_folders, crc32_of, list_files
+from distrain.storage.file_transfer import Files, LocalFiles, hash_files, store_files
+from distrain.storage.files import copy_folders, list_files
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath
 from distrain.worker.metrics import encode_metrics
@@ -276,14 +276,12 @@ class Session:
         if not order.directory:  # the files of this rank are not kept
             return [], []
         target = Path(order.directory)
-        copy = file_copier(folder, target)
         if folder == target:  # all ranks have written into it
-            return [(path, *copy(path)) for path, _ in list_files(folder)], []
+            return store_files(folder, target, [path for path, _ in list_files(folder)]), []
         copy_folders(folder, target)
         ordered = set(order.files)
-        copied = [(path, *copy(path)) for path, _ in files if path in ordered]
-        skipped = [(path, *crc32_of(folder / path)) for path, _ in files if path not in ordered]
-        return copied, skipped
+        copied = store_files(folder, target, [path for path, _ in files if path in ordered])
+        return copied, hash_files(folder, [path for path, _ in files if path not in ordered])
 
     def _send_copied(self, ordinal: int, copied: Files, skipped: Files, failed: str | None = None) -> None:
         self._channel.send(

@@ -94,7 +94,7 @@ def _run_once(
         tempfile.TemporaryDirectory(prefix="b-", dir="/tmp", ignore_cleanup_errors=True) as out,
         tempfile.TemporaryDirectory(prefix="benchmark-", dir=disk.folder, ignore_cleanup_errors=True) as place,
     ):
-        environment = {**environment_of_runs(), **launcher.environment, "BENCHMARK_OUT": out, "RAY_TMPDIR": out}
+        environment = {**environment_of_runs(0), **launcher.environment, "BENCHMARK_OUT": out, "RAY_TMPDIR": out}
         environment |= {"BENCHMARK_DISK": place, "BENCHMARK_CHECKPOINT_MB": str(disk.megabytes)}
         try:
             finished = run_contained(

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -46,13 +47,17 @@ class RunFailedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A run that has ended: its folder, begin and end (time.time()), exit code, and number of killed processes."""
+    """A run that has ended: its folder, begin and end (time.time()), exit code, and number of killed processes.
+
+    cpu_s: CPU seconds of all its processes, user and system.
+    """
 
     out: Path
     begun: float
     ended: float
     exit_code: int
     killed: int
+    cpu_s: float
 
     def value(self, name: str) -> Any:
         """Return what a program wrote under this name. Raises RunFailedError if it wrote nothing."""
@@ -114,7 +119,7 @@ def run_contained(
     while_running: called once with a function that returns True if the command has ended or its time is over.
     Raises RunFailedError after ``timeout_s``.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline, cpu_before_s = time.monotonic() + timeout_s, _cpu_of_children_s()
     with open(out / "output", "wb") as output, no_descendants_left() as killed:
         begun = time.time()
         process = subprocess.Popen(
@@ -132,7 +137,14 @@ def run_contained(
             raise RunFailedError(f"no end after {timeout_s:g} s: {last_line(out / 'output')}")
         ended = time.time()
         process.wait()
-    return Finished(out=out, begun=begun, ended=ended, exit_code=process.returncode, killed=killed[0])
+    cpu_s = _cpu_of_children_s() - cpu_before_s
+    return Finished(out=out, begun=begun, ended=ended, exit_code=process.returncode, killed=killed[0], cpu_s=cpu_s)
+
+
+def _cpu_of_children_s() -> float:
+    """Return the CPU seconds of all descendants that have ended: each was waited for, by its parent or by this one."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _has_ended(process: subprocess.Popen[bytes], deadline: float) -> bool:

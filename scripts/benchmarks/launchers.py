@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from distrain.hosts.gpus import find_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -85,10 +88,20 @@ def check_interpreter(role: str, python: str) -> dict[str, str]:
     return {name: version for name, version in found.items() if "." not in name}
 
 
-def environment_of_runs() -> dict[str, str]:
-    """Return the environment of all runs. They can import the module of the programs, and send no usage data."""
-    path = [str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "RAY_USAGE_STATS_ENABLED": "0"}
+def environment_of_runs(workers: int) -> dict[str, str]:
+    """Return the environment of all runs with so many workers.
+
+    They can import the module of the programs, and send no usage data. If each worker can have a GPU, it uses one.
+    """
+    path = os.pathsep.join([str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    device = "cuda" if 0 < workers <= gpu_count() else "cpu"
+    return {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "BENCHMARK_DEVICE": device}
+
+
+@cache
+def gpu_count() -> int:
+    """Return the number of GPUs that programs see here."""
+    return len(find_gpus(os.environ)[0])
 
 
 def all_launchers(pythons: Mapping[str, str], hostfile: Path | None = None) -> list[Launcher]:
@@ -186,7 +199,7 @@ def _torchrunx(python: str) -> Launcher:
 def _accelerate(python: str) -> Launcher:
     """Return ``accelerate launch`` with --multi_gpu, which starts several processes even without a GPU.
 
-    With --cpu, accelerate would need MPI. The script's Accelerator(cpu=True) then uses gloo.
+    With --cpu, accelerate would need MPI. Without GPUs, the script's Accelerator(cpu=True) uses gloo.
     """
     launch = [python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"]
     settings = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "--num_processes"]

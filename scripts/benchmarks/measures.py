@@ -129,7 +129,7 @@ def _run_once(
     # A short path, because Ray puts sockets there: their paths may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         out = Path(folder)
-        environment = {**environment_of_runs(), **launcher.environment}
+        environment = {**environment_of_runs(workers), **launcher.environment}
         environment |= {"BENCHMARK_OUT": folder, "RAY_TMPDIR": folder}
         if task == "ddp":
             environment["OMP_NUM_THREADS"] = "1"  # because the defaults of the launchers differ
@@ -186,7 +186,8 @@ def _read(task: str, finished: Finished, workers: int, members: Sequence[Member]
 
 def _read_start(finished: Finished, workers: int, title: str) -> list[Figure]:
     reduced = max(finished.of_ranks("reduced", workers))
-    figures = [Figure(measure=title, value=reduced - finished.begun, unit="s")]
+    cpu = Figure(measure=f"{title}, CPU to the exit", value=finished.cpu_s, unit="s")
+    figures = [Figure(measure=title, value=reduced - finished.begun, unit="s"), cpu]
     if (finished.out / "ray_ready.json").exists():
         ready = finished.value("ray_ready")
         figures.append(Figure(measure=title, value=reduced - ready, unit="s", variant="after init"))
@@ -217,7 +218,7 @@ def measure_imports(pythons: Mapping[str, str], runs: int, *, timeout_s: float) 
                     finished = run_contained(
                         [python, "-c", "import torch"],
                         out=Path(folder),
-                        environment=environment_of_runs(),
+                        environment=environment_of_runs(0),
                         timeout_s=timeout_s,
                     )
                     row.values.append(finished.ended - finished.begun)

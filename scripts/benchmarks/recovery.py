@@ -65,7 +65,7 @@ def _run_once(launcher: str, workers: int, *, restarts: bool, timeout_s: float) 
         finished = run_contained(
             _command(launcher, workers, MAX_RESTARTS if restarts else 0),
             out=killing.out,
-            environment={**environment_of_runs(), "BENCHMARK_OUT": folder},
+            environment={**environment_of_runs(workers), "BENCHMARK_OUT": folder},
             timeout_s=timeout_s,
             while_running=killing,
         )

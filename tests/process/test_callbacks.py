@@ -193,10 +193,10 @@ def test_a_checkpoint_that_could_not_be_stored_keeps_no_rows_back(fit: Fit, tmp_
     def train() -> str:
         (place / "model").mkdir()
         (place / "model" / "weights.txt").write_text("1 2 3")
-        copy, distrain.storage.file_transfer.copy_file = distrain.storage.file_transfer.copy_file, no_copy
+        copy, distrain.storage.file_transfer._copy_in_kernel = distrain.storage.file_transfer._copy_in_kernel, no_copy
         with pytest.raises(OSError, match="Input/output error"):
             distrain.report({"step": 0}, checkpoint=Checkpoint(place / "model"))
-        distrain.storage.file_transfer.copy_file = copy
+        distrain.storage.file_transfer._copy_in_kernel = copy
         distrain.report({"step": 1})
         distrain.report({"step": 2}, checkpoint=Checkpoint(place / "model"))
         deadline = time.monotonic() + 10.0

@@ -20,6 +20,7 @@ from distrain.hosts import host_info
 from tests.process.conftest import WAYS, Fit, make_fit, records, reported
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ODD_NAME = 'it\'s a "dir"\nwith $HOME `odd` names\\'
@@ -190,18 +191,25 @@ def test_a_seed_makes_random_numbers_repeat(any_fit: Fit) -> None:
     assert reported(result.path) == [expected, expected]
 
 
-def test_a_preload_that_starts_a_thread_means_fresh_interpreters_and_is_said_once(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], int]:
+    """Install a module: its name and its source."""
     site = tmp_path / "site"
     site.mkdir()
-    (site / "threaded_package.py").write_text(
-        "import threading, time, os\nPID = os.getpid()\n"
-        "threading.Thread(target=time.sleep, args=(1e6,), daemon=True, name='watcher').start()\n"
-    )
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
+    return lambda name, source: (site / f"{name}.py").write_text(source)
+
+
+def test_a_preload_that_starts_a_thread_means_fresh_interpreters_and_is_said_once(
+    fit: Fit, install: Callable[[str, str], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(
+        "threaded_package",
+        "import threading, time, os\nPID = os.getpid()\n"
+        "threading.Thread(target=time.sleep, args=(1e6,), daemon=True, name='watcher').start()\n",
+    )
 
     def train() -> None:
         import threaded_package
@@ -250,6 +258,7 @@ def test_a_setting_of_the_user_for_pyarrow_is_kept(
 def test_a_preload_that_initialises_cuda_means_fresh_interpreters(
     fit: Fit,
     tmp_path: Path,
+    install: Callable[[str, str], int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     answer: int,
@@ -259,16 +268,12 @@ def test_a_preload_that_initialises_cuda_means_fresh_interpreters(
     source, driver = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
     source.write_text(f"int cuDeviceGetCount(int *count) {{ *count = 1; return {answer}; }}")
     subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", driver, source], check=True, timeout=60)
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "cuda_package.py").write_text(
+    install(
+        "cuda_package",
         f"import ctypes, os\nPID = os.getpid()\nDRIVER = ctypes.CDLL({str(driver)!r})\n"
-        f"CHECK = os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')\n"
+        f"CHECK = os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')\n",
     )
-    monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
 
     def train() -> None:
         import cuda_package
@@ -285,14 +290,9 @@ def test_a_preload_that_initialises_cuda_means_fresh_interpreters(
 
 
 def test_an_installed_module_that_train_func_imports_is_imported_once_per_host(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit: Fit, install: Callable[[str, str], int]
 ) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "slow_package.py").write_text("import os\nPID = os.getpid()\n")
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
+    install("slow_package", "import os\nPID = os.getpid()\n")
 
     def train() -> None:
         import slow_package
@@ -301,3 +301,27 @@ def test_an_installed_module_that_train_func_imports_is_imported_once_per_host(
 
     result = fit(train, workers=3)
     assert len({metrics["importer"] for metrics in reported(result.path)}) == 1
+
+
+def test_workers_do_not_clean_up_after_a_preload_but_after_themselves(
+    fit: Fit, install: Callable[[str, str], int], tmp_path: Path
+) -> None:
+    """A worker's copy of an object of the forkserver must not delete what the next worker needs."""
+    cleaned = tmp_path / "cleaned"
+    cleaned.mkdir()
+    install(
+        "tidy_package",
+        "import os, pathlib, weakref\n"
+        "class Tidy:\n"
+        "    def __init__(self, name):\n"
+        f"        weakref.finalize(self, pathlib.Path({str(cleaned)!r}, name).touch)\n"
+        "SHARED = Tidy('preload')\n",
+    )
+
+    def train() -> None:
+        import tidy_package
+
+        tidy_package.own = tidy_package.Tidy(f"rank {distrain.get_context().get_world_rank()}")
+
+    fit(train, workers=2)
+    assert sorted(path.name for path in cleaned.iterdir()) == ["rank 0", "rank 1"]

@@ -76,6 +76,41 @@ def test_of_a_progress_bar_the_last_state_is_shown(fit: Fit, capsys: Captured) -
     assert b"\r10 %\r50 %\r100 %\nnext\r\nlast\n" in Path(result.path, "logs/attempt_0/rank_0.log").read_bytes()
 
 
+def test_lines_are_shown_at_once_also_before_a_pause(fit: Fit, tmp_path: Path) -> None:
+    """Lines that come in quick succession travel together, but none waits for the next one."""
+    script = tmp_path / "pauses.py"
+    script.write_text(
+        "import sys, time, distrain\n"
+        "def train():\n"
+        "    for _ in range(2):\n"
+        "        for _ in range(100):\n"
+        "            print(time.monotonic())\n"
+        "        time.sleep(1.0)\n"
+        "run = distrain.RunConfig(storage_path=sys.argv[1])\n"
+        "distrain.DataParallelTrainer(train, run_config=run).fit()\n"
+    )
+    with subprocess.Popen([sys.executable, str(script), str(fit.storage)], stdout=subprocess.PIPE) as user:
+        assert user.stdout is not None
+        delays = [time.monotonic() - float(line.removeprefix(b"[rank 0] ")) for line in user.stdout]
+    assert len(delays) == 200
+    assert max(delays) < 0.5  # 0.02 s on an idle machine
+
+
+def test_hidden_ranks_have_logs_and_words_on_the_failure_screen(fit: Fit, capsys: Captured) -> None:
+    def train() -> None:
+        rank = distrain.get_context().get_world_rank()
+        print(f"rank {rank} prints")
+        if rank == 1:
+            os._exit(3)
+        time.sleep(60)
+
+    with pytest.raises(distrain.WorkerGroupError) as raised:
+        fit(train, workers=2, logging_config=distrain.LoggingConfig(ranks=[]))
+    assert capsys.readouterr().out == ""
+    assert raised.value.last_lines[1] == ["rank 1 prints"]
+    assert log_of(raised.value.result.path, 1) == "rank 1 prints\n"
+
+
 def test_every_rank_has_a_log_of_its_own(any_fit: Fit, tmp_path: Path) -> None:
     def train() -> None:
         rank = distrain.get_context().get_world_rank()

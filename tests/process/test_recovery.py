@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import sys
@@ -28,6 +29,9 @@ SAME_FAILURE = (
     "no restart: the same rank has failed twice in the same way at the same place, which is probably a bug "
     "(FailureConfig(retry_same_failure=True) restarts anyway)"
 )
+
+
+MAP_POPULATE = 0x8000  # linux/mman.h
 
 
 def rank() -> int:
@@ -433,3 +437,30 @@ def test_sys_exit_is_a_failure_like_any_other(fit: Fit) -> None:
         return attempt()
 
     assert fit(train, failure_config=FailureConfig(max_failures=1)).return_value == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+def test_a_forkserver_whose_workers_need_long_to_die_is_kept(fit: Fit) -> None:
+    """Rank 0 has so many page tables that the kernel needs two seconds to free them."""
+
+    def train() -> dict[str, int]:
+        if attempt() == 0 and rank() == 0:
+            size = 64 << 20
+            memory = os.memfd_create("many pages")
+            os.ftruncate(memory, size)
+            keep = [mmap.mmap(memory, size, flags=mmap.MAP_SHARED | MAP_POPULATE) for _ in range(1600)]
+            (place / "ready").touch()
+            wait_for_the_end()
+            del keep
+        if attempt() == 0:
+            while not (place / "ready").exists():
+                time.sleep(0.01)
+            (place / "forkserver").write_text(str(os.getppid()))
+            raise ValueError("only once")
+        return {"forkserver": os.getppid()}
+
+    place = fit.storage
+    place.mkdir()
+    result = fit(train, failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == {"forkserver": int((place / "forkserver").read_text())}

@@ -50,7 +50,7 @@ def write_run(tmp_path: Path) -> Write:
         for index, metrics in enumerate(reports, start=1):
             store.append_metrics({"rank": rank, "index": index}, metrics)
         for ordinal, metrics in enumerate(checkpoints or [], start=1):
-            store.staging_directory(0, ordinal, 0)
+            store.staging_directory(0, ordinal)
             commit_now(store, Commit(ordinal, (), (0,), metrics))
         store.close()
         return tmp_path / "run"
@@ -219,7 +219,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_no_damage(
 
     def as_the_run_goes_on(folder: Path) -> CommittedCheckpoint:
         monkeypatch.undo()
-        store.staging_directory(0, 1, 0)
+        store.staging_directory(0, 1)
         commit_now(store, Commit(1, (), (0,), {"loss": 1}))
         store.delete([0])
         return committed_at(folder)

@@ -3,9 +3,9 @@
 import sys
 
 from accelerate import Accelerator
-from benchmark_tasks import TASKS, train_ddp
+from benchmark_tasks import TASKS, WITH_GPUS, train_ddp
 
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator(cpu=not WITH_GPUS)
 task = sys.argv[1]
 if task == "ddp":
     train_ddp(accelerator.prepare_model)

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
+WITH_GPUS = os.environ.get("BENCHMARK_DEVICE") == "cuda"
+BACKEND = "nccl" if WITH_GPUS else "gloo"
 WARM_UP_STEPS = 30
 DDP_STEPS = 300
 BATCH = 32
@@ -27,11 +31,23 @@ def write(name: str, value: object) -> None:
     unfinished.rename(path)
 
 
+def device() -> torch.device:
+    """Return the device of this rank, and make it the current one."""
+    import torch
+
+    if not WITH_GPUS:
+        return torch.device("cpu")
+    # Ray hides the GPUs of other workers; the other launchers show all of them.
+    index = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
 def first_all_reduce() -> None:
     import torch
     from torch import distributed
 
-    total = torch.ones(1)
+    total = torch.ones(1, device=device())
     distributed.all_reduce(total)
     if total.item() != distributed.get_world_size():
         raise RuntimeError(f"all_reduce of ones gave {total.item()} with {distributed.get_world_size()} ranks")
@@ -72,12 +88,12 @@ def train_ddp(wrap: Callable[[Any], Any]) -> None:
     rank = distributed.get_rank()
     torch.manual_seed(0)
     layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
-    model = wrap(nn.Sequential(*layers))
+    model = wrap(nn.Sequential(*layers).to(device()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     steps = WARM_UP_STEPS + DDP_STEPS
     random = torch.Generator().manual_seed(1 + rank)
-    inputs = torch.randn(steps, BATCH, 64, generator=random)
-    labels = torch.randint(10, (steps, BATCH), generator=random)
+    inputs = torch.randn(steps, BATCH, 64, generator=random).to(device())
+    labels = torch.randint(10, (steps, BATCH), generator=random).to(device())
     losses = []
     begun = 0.0
     for step in range(steps):
@@ -110,11 +126,12 @@ TASKS: dict[str, Callable[[], None]] = {
 }
 
 
-def in_gloo_group(task: Callable[[], None]) -> None:
+def in_process_group(task: Callable[[], None]) -> None:
     """Run the task in a process group. For launchers that do not make one."""
     from torch import distributed
 
-    distributed.init_process_group("gloo")
+    device()
+    distributed.init_process_group(BACKEND)
     task()
     distributed.destroy_process_group()
 

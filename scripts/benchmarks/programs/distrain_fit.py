@@ -39,7 +39,9 @@ def main() -> None:
     disk = os.environ.get("BENCHMARK_DISK", os.environ["BENCHMARK_OUT"])
     trainer = TorchTrainer(
         tasks[task],
-        scaling_config=distrain.ScalingConfig(num_workers=int(workers), start_method=start_method),
+        scaling_config=distrain.ScalingConfig(
+            num_workers=int(workers), use_gpu=benchmark_tasks.WITH_GPUS, start_method=start_method
+        ),
         run_config=distrain.RunConfig(storage_path=disk + "/runs"),
     )
     results = []

@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmark_tasks import TASKS, in_gloo_group, run_once_or_twice
+from benchmark_tasks import TASKS, in_process_group, run_once_or_twice
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
@@ -17,7 +17,7 @@ def main() -> None:
         run_id="benchmark",
         max_restarts=0,
     )
-    run_once_or_twice(task, lambda: elastic_launch(config, in_gloo_group)(TASKS[task]))
+    run_once_or_twice(task, lambda: elastic_launch(config, in_process_group)(TASKS[task]))
 
 
 if __name__ == "__main__":

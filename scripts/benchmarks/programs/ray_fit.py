@@ -42,8 +42,8 @@ def main() -> None:
     def fit() -> object:
         return TorchTrainer(
             tasks[task],
-            torch_config=TorchConfig(backend="gloo"),
-            scaling_config=ray.train.ScalingConfig(num_workers=workers),
+            torch_config=TorchConfig(backend=benchmark_tasks.BACKEND),
+            scaling_config=ray.train.ScalingConfig(num_workers=workers, use_gpu=benchmark_tasks.WITH_GPUS),
             run_config=ray.train.RunConfig(storage_path=disk + "/runs"),
         ).fit()
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmark_tasks import in_gloo_group, write
+from benchmark_tasks import WITH_GPUS, device, in_process_group, write
 
 STEP_S = 0.005
 
@@ -20,7 +20,7 @@ def train() -> None:
     rank, first = distributed.get_rank(), True
     end = Path(os.environ["BENCHMARK_OUT"], "recovered.json")
     while True:
-        over = torch.tensor(float(end.exists()))
+        over = torch.tensor(float(end.exists()), device=device())
         distributed.all_reduce(over)  # so all ranks end in the same step
         if first:
             restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])  # distrain sets it too
@@ -37,7 +37,7 @@ def fit(workers: int, max_failures: int) -> None:
 
     trainer = TorchTrainer(
         train,
-        scaling_config=distrain.ScalingConfig(num_workers=workers),
+        scaling_config=distrain.ScalingConfig(num_workers=workers, use_gpu=WITH_GPUS),
         run_config=distrain.RunConfig(
             storage_path=os.environ["BENCHMARK_OUT"] + "/runs",
             failure_config=distrain.FailureConfig(max_failures=max_failures),
@@ -53,4 +53,4 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         fit(*map(int, sys.argv[1:]))
     else:
-        in_gloo_group(train)
+        in_process_group(train)

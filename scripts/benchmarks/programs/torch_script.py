@@ -2,6 +2,6 @@
 
 import sys
 
-from benchmark_tasks import TASKS, in_gloo_group
+from benchmark_tasks import TASKS, in_process_group
 
-in_gloo_group(TASKS[sys.argv[1]])
+in_process_group(TASKS[sys.argv[1]])

@@ -6,19 +6,22 @@ import contextlib
 import io
 import logging
 import os
+import resource
 import sys
 import termios
 import threading
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.coordinator.worker_output import REPORT_INTERVAL_S, RankOutput, ReportLines
+from distrain.coordinator.worker_output import REPORT_INTERVAL_S, RankOutput, ReportLines, WorkerOutput
 from distrain.system import consoles
+from distrain.system.background import Background
 from distrain.system.consoles import console_threads, write_to
-from distrain.system.log import log_level, say, warn
+from distrain.system.log import log_level, say, warn, without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,6 +146,16 @@ def test_a_rank_cannot_move_about_on_the_console(capsys: Console, log: Path, dat
     assert log.read_bytes() == data
 
 
+def test_an_unfinished_control_sequence_ends_with_its_line() -> None:
+    assert without_controls("\x1b]0;title\ntext\n\x1b\nlast\x1b") == "\ntext\n\nlast"
+
+
+def test_of_many_lines_at_once_each_is_cleaned(capsys: Console, log: Path) -> None:
+    data = b"plain\n 10%\r 50%\r\n\x1b]0;title\ncaf\xe9\n[rank3]: \x1b[32mgreen\x1b[0m\x07\n\n"
+    lines = ["plain", " 50%", "", "caf\ufffd", "\x1b[32mgreen\x1b[0m", ""]
+    assert shown(capsys, log, data) == [f"[rank 3] {line}" for line in lines]
+
+
 def test_windows_line_ends_are_line_ends(capsys: Console, log: Path) -> None:
     assert shown(capsys, log, b"one\r\ntwo\r\n") == ["[rank 3] one", "[rank 3] two"]
 
@@ -193,6 +206,7 @@ def test_any_split_gives_the_same_lines(
             output.feed(1, stream[start:end])
         output.close()
     assert console.getvalue() == "".join(f"[rank 0] {line}\n" for line in lines)
+    assert output.last_lines == lines
 
 
 def test_a_console_that_is_gone_does_not_end_the_run(
@@ -348,6 +362,61 @@ def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> N
     kept = len(output.last_lines)
     assert 200 <= kept <= 500
     assert list(output.last_lines) == [f"line {n}" for n in range(1000 - kept, 1000)]
+
+
+def test_the_last_lines_of_a_flood_are_whole_and_of_both_streams(log: Path) -> None:
+    output = RankOutput(3, log, shown=False)
+    for n in range(300):
+        output.feed(1, b"".join(b"out %d %d %s\n" % (n, m, b"x" * 1000) for m in range(100)))
+        output.feed(2, b"error %d\n" % n)
+    output.feed(1, b"no end")
+    lines = output.last_lines
+    assert lines[-2:] == ["error 299", "no end"]
+    assert all(line.startswith("out 299 ") and len(line) > 1000 for line in lines[1:-2])
+
+
+def test_the_last_lines_of_single_bytes_take_little_memory(log: Path) -> None:
+    output = RankOutput(3, log, shown=False)
+    tracemalloc.start()
+    for n in range(20_000):
+        output.feed(1 + n % 2, b".")
+        output.flush()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    output.close()
+    assert size < 512 << 10
+    assert len(output.last_lines) == 2
+
+
+def test_many_ranks_that_print_need_few_open_files(tmp_path: Path) -> None:
+    output = WorkerOutput(lambda attempt, rank: tmp_path / f"{rank}.log", Background(None, "log"), shown=())
+    output.begin(0, ["localhost"] * 300)
+    before, limits = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 100, limits[1]))
+    try:
+        for turn in range(3):
+            for rank in range(300):
+                output.of(rank).feed(1, b"%d %d\n" % (rank, turn))
+            output.flush()
+        output.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(os.listdir("/proc/self/fd")) == before
+    for rank in (0, 150, 299):
+        assert (tmp_path / f"{rank}.log").read_bytes() == b"".join(b"%d %d\n" % (rank, turn) for turn in range(3))
+
+
+def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Console, tmp_path: Path) -> None:
+    output = WorkerOutput(lambda attempt, rank: tmp_path / str(rank) / "log", Background(None, "log"), shown=())
+    (tmp_path / "1").mkdir()
+    output.begin(0, ["localhost"] * 2)
+    for turn in range(2):
+        for rank in range(2):
+            output.of(rank).feed(1, b"%d\n" % turn)
+        output.flush()
+    output.close()
+    assert (tmp_path / "1" / "log").read_bytes() == b"0\n1\n"
+    assert capsys.readouterr().err.count(f"the log {tmp_path / '0' / 'log'} can no longer be written") == 1
 
 
 # -- reports ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -348,7 +350,7 @@ def test_when_patience_ran_out_the_lowest_rank_is_kept_all_the_same() -> None:
     bring(assembly, 1, 1, "model")
     assert assembly.tick(FIRST_PATIENCE_S) == [RequestFiles(1, 1, ("model",))]
     deliver(assembly, 1, 1, "model", now=2)
-    assert bring(assembly, 0, 1, "model", now=3) == [RequestFiles(0, 1, ("model",))]
+    assert bring(assembly, 0, 1, "model", now=3) == [RequestFiles(0, 1, ("model",), aside=True)]
     assert owners(the_commit(deliver(assembly, 0, 1, "model", now=4))) == {"model": 0}
 
 
@@ -461,8 +463,7 @@ def test_a_rank_that_is_ahead_waits_for_ranks_that_have_not_begun() -> None:
     assembly = CheckpointAssembly(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S))
     assembly.running(0, 0.0)
     assert run_ahead(assembly, [1, 2, 3]) == [1, 2]
-    assembly.running(1, 1.0)
-    assert assembly.tick(1.0) == [RequestFiles(0, 3, ("shard-0-3",))]
+    assert assembly.running(1, 1.0) == [RequestFiles(0, 3, ("shard-0-3",))]
 
 
 @pytest.mark.parametrize("reports", [0, 1])
@@ -755,6 +756,28 @@ def test_a_deadline_that_nobody_looked_at_is_not_forgotten() -> None:
     assert assembly.deadline() == FIRST_PATIENCE_S
     assert assembly.deadline() == FIRST_PATIENCE_S  # still, as no tick came
     assert len(assembly.tick(FIRST_PATIENCE_S + 5)) == 1
+
+
+# -- many ranks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("same_file", [False, True])
+def test_the_time_for_a_checkpoint_is_proportional_to_the_number_of_ranks(*, same_file: bool) -> None:
+    """If each event looked at all ranks, this would take minutes."""
+    world_size = 10_000
+    assembly = assembly_of(world_size)
+    ranks = random.Random(1).sample(range(world_size), world_size)
+    began = time.process_time()
+    for ordinal in (1, 2):
+        ordered: list[RequestFiles] = []
+        for rank in ranks:
+            ordered += only(RequestFiles, bring(assembly, rank, ordinal, "model" if same_file else f"shard-{rank}"))
+            assembly.deadline()
+        ordered += only(RequestFiles, assembly.tick(PATIENCE_S * ordinal))
+        assert len(ordered) == world_size
+        done = [deliver(assembly, order.rank, ordinal, *order.files) for order in ordered]
+        assert len(the_commit(done[-1]).files) == (1 if same_file else world_size)
+    assert time.process_time() - began < 10
 
 
 # -- any order of events ---------------------------------------------------------------------------------------------

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.decisions.report_rows import ROW_TIMEOUT_S, CallBack, RowAssembly
+from distrain.decisions.report_rows import ROW_TIMEOUT_S, CallBack, ReportCounts, RowAssembly
+
+
+def test_the_fewest_reports_are_those_of_the_slowest_rank_that_is_waited_for() -> None:
+    counts = ReportCounts(3)
+    assert counts.fewest == 0
+    counts.set(0, 5)
+    counts.set(1, 3)
+    assert (counts.fewest, counts.ranks_with(0)) == (0, {2})
+    counts.remove(2)
+    counts.remove(2)
+    assert (counts.fewest, 2 in counts) == (3, False)
+    counts.set(2, 1)
+    assert (counts.fewest, counts.ranks_with(3)) == (1, {1})
+    for rank in range(3):
+        counts.remove(rank)
+    assert counts.fewest == math.inf
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
 
 
 def report(
@@ -158,6 +179,19 @@ def test_a_rank_that_reports_too_late_changes_nothing_and_is_not_kept() -> None:
     assert report(rows, 1, 1) == []
     assert rows.end() == []
     assert not rows._rows
+
+
+def test_the_time_for_a_report_is_independent_of_the_number_of_ranks() -> None:
+    """If each report looked at all ranks, this would take half a minute."""
+    world_size, complete = 10_000, 0
+    rows = RowAssembly(world_size)
+    began = time.process_time()
+    for index in range(1, 6):
+        for rank in range(world_size):
+            complete += len(report(rows, rank, index))
+            rows.deadline()
+    assert complete == 5
+    assert time.process_time() - began < 10
 
 
 @given(st.data())

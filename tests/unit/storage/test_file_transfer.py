@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
+import errno
 import os
+import signal
+import stat
+import subprocess
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from distrain.storage.file_transfer import LocalFiles, file_copier
+from distrain.storage import file_transfer
+from distrain.storage.file_transfer import LocalFiles, hash_files, store_files
+from tests.conftest import wait_until
 
 
 @pytest.fixture
@@ -20,10 +28,161 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_copied_and_can_be_changed_afterwards(source: Path, tmp_path: Path) -> None:
-    copy = file_copier(source, tmp_path / "target")
-    assert copy("deep/file") == (4, zlib.crc32(b"text"))
+    assert store_files(source, tmp_path / "target", ["deep/file"]) == [("deep/file", 4, zlib.crc32(b"text"))]
     (source / "deep" / "file").write_text("changed")
     assert (tmp_path / "target" / "deep" / "file").read_text() == "text"
+
+
+def copied(source: Path, target: Path) -> tuple[int, int]:
+    [(_, size, crc32)] = store_files(source, target, ["source"])
+    return size, crc32
+
+
+def synced(folder: Path) -> tuple[int, int]:
+    return copied(folder, folder)
+
+
+def hashed(folder: Path) -> tuple[int, int]:
+    [(_, size, crc32)] = hash_files(folder, ["source"])
+    return size, crc32
+
+
+def test_more_files_than_may_be_open_are_copied_in_their_order(tmp_path: Path) -> None:
+    names = [f"{number % 7}/{number}" for number in range(1500)]
+    for name in names:
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).write_text(name)
+    told = store_files(tmp_path / "source", tmp_path / "target", names)
+    assert told == [(name, len(name), zlib.crc32(name.encode())) for name in names]
+    assert told == hash_files(tmp_path / "target", names) == store_files(*2 * [tmp_path / "target"], names)
+
+
+def in_small_steps(reader: int, writer: int, count: int) -> int:
+    return os.write(writer, os.read(reader, 700_000))
+
+
+def only_at_first(reader: int, writer: int, count: int) -> int:
+    if os.lseek(reader, 0, os.SEEK_CUR):
+        raise OSError(errno.EXDEV, "not between these")
+    return os.write(writer, os.read(reader, 999))
+
+
+@pytest.mark.parametrize("by_kernel", [None, in_small_steps, only_at_first, lambda *_: 0])
+@pytest.mark.parametrize("size", [0, 1, 1000, (4 << 20) + 1, (33 << 20) + 7])
+def test_a_copy_is_equal_and_tells_size_and_crc(
+    tmp_path: Path, size: int, by_kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_kernel is not None:
+        monkeypatch.setattr(os, "copy_file_range", by_kernel)
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    (tmp_path / "source").write_bytes(data)
+    told = copied(tmp_path, tmp_path / "deep")
+    assert (tmp_path / "deep" / "source").read_bytes() == data
+    assert told == (len(data), zlib.crc32(data)) == hashed(tmp_path) == synced(tmp_path)
+
+
+def test_a_copy_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(reader: int, writer: int, count: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "source").write_bytes(b"1")
+    monkeypatch.setattr(os, "copy_file_range", full)
+    with pytest.raises(OSError, match="No space left"):
+        copied(tmp_path, tmp_path / "target")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that it kept from being closed
+def test_a_copy_that_a_signal_handler_interrupts_leaves_no_thread(tmp_path: Path) -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    def tasks() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    data = bytes(range(256)) * (48 << 12)
+    (tmp_path / "source").write_bytes(data)
+    before, interrupted = tasks(), 0
+    usual = signal.signal(signal.SIGALRM, ring)
+    try:
+        for moment in range(1, 60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moment * 0.0005)
+                told = copied(tmp_path, tmp_path / "target")
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert told == synced(tmp_path / "target") == (len(data), zlib.crc32(data))
+            except Alarm:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    assert interrupted
+    wait_until(lambda: tasks() <= before, what="the end of the threads")
+
+
+def test_without_threads_a_copy_is_hashed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    data = bytes(range(256)) * (48 << 12)
+    (tmp_path / "source").write_bytes(data)
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    assert copied(tmp_path, tmp_path / "target") == (len(data), zlib.crc32(data))
+
+
+def test_a_copy_that_cannot_be_read_again_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(fd: int, buffers: Any, offset: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "source").write_bytes(b"1")
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(OSError, match=r"Input/output error: .*target"):
+        copied(tmp_path, tmp_path / "target")
+    with pytest.raises(OSError, match=r"Input/output error: .*source"):
+        synced(tmp_path)
+
+
+def test_a_child_that_is_forked_during_a_copy_does_not_keep_it_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(range(256)) * (48 << 12)
+    (tmp_path / "source").write_bytes(data)
+    children, hash_part = [], file_transfer._hash_part
+
+    def fork_first(*arguments: int) -> int:
+        if not children:
+            children.append(subprocess.Popen(["sleep", "60"], pass_fds=open_pipes()))
+        return hash_part(*arguments)
+
+    monkeypatch.setattr(file_transfer, "_hash_part", fork_first)
+    try:
+        assert copied(tmp_path, tmp_path / "target") == (len(data), zlib.crc32(data))
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def open_pipes() -> list[int]:
+    fds = [int(name) for name in os.listdir("/proc/self/fd")]
+    return [fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode)]
+
+
+def test_an_error_of_the_thread_that_hashes_is_the_error_of_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: int) -> int:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    (tmp_path / "source").write_bytes(bytes(64 << 20))
+    monkeypatch.setattr(file_transfer, "_hash_part", fail)
+    with pytest.raises(OSError, match="the disk is broken"):
+        copied(tmp_path, tmp_path / "target")
+
+
+# -- local files -----------------------------------------------------------------------------------------------------
 
 
 def test_local_files_are_deleted_with_their_directories(source: Path) -> None:

@@ -52,7 +52,7 @@ def commit(
     parts = {0: {"model.pt": b"weights"}} if parts is None else parts
     files = []
     for rank, contents in parts.items():
-        folder = store.staging_directory(0, ordinal, rank)
+        folder = store.staging_directory(0, ordinal)
         for path, data in contents.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
@@ -73,6 +73,26 @@ def test_a_commit_joins_the_parts_of_all_ranks(store: LocalStore, root: Path) ->
     assert contents(saved.path) == {"model.pt": b"zero", "rng/1.bin": b"one", "rng/deep/er.bin": b"two"}
 
 
+def test_files_of_a_rank_aside_replace_those_of_other_ranks(store: LocalStore) -> None:
+    for rank, folder in ((1, store.staging_directory(0, 1)), (0, store.staging_directory(0, 1, aside=0))):
+        (folder / "sub").mkdir()
+        for name in ("sub/model.pt", f"sub/{rank}"):
+            (folder / name).write_bytes(b"%d" % rank)
+        (folder / f"empty-{rank}").mkdir()
+    owners = {"sub/0": 0, "sub/1": 1, "sub/model.pt": 0}
+    files = tuple(CommittedFile(path, rank, 1, zlib.crc32(b"%d" % rank)) for path, rank in owners.items())
+    saved = commit_now(store, Commit(1, files, (0, 1), {}))
+    assert contents(saved.path) == {"sub/0": b"0", "sub/1": b"1", "sub/model.pt": b"0"}
+    assert all((saved.path / f"empty-{rank}").is_dir() for rank in (0, 1))
+
+
+def test_a_file_that_was_cut_off_after_it_was_stored_is_not_committed(store: LocalStore) -> None:
+    (store.staging_directory(0, 1) / "model.pt").write_bytes(b"half")
+    with pytest.raises(OSError, match=r"the file has changed since it was stored: .*model\.pt"):
+        commit_now(store, Commit(1, (CommittedFile("model.pt", 0, 8, 1),), (0,), {}))
+    assert store.paths.checkpoints() == []
+
+
 def test_the_manifest_tells_files_sizes_hashes_ranks_and_metrics(store: LocalStore) -> None:
     saved = commit(store, parts={0: {"a": b"zero"}, 2: {"b": b"two"}}, loss=0.5)
     manifest = json.loads((saved.path / MANIFEST_FILE).read_text())
@@ -91,7 +111,7 @@ def test_nothing_is_left_of_the_staging_after_a_commit(store: LocalStore) -> Non
 
 
 def test_a_commit_that_fails_leaves_no_checkpoint(store: LocalStore) -> None:
-    store.staging_directory(0, 1, 0)
+    store.staging_directory(0, 1)
     with pytest.raises(OSError, match="never-written"):
         commit_now(store, Commit(1, (CommittedFile("never-written", 0, 1, 1),), (0,), {}))
     assert store.paths.checkpoints() == []
@@ -189,7 +209,7 @@ def test_a_checkpoint_that_is_deleted_as_a_reader_opens_it_is_not_read(
 
 def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path) -> None:
     first = LocalStore(root)
-    (first.staging_directory(0, 1, 0) / "model.pt").write_bytes(b"half")
+    (first.staging_directory(0, 1) / "model.pt").write_bytes(b"half")
     first._directory.release()  # as a crash does it
     second = LocalStore(root)
     assert not second.paths.staging.exists()
@@ -198,10 +218,10 @@ def test_half_written_checkpoints_are_swept_when_the_next_run_starts(root: Path)
 
 def test_a_staging_directory_of_another_generation_is_another_one(root: Path) -> None:
     first = LocalStore(root)
-    earlier = first.staging_directory(0, 1, 0)
+    earlier = first.staging_directory(0, 1)
     first.close()
     second = LocalStore(root)
-    assert second.staging_directory(0, 1, 0) != earlier
+    assert second.staging_directory(0, 1) != earlier
     second.close()
 
 
@@ -430,7 +450,7 @@ def test_a_commit_that_fails_leaves_the_others_to_be_waited_for(root: Path) -> N
     store.on_failure = failed.append
     store.start(loop, background, "id", [])
     for ordinal, parts in ((1, (CommittedFile("never-written", 0, 1, 1),)), (2, ())):
-        store.staging_directory(0, ordinal, 0)
+        store.staging_directory(0, ordinal)
         store.commit(0, Commit(ordinal, parts, (0,), {}), then=saved.append)
     assert store.is_committing
     while not store.is_idle:

@@ -18,7 +18,7 @@ import pytest
 from distrain import wire
 from distrain.errors import WireError
 from distrain.system.loop import Loop
-from distrain.wire.channel import Channel, widen_pipe
+from distrain.wire.channel import Channel, read_pipe, widen_pipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,6 +199,60 @@ def test_queued_messages_keep_their_order(loop: Loop, pair: Pair) -> None:
     assert listener.heard == sent
 
 
+def test_messages_of_one_step_are_written_together(loop: Loop, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(loop, pair.far)
+    pair.near.attach(loop, lambda frames: None)
+    writes = []
+    monkeypatch.setattr(os, "writev", lambda fd, data, writev=os.writev: writes.append(len(data)) or writev(fd, data))
+    sent: list[wire.Message] = [wire.Notice(text=str(n)) for n in range(100)]
+    loop.call_in("send", 0.0, lambda: [pair.near.queue(message) for message in sent])
+    while len(listener.heard) < len(sent):
+        loop.step()
+    assert (listener.heard, writes) == (sent, [1, 99])
+
+
+def test_outside_of_steps_messages_are_written_at_once(loop: Loop, pair: Pair) -> None:
+    """There may be no further step."""
+    pair.near.attach(loop, lambda frames: None)
+    pair.near.queue(wire.Ping())
+    pair.near.queue(wire.Close())
+    assert messages(pair.far.drain()) == [wire.Ping(), wire.Close()]
+
+
+def test_what_is_queued_is_written_before_the_channel_closes(loop: Loop, pair: Pair) -> None:
+    def send_and_close() -> None:
+        pair.near.queue(wire.Ping())
+        pair.near.queue(wire.Close())
+        pair.near.close()
+        pair.near.queue(wire.Ping())
+
+    pair.near.attach(loop, lambda frames: None)
+    loop.call_in("send", 0.0, send_and_close)
+    loop.step()
+    assert messages(pair.far.drain()) == [wire.Ping(), wire.Close()]
+
+
+def test_a_full_pipe_is_widened(pair: Pair) -> None:
+    line, total = b"x" * 79 + b"\n", 0
+    read_fd, write_fd = os.pipe()
+    for fd in (read_fd, write_fd):
+        os.set_blocking(fd, False)
+    try:
+        for _ in range(2):
+            written = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    written += os.write(write_fd, line)
+            assert read_pipe(read_fd) == line * (written // len(line))
+            total += written
+        assert total > 512 << 10
+        assert read_pipe(read_fd) is None
+        os.close(write_fd)
+        assert read_pipe(read_fd) == b""
+    finally:
+        os.close(read_fd)
+
+
 def test_draining_is_told_so_that_readers_can_go_on(loop: Loop, pair: Pair) -> None:
     listener = Listener(loop, pair.far)
     pair.near.attach(loop, lambda frames: None)
@@ -208,6 +262,19 @@ def test_draining_is_told_so_that_readers_can_go_on(loop: Loop, pair: Pair) -> N
     while not listener.heard:
         loop.step()
     assert queued[-1] == 0
+
+
+def test_draining_is_told_whoever_writes(loop: Loop, pair: Pair) -> None:
+    """A message that is queued between two steps may find room for all that waits."""
+    pair.near.attach(loop, lambda frames: None)
+    queued: list[int] = []
+    pair.near.on_drained = lambda: queued.append(pair.near.queued_bytes)
+    pair.near.queue(LARGE)
+    assert queued[-1] > 0
+    while queued[-1] > 0:
+        pair.far.receive()
+        pair.near.queue(wire.Ping())
+    assert pair.near.queued_bytes == 0
 
 
 def test_paused_reading_leaves_the_frames_in_the_kernel(loop: Loop, pair: Pair) -> None:

@@ -99,6 +99,13 @@ def test_a_frame_keeps_the_bytes_it_came_in() -> None:
     assert frame.raw == raw
 
 
+def test_defaults_do_not_travel() -> None:
+    message = wire.Reported(attempt=1, rank=0, index=1, time=0.5, ordinal=None, files=[], name="best", body=b"{}")
+    [frame] = wire.Decoder().feed(wire.encode(message))
+    assert set(frame.header) == {"attempt", "rank", "index", "time", "ordinal", "files", "name"}
+    assert frame.message() == message
+
+
 def test_undecodable_bytes_in_arguments_survive() -> None:
     text = b"caf\xe9".decode(errors="surrogateescape")
     assert decoded(wire.encode(wire.Notice(text=text))) == [wire.Notice(text=text)]

@@ -1,0 +1,249 @@
+"""A second fit() in one process: it takes over the forkserver of the first, if nothing has changed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import FailureConfig, WorkerGroupError
+from distrain.coordinator import resting_agents
+from distrain.storage.paths import read_manifest
+from distrain.system.remote_path import locate
+from tests.conftest import is_alive, run_members, wait_until
+from tests.process.conftest import WAYS, log_of, make_fit, records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.process.conftest import Fit
+
+
+def look(config: dict[str, Any]) -> dict[str, Any]:
+    print("says", config)
+    scratch = os.environ["DISTRAIN_SCRATCH"]
+    found = os.listdir(scratch)
+    tempfile.mkdtemp(dir=scratch)
+    return {
+        "parent": os.getppid(),
+        "config": config,
+        "random": random.random(),
+        "environment": dict(os.environ),
+        "scratch": found,
+        "attempt": distrain.get_context().attempt,
+    }
+
+
+def test_a_second_fit_has_the_same_forkserver_and_nothing_else_of_the_first(fit: Fit) -> None:
+    first, second = fit(look, {"n": 1}), fit(look, {"n": 2 * "two"})
+    one, two = first.return_value, second.return_value
+    assert one["parent"] == two["parent"]
+    assert (one["config"], two["config"]) == ({"n": 1}, {"n": "twotwo"})
+    assert one["random"] != two["random"]
+    assert one["attempt"] == two["attempt"] == 0
+    assert two["scratch"] == []
+    ids = {value["environment"].pop("TORCHELASTIC_RUN_ID") for value in (one, two)}
+    assert len(ids) == 2
+    for name in ("MASTER_PORT",):
+        assert one["environment"].pop(name) != two["environment"].pop(name)
+    assert one["environment"] == two["environment"]
+    assert [log_of(result.path, 0).strip() for result in (first, second)] == ["says {'n': 1}", "says {'n': 'twotwo'}"]
+    assert {record["attempt"] for record in records(second.path)} <= {0}
+
+
+def test_a_fit_after_a_failed_one_has_the_same_forkserver(fit: Fit) -> None:
+    def fail() -> None:
+        raise ValueError(f"forkserver {os.getppid()}")
+
+    with pytest.raises(WorkerGroupError) as raised:
+        fit(fail)
+    assert f"forkserver {fit(look).return_value['parent']}" in str(raised.value)
+
+
+def test_restarts_in_a_second_fit(fit: Fit) -> None:
+    def die_once() -> dict[str, Any]:
+        if distrain.get_context().attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"parent": os.getppid(), "attempt": distrain.get_context().attempt}
+
+    parent = fit(look).return_value["parent"]
+    result = fit(die_once, failure_config=FailureConfig(max_failures=1))
+    assert result.return_value == {"parent": parent, "attempt": 1}
+
+
+def change_a_variable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("SOME_LIBRARY_READS_IT", "1")
+
+
+def change_the_directory(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.chdir(folder)
+
+
+def change_the_umask(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    os.umask(0o077)
+
+
+def edit_a_package(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "site" / "edited_package.py").write_text("VERSION = 2\n")
+
+
+def kill_the_forkserver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    _kill_resting("forkserver")
+
+
+def kill_the_agent(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    _kill_resting("agent")
+
+
+def _kill_resting(program: str) -> None:
+    guard = psutil.Process(resting_agents._resting[0].link._process.pid)
+    victims = [child for child in guard.children(recursive=True) if program in child.cmdline()]
+    victims[0].kill()
+    wait_until(lambda: not is_alive(victims[0]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_a_variable,
+        change_the_directory,
+        change_the_umask,
+        edit_a_package,
+        kill_the_forkserver,
+        kill_the_agent,
+    ],
+    ids=lambda change: change.__name__.replace("_", " "),
+)
+def test_after_a_change_there_is_a_new_forkserver(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, Path], None]
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "edited_package.py").write_text("VERSION = 1\n")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
+
+    def train() -> dict[str, Any]:
+        import edited_package
+
+        return {
+            "parent": os.getppid(),
+            "version": edited_package.VERSION,
+            "variable": "SOME_LIBRARY_READS_IT" in os.environ,
+        }
+
+    umask = os.umask(0o022)
+    try:
+        first = fit(train).return_value
+        assert fit(train).return_value == first
+        with monkeypatch.context() as changes:
+            change(changes, tmp_path)
+            second = fit(train).return_value
+    finally:
+        os.umask(umask)
+    assert second["parent"] != first["parent"]
+    assert second["version"] == (2 if change is edit_a_package else 1)
+    assert second["variable"] == (change is change_a_variable)
+
+
+def test_fits_in_threads_have_a_forkserver_each(fit: Fit) -> None:
+    together = threading.Barrier(2, timeout=60)
+
+    def run(number: int) -> int:
+        together.wait()
+        parent: int = fit(look, {"n": number}, name=f"{number}-{time.time_ns()}").return_value["parent"]
+        return parent
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (set(pool.map(run, range(2))) for _ in range(2))
+    assert len(first) == len(second) == 2
+
+
+def test_none_rests_if_the_user_wants_none(fit: Fit, monkeypatch: pytest.MonkeyPatch, test_run_id: str) -> None:
+    monkeypatch.setenv("DISTRAIN_IDLE_S", "0")
+    fit(look)
+    assert not run_members(test_run_id)
+    monkeypatch.setenv("DISTRAIN_IDLE_S", "long")
+    with pytest.raises(ValueError, match="DISTRAIN_IDLE_S='long'"):
+        fit(look)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.endswith("ssh")][:1])
+def test_none_rests_on_other_hosts(way: str, tmp_path: Path, test_run_id: str) -> None:
+    make_fit(way, tmp_path)(look)
+    assert not run_members(test_run_id)
+
+
+def test_an_agent_ends_when_it_has_rested_for_long(fit: Fit, monkeypatch: pytest.MonkeyPatch, test_run_id: str) -> None:
+    monkeypatch.setattr(resting_agents, "_MARGIN_S", 0.2)
+    monkeypatch.setenv("DISTRAIN_IDLE_S", "0.5")
+    first = fit(look).return_value["parent"]
+    assert run_members(test_run_id)
+    wait_until(lambda: not run_members(test_run_id), timeout_s=5)
+    assert fit(look).return_value["parent"] != first
+
+
+SCRIPT = """
+import multiprocessing, os, signal, sys, threading, time
+import distrain
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+
+def train():
+    return os.getppid()
+
+def fit():
+    config = RunConfig(storage_path=sys.argv[1])
+    return DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=1), run_config=config).fit().return_value
+
+if __name__ == "__main__":
+    first = fit()
+    if sys.argv[2] == "fork":
+        child = os.fork()
+        if child == 0:
+            assert fit() != first
+            sys.exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert fit() == first
+    print(first, flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "os._exit":
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "os._exit", "killed", "fork"])
+def test_nothing_is_left_of_a_users_process(tmp_path: Path, test_run_id: str, end: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-W", "error", "-X", "dev", str(script), str(tmp_path / "runs"), end]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (-signal.SIGKILL if end == "killed" else 0), done.stderr
+    assert "Warning" not in done.stderr
+    if end in ("exit", "fork"):
+        assert not run_members(test_run_id)
+    wait_until(lambda: not run_members(test_run_id), timeout_s=5)
+
+
+def test_what_a_dead_process_has_left_is_found_by_the_agents_id(fit: Fit) -> None:
+    def train() -> str:
+        return os.environ["DISTRAIN_RUN_IDS"]
+
+    first, second = fit(train), fit(train)
+    agents = read_manifest(locate(second.path))["agents"]
+    assert read_manifest(locate(first.path))["agents"] == []
+    assert agents == [read_manifest(locate(first.path))["run_id"]]
+    assert agents[0] in second.return_value.split(":")
