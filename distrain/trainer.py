@@ -227,15 +227,17 @@ def run_work(
     refuse_after_stop()
     resting_agents.idle_s()  # raises for a bad setting
     local.check_launcher(scaling.max_workers, work.backend)
+    transports = transports or _transports(scaling, run.failure_config.host_lease_s)
+    shares = _shares([transport.host for transport in transports], scaling)
     request = _UserRequest(
         work=work,
-        job=job.make_job(work) if scaling.num_workers else job.Job(blob=b""),
+        job=job.make_job(work, workers_per_host=max(shares.values())) if scaling.num_workers else job.Job(blob=b""),
         scaling=scaling,
         run=run,
         resume_from=resume_from,
         metadata=metadata or {},
         validation=validation,
-        transports=transports or _transports(scaling, run.failure_config.host_lease_s),
+        transports=transports,
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
         on_command_line=on_command_line,
     )

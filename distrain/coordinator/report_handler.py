@@ -252,6 +252,8 @@ class ReportHandler:
                 case Commit():
                     self._commit(action)
                 case Drop(ordinal):
+                    for rank in self._unsettled[ordinal].reports:
+                        self._send_done(rank, ordinal)
                     self._settle(ordinal, None)
                 case EndCall(rank, index, data, refused):
                     self._send(
@@ -330,20 +332,15 @@ class ReportHandler:
         self._on_commit(path)
         if attempt == self._attempt:
             for rank in range(self._world_size):
-                self._send(
-                    wire.CommitDone(
-                        attempt=attempt,
-                        rank=rank,
-                        ordinal=commit.ordinal,
-                        path=path,
-                        has_files=rank in ranks,
-                    )
-                )
+                self._send_done(rank, commit.ordinal, path, has_files=rank in ranks)
             self._settle(commit.ordinal, saved)
             self._end_rows()
         if saved.is_pending:
             self._validations.add(saved)
         self._after_change()
+
+    def _send_done(self, rank: int, ordinal: int, path: str = "", *, has_files: bool = False) -> None:
+        self._send(wire.CommitDone(attempt=self._attempt, rank=rank, ordinal=ordinal, path=path, has_files=has_files))
 
     def _settle(self, ordinal: int, saved: CommittedCheckpoint | None) -> None:
         """Note that a checkpoint is committed, or (None) dropped."""

@@ -14,7 +14,7 @@ import stat
 import sys
 import time
 import zlib
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from distrain.storage.files import naming
 from distrain.system.background import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 
 Files = list[tuple[str, int, int]]
@@ -33,6 +33,8 @@ _COPY_BYTES = 4 << 20
 _KERNEL_COPY_BYTES = 16 << 20
 _HASHED_LATER_BYTES = 8 << 20
 """Size up to which a file is hashed after it was copied, while others are flushed, and not while it is copied."""
+_PART_BYTES = 64 << 20
+"""Size of the parts of a large file that are hashed at the same time."""
 _OPEN_FILES = 128
 """Copies that are open at the same time. A process may have 1,024 open files on most systems."""
 _ORDER_BYTES = 8
@@ -44,39 +46,77 @@ _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 # -- storing ---------------------------------------------------------------------------------------------------------
 
 
-def store_files(source: Path, target: Path, names: Iterable[str]) -> Files:
+def store_files(source: Path, target: Path, names: Sequence[str]) -> Files:
     """Copy files to another directory, flush them to disk and hash them. Raise OSError.
 
     If the two directories are the same, the files are only flushed and hashed.
     """
-    if source == target:
-        return _each(partial(_sync_and_hash, target), names)
-    return _copy_files(source, target, list(names))
+    if source != target:
+        return _copy_files(source, target, names)
+    paths = [target / name for name in names]
+    in_threads(_begin_flush_of, paths)
+    found = hash_files(target, names)
+    in_threads(_flush, paths)
+    return found
 
 
-def hash_files(folder: Path, names: Iterable[str]) -> Files:
-    """Hash files of a directory. Raise OSError."""
-    return _each(partial(_hash, folder), names)
+def hash_files(folder: Path, names: Sequence[str], *, threads: int = 4) -> Files:
+    """Hash files of a directory, several parts of a large one at once. Raise OSError."""
+    sizes = [(folder / name).stat().st_size for name in names]
+    parts = [
+        (folder / name, start, min(_PART_BYTES, size - start))
+        for name, size in zip(names, sizes, strict=True)
+        for start in range(0, size, _PART_BYTES)
+    ]
+    crcs = dict.fromkeys((folder / name for name in names), 0)
+    for (path, _, size), crc in zip(parts, in_threads(_hash_part_of, parts, threads=threads), strict=True):
+        crcs[path] = combined_crc32(crcs[path], crc, size)
+    return [(name, size, crcs[folder / name]) for name, size in zip(names, sizes, strict=True)]
 
 
-def _each(function: Callable[[str], tuple[int, int]], names: Iterable[str]) -> Files:
-    names = list(names)
-    return [(name, *fact) for name, fact in zip(names, in_threads(function, names), strict=True)]
+def _hash_part_of(part: tuple[Path, int, int]) -> int:
+    path, start, size = part
+    with path.open("rb", buffering=0) as file, naming(path):
+        return _hash_part(file.fileno(), start, size, 0)
 
 
-def _sync_and_hash(folder: Path, name: str) -> tuple[int, int]:
-    """Flush a file to disk and hash it. Return its size in bytes and its crc32."""
-    with (folder / name).open("rb", buffering=0) as file, naming(folder / name):
+def _begin_flush_of(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
         _begin_flush(file.fileno(), 0, 0)
-        fact = _hash_open(file)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb", buffering=0) as file, naming(path):
         os.fsync(file.fileno())
-    return fact
 
 
-def _hash(folder: Path, name: str) -> tuple[int, int]:
-    """Return the size in bytes and the crc32 of a file."""
-    with (folder / name).open("rb", buffering=0) as file, naming(folder / name):
-        return _hash_open(file)
+def combined_crc32(first: int, second: int, size: int) -> int:
+    """Return the crc32 of two texts together, from the crc32 of each and the size of the second in bytes.
+
+    This is crc32_combine() of zlib, which Python does not have: ``first`` is multiplied with the matrix that appends a
+    zero byte, to the power of ``size``, over the field of two elements.
+    """
+    if not first:
+        return second
+    matrix = [0xEDB88320, *(1 << bit for bit in range(31))]  # appends one zero bit
+    for _ in range(3):
+        matrix = [_product(matrix, column) for column in matrix]
+    while size:
+        if size & 1:
+            first = _product(matrix, first)
+        size >>= 1
+        matrix = [_product(matrix, column) for column in matrix]
+    return first ^ second
+
+
+def _product(matrix: Sequence[int], vector: int) -> int:
+    """Multiply a matrix, given by its columns, with a vector of bits."""
+    product = 0
+    for column in matrix:
+        if vector & 1:
+            product ^= column
+        vector >>= 1
+    return product
 
 
 def _hash_open(file: IO[bytes]) -> tuple[int, int]:

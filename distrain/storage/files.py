@@ -24,25 +24,40 @@ def list_files(folder: Path) -> list[tuple[str, int]]:
 
     Raise CheckpointError for a broken or circular link, for a pipe, socket or device, and for a reserved name.
     """
-    found = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        for name in folders:
-            _check_circle(folder, Path(parent, name))
-        for name in names:
-            path = Path(parent, name)
-            if name in (MANIFEST_FILE, PENDING_FILE):
-                _check_is_manifest(path)
-                continue
-            if path.is_symlink() and not path.exists():
-                raise CheckpointError(f"{path} is a link to {os.readlink(path)}, which does not exist")
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(
-                    f"{path} is a {_KINDS.get(stat.S_IFMT(status.st_mode), 'device')}, which no checkpoint can hold; "
-                    "delete it, or write the checkpoint's files into a directory of their own"
-                )
-            found.append((str(path.relative_to(folder)), status.st_size))
+    found: list[tuple[str, int]] = []
+    _add_files(folder, "", found)
     return sorted(found)
+
+
+def _add_files(top: Path, inner: str, found: list[tuple[str, int]]) -> None:
+    """Add the files below ``top/inner`` to a list. A checkpoint may have many, so this does without Path objects."""
+    with os.scandir(os.path.join(top, inner)) as entries:
+        for entry in entries:
+            name = f"{inner}{entry.name}"
+            if entry.is_dir():
+                if entry.is_symlink():
+                    _check_circle(top, Path(entry.path))
+                _add_files(top, f"{name}/", found)
+            elif entry.name in (MANIFEST_FILE, PENDING_FILE):
+                _check_is_manifest(Path(entry.path))
+            else:
+                found.append((name, _size_of(entry)))
+
+
+def _size_of(entry: os.DirEntry[str]) -> int:
+    """Return the size of a file in bytes. Raise CheckpointError if it is none."""
+    try:
+        status = entry.stat()
+    except OSError as error:
+        if not entry.is_symlink():
+            raise
+        raise CheckpointError(f"{entry.path} is a link to {os.readlink(entry.path)}, which does not exist") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(
+            f"{entry.path} is a {_KINDS.get(stat.S_IFMT(status.st_mode), 'device')}, which no checkpoint can hold; "
+            "delete it, or write the checkpoint's files into a directory of their own"
+        )
+    return status.st_size
 
 
 def _check_is_manifest(path: Path) -> None:
@@ -73,8 +88,7 @@ def copy_folders(source: Path, target: Path) -> None:
 
 
 def _check_circle(top: Path, folder: Path) -> None:
-    if not folder.is_symlink():
-        return
+    """Raise CheckpointError for a link to a directory that it is in."""
     real, parents = folder.resolve(), folder.relative_to(top).parents
     if any((top / parent).resolve().is_relative_to(real) for parent in parents):
         raise CheckpointError(f"{folder} is a circular link: it is inside {os.readlink(folder)}, to which it leads")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from distrain.storage.file_transfer import Files
 
+_THREADS = 8
+"""Threads that read the checkpoint to resume from."""
 PENDING = "PENDING_VALIDATION"
 
 
@@ -121,7 +123,9 @@ def damage_of(checkpoint: Path | RemotePath, *, read_files: bool = True, needs_m
         except FileNotFoundError:
             return None
 
-    return _difference(manifest, size_of, lambda files: hash_files(checkpoint, files) if read_files else [])
+    return _difference(
+        manifest, size_of, lambda files: hash_files(checkpoint, list(files), threads=_THREADS) if read_files else []
+    )
 
 
 def remote_damage(checkpoint: RemotePath, manifest: bytes, present: Mapping[str, tuple[int, str]]) -> str | None:

@@ -685,10 +685,10 @@ class FilesStored(ToWorker):
 class CommitDone(ToWorker):
     """A checkpoint is complete and safe; get_checkpoint() returns it from now on.
 
-    path: its directory or URL. has_files: it contains the files that this rank brought with ``ordinal``, so that the
-    rank may delete its local ones.
+    path: its directory or URL; empty if it was dropped, as a rank could not store its part. has_files: it contains the
+    files that this rank brought with ``ordinal``, so that the rank may delete its local ones.
 
-    Coordinator -> worker, to every rank.
+    Coordinator -> worker, to every rank; if it was dropped, to those that have brought files.
     """
 
     ordinal: int

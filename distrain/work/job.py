@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.errors import JobError, StandInError
 from distrain.work.functions import call_with_config, check_signature, name_of
 from distrain.work.pickling import NamedValue, find_unpicklable, largest_parts, pickled
-from distrain.work.preload import third_party_modules
+from distrain.work.preload import makes_optimizers, third_party_modules
 
 if TYPE_CHECKING:
     import types
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 LARGE_PAYLOAD_BYTES = 10_000_000
 _LARGEST_SOURCES = 1 << 20
+_FOR_OPTIMIZERS = "torch._dynamo"
+"""The first optimizer in a process imports it, which takes a second or two of CPU."""
+_SHARED_FROM = 4
+"""Number of workers on a host from which it is imported before the fork. Fewer import it at the same time."""
 
 
 # -- in the worker ---------------------------------------------------------------------------------------------------
@@ -201,7 +205,7 @@ class Job:
     warning: str | None = None
 
 
-def make_job(work: Work) -> Job:
+def make_job(work: Work, *, workers_per_host: int = 1) -> Job:
     """Pickle the work. Raises JobError that names the path to the value that cannot be pickled."""
     function = None
     if isinstance(work, FunctionWork):
@@ -212,6 +216,8 @@ def make_job(work: Work) -> Job:
     except Exception as error:
         raise JobError(_explanation(work, error)) from error
     preload = dict.fromkeys((*work.backend.preload, *third_party_modules(blob, function)))
+    if workers_per_host >= _SHARED_FROM and "torch" in preload and makes_optimizers(blob, function):
+        preload[_FOR_OPTIMIZERS] = None
     return Job(blob=blob, preload=tuple(preload), warning=_size_warning(work, len(blob)))
 
 

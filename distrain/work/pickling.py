@@ -92,7 +92,7 @@ def _parts(value: object) -> Iterator[NamedValue]:
 def _parts_of_function(function: types.FunctionType) -> Iterator[NamedValue]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield f" -> variable {name!r}", _cell_contents(cell)
-    for name in sorted(_global_names(function.__code__)):
+    for name in sorted(global_names(function.__code__)):
         if name in function.__globals__:
             yield f" -> global {name!r}", function.__globals__[name]
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
@@ -114,9 +114,10 @@ def _cell_contents(cell: types.CellType) -> object:
         return None
 
 
-def _global_names(code: types.CodeType) -> set[str]:
+def global_names(code: types.CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function, and in the functions within it."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _global_names(constant)
+            names |= global_names(constant)
     return names

@@ -14,6 +14,8 @@ import sysconfig
 import types
 from typing import TYPE_CHECKING, Any
 
+from distrain.work.pickling import global_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -21,9 +23,27 @@ _NEVER_PRELOADED = frozenset({"tensorflow", "keras", "tf_keras"})
 """Packages that do not survive a fork. A worker that needs one imports it itself."""
 
 
+def makes_optimizers(blob: bytes, function: Callable[..., Any] | None = None) -> bool:
+    """Tell if a pickled function, or one that is pickled by name, probably makes an optimizer of torch."""
+    words = set(_words(blob))
+    if function is not None:
+        words |= _words_of_function(function)
+    return any(word == "optim" or word.startswith(("torch.optim", "transformers", "lightning")) for word in words)
+
+
+def _words_of_function(function: object) -> set[str]:
+    """Return the names in a function, and in all functions of its module."""
+    function = inspect.unwrap(getattr(function, "func", function))  # type: ignore[arg-type]
+    name = getattr(function, "__module__", None) or "__main__"  # what a function uses of that is in its pickle
+    is_users = name in sys.modules and name != "__main__" and not _is_installed(name)
+    others = list(vars(sys.modules[name]).values()) if is_users else []
+    names = [global_names(value.__code__) for value in (function, *others) if isinstance(value, types.FunctionType)]
+    return {home for value in others if isinstance(home := _home(value), str)}.union(*names)
+
+
 def third_party_modules(blob: bytes, function: Callable[..., Any] | None = None) -> list[str]:
     """Return the installed modules that a pickle names or that a function imports, sorted. User files are left out."""
-    named = set(_modules_in_pickle(blob))
+    named = {word for word in _words(blob) if word in sys.modules}
     if function is not None:
         named |= _modules_of_function(function)
     for name in sorted(named):
@@ -32,11 +52,9 @@ def third_party_modules(blob: bytes, function: Callable[..., Any] | None = None)
     return sorted(name for name in named if _is_installed(name))
 
 
-def _modules_in_pickle(blob: bytes) -> Iterator[str]:
-    """Yield the strings in a pickle that are names of imported modules."""
-    for _, argument, _ in pickletools.genops(io.BytesIO(blob)):
-        if isinstance(argument, str) and argument in sys.modules:
-            yield argument
+def _words(blob: bytes) -> Iterator[str]:
+    """Yield the strings in a pickle: names of modules, and names that a function uses."""
+    return (argument for _, argument, _ in pickletools.genops(io.BytesIO(blob)) if isinstance(argument, str))
 
 
 def _modules_of_function(function: object) -> set[str]:

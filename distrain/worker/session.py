@@ -462,7 +462,8 @@ class Session:
                     self._local_files.pop(ordinal, None)
                     self._storing_errors.append(f"the {ordinal}. checkpoint of this rank could not be stored: {failed}")
             case wire.CommitDone(ordinal=ordinal, path=path, has_files=has_files):
-                self.checkpoint = self.context.get_storage().checkpoint(path)
+                if path:
+                    self.checkpoint = self.context.get_storage().checkpoint(path)
                 self._note_deletable(ordinal, has_files=has_files)
             case wire.Acknowledged(index=index):
                 self._acknowledged = index

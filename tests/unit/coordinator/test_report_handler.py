@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,7 @@ class NoValidations:
         return False
 
 
-def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> None:
-    store, sent = LocalStore(tmp_path / "run"), []
+def handler_of(store: LocalStore, sent: list[Any], world_size: int) -> ReportHandler:
     handler = ReportHandler(
         store,
         CheckpointConfig(num_to_keep=1),
@@ -30,26 +31,86 @@ def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> 
         on_commit=lambda path: None,
         validations=NoValidations(),  # type: ignore[arg-type]
     )
-    handler.begin(0, 1)
-    handler.handle(wire.Running(attempt=0, rank=0))
-    for number in range(1, wire.MOST_UNACKNOWLEDGED // 2):
-        handler.handle(
-            wire.Reported(
-                attempt=0,
-                rank=0,
-                index=number,
-                time=0.0,
-                ordinal=number,
-                files=[("file", 1)],
-                body=b"{}",
-                folder="/source",
-            )
+    handler.begin(0, world_size)
+    for rank in range(world_size):
+        handler.handle(wire.Running(attempt=0, rank=rank))
+    return handler
+
+
+def report(handler: ReportHandler, rank: int, number: int, *files: str) -> None:
+    """report() with the n-th checkpoint of the rank."""
+    handler.handle(
+        wire.Reported(
+            attempt=0,
+            rank=rank,
+            index=number,
+            time=0.0,
+            ordinal=number,
+            files=[(file, 1) for file in files],
+            body=b"{}",
+            folder="/source",
         )
+    )
+
+
+def store_files(handler: ReportHandler, order: wire.CopyFiles, failed: str | None = None) -> None:
+    """Do what the rank of this order does."""
+    for file in order.files:
+        Path(order.directory, file).write_bytes(b"x")
+    files = [(file, 1, 0) for file in order.files]
+    rank, ordinal = order.rank, order.ordinal
+    handler.handle(wire.FilesCopied(attempt=0, rank=rank, ordinal=ordinal, files=files, skipped=[], failed=failed))
+
+
+def only(kind: type[Any], sent: list[Any]) -> list[Any]:
+    return [message for message in sent if isinstance(message, kind)]
+
+
+def test_reports_that_all_bring_checkpoints_are_acknowledged(tmp_path: Path) -> None:
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, 1)
+    for number in range(1, wire.MOST_UNACKNOWLEDGED // 2):
+        report(handler, 0, number, "file")
         handler.flush()
-        directory = next(message.directory for message in reversed(sent) if isinstance(message, wire.CopyFiles))
-        Path(directory, "file").write_bytes(b"x")
-        files = [("file", 1, 0)]
-        handler.handle(wire.FilesCopied(attempt=0, rank=0, ordinal=number, files=files, skipped=[]))
+        store_files(handler, only(wire.CopyFiles, sent)[-1])
         handler.flush()
     store.close()
-    assert [message for message in sent if isinstance(message, wire.Acknowledged)]
+    assert only(wire.Acknowledged, sent)
+
+
+def test_the_ranks_that_have_brought_a_dropped_checkpoint_are_told(tmp_path: Path) -> None:
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, 2)
+    for rank in range(2):
+        report(handler, rank, 1, f"shard-{rank}")
+    first, second = only(wire.CopyFiles, sent)
+    store_files(handler, first)
+    store_files(handler, second, failed="Input/output error")
+    assert [(done.rank, done.path, done.has_files) for done in only(wire.CommitDone, sent)] == [
+        (0, "", False),
+        (1, "", False),
+    ]
+    store.close()
+
+
+def test_many_ranks_store_a_checkpoint_and_ask_for_the_list(tmp_path: Path) -> None:
+    """In a time that is proportional to their number: if each message looked at all ranks, it would be minutes."""
+    world_size = 3000
+    store, sent = LocalStore(tmp_path / "run"), []
+    handler = handler_of(store, sent, world_size)
+    began = time.process_time()
+    for rank in range(world_size):
+        report(handler, rank, 1, f"shard-{rank}")
+        handler.handle(wire.AskCheckpointList(attempt=0, rank=rank, index=1, validated=False, at_once=False))
+        handler.deadline()
+    orders = only(wire.CopyFiles, sent)
+    assert len(orders) == world_size
+    for order in orders:
+        assert not only(wire.CheckpointList, sent[-1:])
+        store_files(handler, order)
+    lists = only(wire.CheckpointList, sent)
+    assert [answer.rank for answer in lists] == list(range(world_size))
+    assert {len(json.loads(answer.body)) for answer in lists} == {1}
+    assert [done.has_files for done in only(wire.CommitDone, sent)] == [True] * world_size
+    assert time.process_time() - began < 10
+    store.close()

@@ -8,14 +8,17 @@ import os
 import signal
 import stat
 import subprocess
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distrain.storage import file_transfer
-from distrain.storage.file_transfer import LocalFiles, hash_files, store_files
+from distrain.storage.file_transfer import LocalFiles, combined_crc32, hash_files, store_files
 from tests.conftest import wait_until
 
 
@@ -180,6 +183,26 @@ def test_an_error_of_the_thread_that_hashes_is_the_error_of_the_copy(
     monkeypatch.setattr(file_transfer, "_hash_part", fail)
     with pytest.raises(OSError, match="the disk is broken"):
         copied(tmp_path, tmp_path / "target")
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_the_crc_of_two_texts_is_that_of_both_together(first: bytes, second: bytes) -> None:
+    assert combined_crc32(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+def test_parts_of_a_file_are_hashed_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_transfer, "_PART_BYTES", 1000)
+    data = bytes(range(256)) * 40
+    (tmp_path / "source").write_bytes(data)
+    threads, hash_part = set(), file_transfer._hash_part
+
+    def together(*arguments: int) -> int:
+        threads.add(threading.get_ident())
+        wait_until(lambda: len(threads) > 1, what="a second thread")
+        return hash_part(*arguments)
+
+    monkeypatch.setattr(file_transfer, "_hash_part", together)
+    assert hashed(tmp_path) == (len(data), zlib.crc32(data))
 
 
 # -- local files -----------------------------------------------------------------------------------------------------

@@ -1,15 +1,20 @@
-"""The thread for work that may take long: order, results, errors and its end."""
+"""Threads: one for work that may take long, and several for work on many files."""
 
 from __future__ import annotations
 
+import _thread
+import os
+import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.system.background import Background
+from distrain.system.background import Background, in_threads
 from distrain.system.loop import Loop
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,3 +135,67 @@ def test_without_a_thread_the_work_fails(loop: Loop, background: Background, mon
     background.do(lambda: 1, None, failed.append)
     assert "raise the limit on processes" in str(failed[0])
     assert background.pending == 0
+
+
+# -- several threads ---------------------------------------------------------------------------------------------------
+
+
+def test_the_results_of_several_threads_come_in_the_order_of_the_items() -> None:
+    threads = set()
+
+    def square(number: int) -> int:
+        threads.add(threading.get_ident())
+        if number < 4:
+            wait_until(lambda: len(threads) == 4, what="four threads at once")
+        return number * number
+
+    assert in_threads(square, range(100), threads=4) == [number * number for number in range(100)]
+    assert in_threads(square, []) == []
+
+
+def test_an_error_in_one_of_several_threads_ends_the_others() -> None:
+    done = []
+
+    def work(number: int) -> None:
+        if number == 10:
+            raise OSError("the disk is broken")
+        done.append(number)
+        time.sleep(0.001)
+
+    with pytest.raises(OSError, match="the disk is broken"):
+        in_threads(work, range(10_000))
+    assert len(done) < 1000
+
+
+def test_without_more_threads_the_work_is_done_in_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    before = os.listdir("/proc/self/fd")
+    assert in_threads(str, [1, 2, 3]) == ["1", "2", "3"]
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_signal_handler_that_raises_ends_all_of_several_threads() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    usual = signal.signal(signal.SIGALRM, ring)
+    before, interrupted = len(os.listdir("/proc/self/task")), 0
+    try:
+        for moment in range(1, 40):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moment * 0.0005)
+                in_threads(time.sleep, [0.001] * 60)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Alarm:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    assert interrupted
+    wait_until(lambda: len(os.listdir("/proc/self/task")) <= before, what="the end of the threads")

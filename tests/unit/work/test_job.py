@@ -11,11 +11,13 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import pytest
 
 from distrain import DataParallelTrainer, ValidationConfig
 from distrain.backend import BackendConfig
 from distrain.errors import JobError
+from distrain.torch import TorchConfig
 from distrain.work import job
 from distrain.work.functions import check_signature
 from distrain.work.job import FunctionWork, ScriptWork, TargetWork, make_job
@@ -402,6 +404,44 @@ def test_what_needs_no_preload_is_never_found(name: str) -> None:
 def test_tensorflow_is_never_preloaded(installed: Path) -> None:
     package(installed, "tensorflow")
     assert modules_of(train_func("import tensorflow")) == []
+
+
+def optimize_by_attribute() -> None:
+    import torch
+
+    torch.optim.SGD([])
+
+
+def optimize_by_import() -> None:
+    from torch.optim import AdamW
+
+    AdamW([])
+
+
+def optimize_in_a_helper() -> None:
+    optimize_by_attribute()
+
+
+@pytest.mark.parametrize("function", [optimize_by_attribute, optimize_by_import, optimize_in_a_helper])
+@pytest.mark.parametrize("by_value", [False, True], ids=["by name", "by value"])
+def test_what_an_optimizer_imports_is_preloaded_for_many_workers(function: Callable[..., Any], by_value: bool) -> None:
+    module = sys.modules[__name__]
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        prepared = FunctionWork(function=function, config={}, backend=TorchConfig())
+        few, many = (make_job(prepared, workers_per_host=number).preload for number in (2, 8))
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+    assert "torch._dynamo" not in few
+    assert many[-1] == "torch._dynamo"
+
+
+def test_what_an_optimizer_imports_is_not_preloaded_without_one() -> None:
+    function = train_func("import torch; torch.ones(1)")
+    prepared = make_job(FunctionWork(function=function, config={}, backend=TorchConfig()), workers_per_host=8)
+    assert "torch._dynamo" not in prepared.preload
 
 
 # -- scripts and targets ---------------------------------------------------------------------------------------------

@@ -347,6 +347,14 @@ def test_local_files_of_a_dropped_checkpoint_stay(worker: Worker, folder: Path, 
     assert not other.exists()
 
 
+def test_nobody_waits_for_the_commit_of_a_dropped_checkpoint(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    report_and_delete(worker, folder, tmp_path / "target")
+    worker.coordinator.send(wire.CommitDone(attempt=2, rank=1, ordinal=1, path="", has_files=False))
+    worker.session.wait_for_commits()  # without a limit, as nobody has sent Release
+    assert sorted(os.listdir(folder)) == ["model.pt", "rng-1.bin"]
+    assert distrain.get_checkpoint() is None
+
+
 def test_local_files_that_could_not_be_stored_stay(worker: Worker, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("no directory")
     with pytest.raises(OSError, match="target"):
