@@ -31,6 +31,7 @@ from distrain import (
     RunConfig,
     ScalingConfig,
 )
+from distrain.coordinator import resting_agents
 from distrain.coordinator.transport import PrefixTransport
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
@@ -163,6 +164,7 @@ def outlive_the_host_of_the_last_rank(config: dict[str, Any]) -> int:
 def test_the_agent_of_this_machine_is_replaced(fit: Fit, test_run_id: str) -> None:
     result = fit(lose_the_last_host_once, failure_config=RESTARTS)
     assert result.return_value == 1
+    resting_agents.close()
     assert not run_members(test_run_id)
 
 
