@@ -138,7 +138,10 @@ class Coordinator:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train. Return when the run has ended; by then, and whatever is raised, no process is left on any host."""
+        """Train. Return when the run has ended; by then, and whatever is raised, no process of it is left on any host.
+
+        Only an agent of this machine may rest, with its forkserver, for the next run of this process.
+        """
         self._store.on_failure = self._storage_failed
         try:
             with self._loop.signals(STOP_SIGNALS, self._on_signal):
