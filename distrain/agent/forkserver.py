@@ -158,7 +158,8 @@ class ForkServer:
             self._send(kind="stale")
             return
         self._oom = OomWatch()
-        self._send(kind="ready", reason=self._preload(preload))
+        missing = [name for name in preload if name not in sys.modules]
+        self._send(kind="ready", reason=self._preload(missing) if missing else None)
 
     def _spawn(self, rank: int, fds: WorkerFds) -> None:
         parent = os.getpid()

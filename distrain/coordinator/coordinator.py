@@ -143,7 +143,9 @@ class Coordinator:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train. Return when the run has ended; by then, and whatever is raised, no process is left on any host.
+        """Train. Return when the run has ended; by then, and whatever is raised, no process of it is left on any host.
+
+        Only an agent of this machine may rest, with its forkserver, for the next run of this process.
 
         Raises ResourcesError if this process may not open enough files for the connections to all hosts.
         """

@@ -95,6 +95,21 @@ def test_a_single_worker_has_a_process_group_too(storage: Path) -> None:
     assert fit(train, storage, workers=1).return_value == {"total": 1.0, "size": 1, "backend": "gloo"}
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_a_worker_shares_nearly_all_memory_with_its_forkserver(storage: Path) -> None:
+    def train() -> None:
+        import torch
+
+        torch.distributed.all_reduce(torch.ones(1))
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        own_mib = sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+        distrain.report({"own MiB": own_mib, "has numpy.random": "numpy.random" in sys.modules})
+
+    for metrics in last_by_rank(fit(train, storage)).values():
+        assert metrics["own MiB"] < 10
+        assert not metrics["has numpy.random"]
+
+
 def test_torch_config_chooses_the_backend_and_how_long_a_collective_waits(storage: Path) -> None:
     def train() -> None:
         import torch
