@@ -48,6 +48,9 @@ class BarrierTracker:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._waiting: dict[int, _Call] = {}
+        """By rank, in the order of time. Between two events, all of them are the same call: index and operation."""
+        self._limit = math.inf
+        """When the first timeout of a waiting rank is over."""
         self._finished: set[int] = set()
         self._refused: dict[int, str] = {}
         """By index of the call: why it failed on some rank, and fails on the ranks that make it later."""
@@ -59,28 +62,32 @@ class BarrierTracker:
         """Note that the rank waits in its ``index``-th collective, for ``timeout_s`` at most."""
         if index in self._refused:
             return [EndCall(rank, index, refused=self._refused[index])]
-        until = math.inf if timeout_s is None else now + timeout_s
-        self._waiting[rank] = _Call(index, operation, data, now, until)
-        return self._settle()
+        call = _Call(index, operation, data, now, math.inf if timeout_s is None else now + timeout_s)
+        other = next(iter(self._waiting.values()), call)
+        self._waiting.pop(rank, None)  # an exception took it out of an earlier call
+        self._waiting[rank] = call
+        self._limit = min(self._limit, call.until)
+        if self._finished or (other.index, other.operation) != (index, operation):
+            return self._refuse_calls()
+        if len(self._waiting) == self._world_size:
+            return self._end_calls(index, data=self._waiting[0].data)
+        return []
 
     def finished(self, rank: int) -> Sequence[Action]:
         """Note that the rank has done its work and will make no further call."""
         self._finished.add(rank)
-        return self._settle()
+        return self._refuse_calls() if self._waiting else []
 
     def tick(self, now: float) -> Sequence[Action]:
         """End the calls whose timeout is over; warn once of each call that takes long."""
-        over = [(call.index, rank) for rank, call in self._waiting.items() if call.until <= now]
-        if over:
-            index, rank = min(over)
-            call = self._waiting[rank]
+        if now >= self._limit:
+            call = min(self._waiting.values(), key=lambda call: call.until)
             return self._refuse(
-                index,
+                call.index,
                 f"rank(s) {rank_list(self._missing())} have not come to {call.operation} within "
                 f"{call.until - call.since:g} s",
             )
-        calls = self._calls_without_warning()
-        if not calls or now < min(call.since for call in calls) + WARN_AFTER_S:
+        if now < self._warn_at():
             return []
         call = next(iter(self._waiting.values()))
         self._warned_index = call.index
@@ -93,27 +100,21 @@ class BarrierTracker:
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` has something to do if nothing else happens."""
-        moments = [call.since + WARN_AFTER_S for call in self._calls_without_warning()]
-        moments += [call.until for call in self._waiting.values() if call.until < math.inf]
-        return min(moments, default=None)
+        moment = min(self._limit, self._warn_at())
+        return None if moment == math.inf else moment
 
-    def _calls_without_warning(self) -> list[_Call]:
-        return [call for call in self._waiting.values() if call.index > self._warned_index]
+    def _warn_at(self) -> float:
+        first = next(iter(self._waiting.values()), None)
+        return math.inf if first is None or first.index <= self._warned_index else first.since + WARN_AFTER_S
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._world_size) if rank not in self._waiting]
 
-    def _settle(self) -> list[EndCall]:
-        if not self._waiting:
-            return []
+    def _refuse_calls(self) -> list[EndCall]:
+        """End the calls that can never be complete."""
         latest = max(call.index for call in self._waiting.values())
         index = min(call.index for call in self._waiting.values())
-        why = self._abandoned(index, latest) if index < latest else self._impossible(index)
-        if why is not None:
-            return self._refuse(index, why)
-        if len(self._waiting) < self._world_size:
-            return []
-        return self._end_calls(index, data=self._waiting[0].data)
+        return self._refuse(index, self._abandoned(index, latest) if index < latest else self._impossible(index))
 
     def _abandoned(self, index: int, latest: int) -> str:
         """Return why the ranks in call ``index`` wait in vain: an exception took others out of that call."""
@@ -122,20 +123,18 @@ class BarrierTracker:
         operation = self._waiting[behind[0]].operation
         return f"rank(s) {rank_list(ahead)} gave up waiting in {operation}, call number {index}, and continued"
 
-    def _impossible(self, index: int) -> str | None:
-        """Return why the waiting ranks cannot meet any more, or None if they can."""
+    def _impossible(self, index: int) -> str:
+        """Return why the waiting ranks cannot meet any more."""
         ranks_of: dict[str, list[int]] = {}
         for rank, call in sorted(self._waiting.items()):
             ranks_of.setdefault(call.operation, []).append(rank)
         if len(ranks_of) > 1:
             calls = ", ".join(f"rank(s) {rank_list(ranks)} called {name}" for name, ranks in ranks_of.items())
             return f"the ranks do not meet in the same collective, as their call number {index}: {calls}"
-        if self._finished:
-            return (
-                f"rank(s) {rank_list(self._finished)} finished train_func without calling {next(iter(ranks_of))}, in "
-                f"which rank(s) {rank_list(self._waiting)} wait (their call number {index}); every rank must call it"
-            )
-        return None
+        return (
+            f"rank(s) {rank_list(self._finished)} finished train_func without calling {next(iter(ranks_of))}, in "
+            f"which rank(s) {rank_list(self._waiting)} wait (their call number {index}); every rank must call it"
+        )
 
     def _refuse(self, index: int, why: str) -> list[EndCall]:
         self._refused[index] = why
@@ -146,4 +145,5 @@ class BarrierTracker:
         ranks = sorted(rank for rank, call in self._waiting.items() if call.index == index)
         for rank in ranks:
             del self._waiting[rank]
+        self._limit = min((call.until for call in self._waiting.values()), default=math.inf)
         return [EndCall(rank, index, data, refused) for rank in ranks]
