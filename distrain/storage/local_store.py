@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _JOINED = "joined"
 """The directory in which a checkpoint is staged, except for files that must replace those of other ranks."""
+_ASIDE = "rank_"
+"""Begin of the name of the directory of such files. The rank follows."""
 
 
 class LocalStore(RunStore):
@@ -88,7 +90,7 @@ class LocalStore(RunStore):
     def staging_directory(self, attempt: int, ordinal: int, aside: int | None = None) -> Path:
         """Make and return the directory for the files of all ranks, or for those of a rank aside. Raise OSError."""
         self._directory.check_same()
-        folder = self._staging_root(attempt, ordinal) / (_JOINED if aside is None else f"rank_{aside}")
+        folder = self._staging_root(attempt, ordinal) / (_JOINED if aside is None else f"{_ASIDE}{aside}")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -113,18 +115,19 @@ class LocalStore(RunStore):
     def _join_and_rename(self, staged: Path, manifest: dict[str, Any]) -> Path:
         """Join the parts of all ranks in one directory, write its manifest, and rename it. Return its path."""
         self._directory.check_same()
-        joined, files = staged / _JOINED, list(manifest["files"])
-        for part in sorted(staged.glob("rank_*")):
+        joined, files = staged / _JOINED, manifest["files"]
+        for part in staged.glob(f"{_ASIDE}*"):
             copy_folders(part, joined)
             for path, _ in list_files(part):
-                (part / path).rename(joined / path)
-        _check_sizes(joined, manifest["files"])
+                if f"{_ASIDE}{files[path]['rank']}" == part.name:  # else a still lower rank has brought it later
+                    (part / path).rename(joined / path)
+        _check_sizes(joined, files)
         name = manifest["name"] or self.paths.checkpoint(manifest["index"]).name
         final = self._free_path(name)
         if final.name != name:
             self._warn_from_background(f"{self.paths.root / name} exists; this checkpoint is called {final.name}")
         write_and_sync(joined / MANIFEST_FILE, self._manifest_text(joined, final, manifest))
-        _sync_directories(joined, files)
+        _sync_directories(joined, list(files))
         joined.rename(final)
         sync_directory(self.paths.root)
         shutil.rmtree(staged, ignore_errors=True)
