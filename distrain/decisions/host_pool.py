@@ -84,6 +84,8 @@ class HostPool:
         self._at_once = FIRST_AT_ONCE
         self._turned_away: Counter[str] = Counter()
         """How often each host was turned away that has not answered."""
+        self._later: set[str] = set()
+        """The hosts that were turned away and will be contacted again."""
         self._reconnect_failure: dict[str, str] = {}
         self._reconnect_until = -math.inf
         self._wait_until = math.inf
@@ -101,6 +103,7 @@ class HostPool:
         self._wait_until = now + wait_s
         for host in self.losses:
             if host not in self._contacted_at:
+                self._turned_away.pop(host, None)
                 self._forbid(host)
                 self._allow(host, now)
 
@@ -144,10 +147,11 @@ class HostPool:
         Return False if the host was turned away too often.
         """
         self._turned_away[host] += 1
-        if self._turned_away[host] == _MOST_TRIES or not self._end_contact(host):
+        if self._turned_away[host] >= _MOST_TRIES or not self._end_contact(host):
             return False
         self._at_once = max(1, self._prompt_hosts // 2)
         self._allow(host, now + RECONNECT_INTERVAL_S)
+        self._later.add(host)
         return True
 
     def is_lost(self, host: str) -> bool:
@@ -190,7 +194,7 @@ class HostPool:
         slots for all workers, it does not wait for slow hosts.
         """
         slots = self._connected_slots
-        awaited = len(self._contacted_at) - (len(self._slow) if slots >= self._most else 0)
+        awaited = self._prompt_hosts if slots >= self._most else len(self._contacted_at) + len(self._later)
         if slots >= self._least and (not awaited or now >= self._wait_until):
             return Readiness.READY
         possible = slots + self._prompt_slots + self._slow_slots + self._possible_slots
@@ -236,6 +240,7 @@ class HostPool:
     def _forbid(self, host: str) -> None:
         if self._connect_at.pop(host, None) is not None:
             self._possible_slots -= self._slots[host]
+            self._later.discard(host)
 
     def _end_contact(self, host: str) -> bool:
         """Stop waiting for a host. Return False if nobody did."""

@@ -144,16 +144,32 @@ def test_a_host_that_sshd_turns_away_is_tried_later_with_fewer_at_once() -> None
     assert not pool.losses
 
 
-def test_a_host_that_is_always_turned_away_is_lost() -> None:
-    pool, now, tries = pool_of(1, 1), START, 1
-    pool.hosts_to_connect(now)
-    while pool.may_try_later("h0", now):
-        now = pool.deadline()
-        assert pool.hosts_to_connect(now) == ["h0"]
-        tries += 1
-    pool.mark_lost("h0", "exit code 255", now)
-    assert tries == 6
-    assert pool.readiness(now) is Readiness.HOPELESS
+def test_an_elastic_run_waits_for_a_host_that_was_turned_away() -> None:
+    pool = pool_of(2, (1, 2))
+    assert pool.hosts_to_connect(START) == ["h0", "h1"]
+    assert pool.may_try_later("h1", START)
+    answer(pool, "h0")
+    assert pool.readiness(START) is Readiness.WAITING
+    assert pool.hosts_to_connect(START + RECONNECT_INTERVAL_S) == ["h1"]
+    answer(pool, "h1")
+    assert pool.readiness(START) is Readiness.READY
+
+
+def test_a_host_that_is_always_turned_away_is_lost_in_every_attempt() -> None:
+    pool, now = pool_of(1, 1), START
+    for reconnect_s in (0.0, 3 * RECONNECT_INTERVAL_S):
+        pool.begin_search(now, reconnect_s=reconnect_s, wait_s=0.0)
+        until, tries = now + reconnect_s, 0
+        while now <= until or tries < 6:
+            tries += 1
+            assert pool.hosts_to_connect(now) == ["h0"]
+            if not pool.may_try_later("h0", now):
+                pool.mark_lost("h0", "exit code 255", now)
+            if pool.readiness(now) is Readiness.HOPELESS:
+                break
+            now = pool.deadline()
+        assert tries == 6
+        assert pool.readiness(now) is Readiness.HOPELESS
 
 
 def test_progress_names_some_hosts_and_counts_the_rest() -> None:
