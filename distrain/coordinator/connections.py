@@ -70,6 +70,8 @@ class Connections:
         self._ids: dict[str, str] = {}
         """The id in the environment of all processes of a host, by its name. Each host that was contacted has one."""
         self._inherited: resting_agents.Surroundings = (object(),)
+        self._has_lost = False
+        """True once an agent was replaced. None rests then."""
 
     def connect(self, name: str) -> None:
         """Wake up an agent that has served an earlier run of this process, or start one."""
@@ -113,6 +115,7 @@ class Connections:
         """Start an agent. One that replaces another kills what that one left behind before it sends its HELLO."""
         former, transport = self._links.get(name), self._transports[name]
         if former is not None:
+            self._has_lost = True
             former.drop()
             former.dispose()
         try:
@@ -194,7 +197,8 @@ class Connections:
         for link in self._links.values():
             if not link.greeted:
                 link.drop()
-        resting = {name for name in self._links if keep and self._is_alone and self._keep(name)}
+        may_rest = keep and self._is_alone and not self._has_lost
+        resting = {name for name in self._links if may_rest and self._keep(name)}
         clean = resting | close_all([link for name, link in self._links.items() if name not in resting])
         self._sweep({name: self._ids[name] for name in self._greeted - clean})
 
