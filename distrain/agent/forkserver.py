@@ -20,6 +20,7 @@ import threading
 import time
 import warnings
 import weakref
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.cgroup import OomWatch
@@ -158,6 +159,7 @@ class ForkServer:
             self._send(kind="stale")
             return
         self._oom = OomWatch()
+        importlib.invalidate_caches()  # directories of sys.path may exist by now
         missing = [name for name in preload if name not in sys.modules]
         self._send(kind="ready", reason=self._preload(missing) if missing else None)
 
@@ -251,10 +253,12 @@ def _default_variable(name: str, value: str) -> Iterator[None]:
 
 def _has_changed_since(moment: float) -> bool:
     """Tell if a file of an imported module has changed since then, or if packages were installed or removed."""
-    files = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())]
-    folders = [entry for entry in sys.path if entry.endswith("-packages")]
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    files = [vars(module).get("__file__") for module in modules]  # getattr() may run code of the module
+    folders = [entry for entry in map(str, sys.path) if entry.endswith("-packages")]
+    paths = [path for path in (*files, *folders) if isinstance(path, str) and os.path.isabs(path)]
     try:
-        return any(os.stat(path).st_ctime >= moment for path in (*files, *folders) if os.path.isabs(path))
+        return any(os.stat(path).st_ctime >= moment for path in paths)
     except OSError:  # one was removed, or is in an archive
         return True
 

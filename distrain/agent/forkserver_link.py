@@ -75,6 +75,12 @@ class ForkServerLink:
         has_more = not set(self._prepared.preload) <= set(prepared.preload)
         return not has_more and replace(prepared, preload=self._prepared.preload, body=b"") == self._prepared
 
+    def renew(self, prepared: wire.Prepare) -> None:
+        """Get the forkserver ready for another run. It answers ``ready``, or ``stale`` if it has to be replaced."""
+        self.ready = False
+        self._prepared = replace(prepared, body=b"")
+        self.send({"kind": "renew", "preload": prepared.preload})
+
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Send a command with descriptors. Raises OSError if there are too many descriptors in flight."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed by its pidfd

@@ -87,6 +87,7 @@ class Agent:
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
         self._job_fd = -1
+        self._has_job = False
         self._forkserver: ForkServerLink | None = None
         self._uploader: UploaderLink | None = None
         self._attempt = -1
@@ -95,6 +96,8 @@ class Agent:
         self._stopping = False
         self._culprit_known = True
         self._rests = False
+        self._is_renewing = False
+        """True while a forkserver of an earlier run gets ready for this one."""
         self._queries = HostQueries(self._loop, self._up.queue)
         self._relay = WorkerRelay(self._loop, self._up, self._on_broken_pipe)
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -225,8 +228,10 @@ class Agent:
         if self._job_fd < 0:
             self._job_fd = _anonymous_file()
         _overwrite(self._job_fd, message.body)
-        if fits:
-            self._renew_forkserver(message)
+        self._has_job = True
+        self._is_renewing = fits
+        if self._forkserver is not None and fits:
+            self._forkserver.renew(message)
         else:
             self._replace_forkserver()
         self._beat()
@@ -272,15 +277,10 @@ class Agent:
         else:
             self._forkserver.send({"kind": "ping"})
 
-    def _renew_forkserver(self, message: wire.Prepare) -> None:
-        """Use the forkserver of an earlier run again. It answers ``ready``, or ``stale`` if it has to be replaced."""
-        assert self._forkserver is not None
-        self._forkserver.ready = False
-        self._forkserver.send({"kind": "renew", "preload": message.preload})
-
     def _replace_forkserver(self) -> None:
         """Start a forkserver, and end the former one, which has no workers."""
         assert self._prepared is not None
+        self._is_renewing = False
         if self._forkserver is not None:
             self._forkserver.dismiss()
             self._forkserver = None
@@ -292,6 +292,7 @@ class Agent:
     def _on_forkserver(self, packet: dict[str, Any]) -> None:
         match packet["kind"]:
             case "ready":
+                self._is_renewing = False
                 if packet["reason"] is not None:
                     text = (
                         f"workers are fresh interpreters, not forks, which takes longer: {packet['reason']}. "
@@ -300,7 +301,8 @@ class Agent:
                     self._notify(text)
                 self._spawn_waiting()
             case "stale":
-                self._replace_forkserver()
+                if not (self._started and self._stopping):  # else it was killed
+                    self._replace_forkserver()
             case "spawned":
                 self._up.queue(wire.Spawned(attempt=self._attempt, rank=packet["rank"], pid=packet["pid"]))
             case "failed":
@@ -321,8 +323,10 @@ class Agent:
     def _on_forkserver_death(self, status: int) -> None:
         """Report the death of workers that died with the forkserver, and kill those that this process has adopted."""
         self._forkserver = None
-        unexpected = not self._started and not self._stopping
         self._kill_descendants()
+        if self._is_renewing and not self._stopping:
+            self._replace_forkserver()
+            return
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         for worker in self._workers.values():
             if not worker.exited:
@@ -330,7 +334,7 @@ class Agent:
                 self._end_worker(worker, lost=f"the forkserver, its parent, has died ({how})", by_us=self._stopping)
         if self._started:
             self._send_idle()
-        elif unexpected:
+        elif self._has_job and not self._stopping:
             self._fail(f"the forkserver has died before the first worker ({how})")
 
     # -- between two runs -----------------------------------------------------------------------------------------
@@ -345,8 +349,10 @@ class Agent:
                 self._uploader = None
             self._kill_descendants()
             scratch.clear(self._scratch_path)
-            self._attempt = -1
-            self._rests = True
+            self._loop.cancel("stacks")
+            _overwrite(self._job_fd, b"")
+            self._attempt, self._stopping, self._culprit_known = -1, False, True
+            self._rests, self._has_job = True, False
             self._loop.call_in("rest", message.idle_s, self._loop.stop)
         self._up.queue(wire.Resting(declined=declined))
 

@@ -188,6 +188,7 @@ class AgentLink:
             for frame in self._channel.wait(0.1):
                 if frame.kind == wire.Resting.__name__:
                     return not frame.header["declined"]
+        self.dropped = self._channel.at_end
         return False
 
     def wake(
@@ -200,6 +201,7 @@ class AgentLink:
     ) -> None:
         """Use the agent for another run. It sends another HELLO."""
         self.greeted, self.has_rested, self._began = False, True, time.monotonic()
+        self._stray = b""
         idle_loop = self._loop
         self._use(loop, on_message, on_refused, on_end)
         idle_loop.close()
@@ -322,6 +324,8 @@ class AgentLink:
         self._channel.close()
         self._loop.forget(self._stderr.fileno())
         self._stderr.close()
+        if self._is_local and "pid" in self.hello and self.is_alive:
+            process.kill(self.hello["pid"], signal.SIGCONT)  # an agent that was stopped empties the host now
         self._process.kill()  # not its group: an agent on this machine outlives its guard to empty the host
         self._process.wait()
 
@@ -330,16 +334,16 @@ def _ignore(*arguments: object) -> None:
     """Stand for a callback of a link whose agent rests."""
 
 
-def close_all(links: Sequence[AgentLink]) -> set[str]:
-    """Tell every agent to empty its host and end; kill those that do not. Return the names of those that did.
+def close_all(links: Sequence[AgentLink]) -> set[AgentLink]:
+    """Tell every agent to empty its host and end; kill those that do not. Return those that did.
 
     This has a loop of its own, so that nothing else happens meanwhile.
     """
-    loop, closed = Loop(), set[str]()
+    loop, closed = Loop(), set[AgentLink]()
     try:
         open_links = [link for link in links if not link.dropped]
         for link in open_links:
-            link.close(loop, lambda link: closed.add(link.name))
+            link.close(loop, closed.add)
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         loop.call_at("deadline", deadline, lambda: None)
         while len(closed) < len(open_links) and time.monotonic() < deadline:

@@ -92,6 +92,7 @@ class Connections:
         if agent is None:
             return False
         self._links[name], self._ids[name] = agent.link, agent.run_id
+        self._greeted.add(name)  # in its earlier run
 
         def give_up() -> None:
             if not agent.link.greeted and self._links[name] is agent.link:
@@ -100,7 +101,7 @@ class Connections:
         agent.link.wake(
             self._loop,
             on_message=self._receive,
-            on_refused=lambda link, about, why: give_up(),
+            on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)) if link.greeted else give_up(),
             on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended())) if link.greeted else give_up(),
         )
         self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
@@ -190,17 +191,18 @@ class Connections:
     def close(self, *, keep: bool) -> None:
         """End every agent, and sweep the hosts of those that had to be killed or were lost.
 
-        An agent that has not greeted yet has started nothing, and ends with its connection.
+        An agent that has never greeted has started nothing, and ends with its connection.
         keep: an agent of this machine may rest until this process starts another run.
         """
-        self._loop.cancel("ping")
+        for timer in ("ping", "wake"):
+            self._loop.cancel(timer)
         for link in self._links.values():
             if not link.greeted:
                 link.drop()
         may_rest = keep and self._is_alone and not self._has_lost
-        resting = {name for name in self._links if may_rest and self._keep(name)}
-        clean = resting | close_all([link for name, link in self._links.items() if name not in resting])
-        self._sweep({name: self._ids[name] for name in self._greeted - clean})
+        resting = {link for name, link in self._links.items() if may_rest and self._keep(name)}
+        clean = resting | close_all([link for link in self._links.values() if link not in resting])
+        self._sweep({name: self._ids[name] for name in self._greeted if self._links[name] not in clean})
 
     def _keep(self, name: str) -> bool:
         return resting_agents.keep(self._links[name], self._ids[name], self._inherited)

@@ -25,7 +25,7 @@ _MARGIN_S = 10.0
 """Seconds before its end from which an agent is not taken over any more."""
 _INHERITED = (
     *("Umask:", "Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:"),
-    *("SigIgn:", "Cpus_allowed:", "Mems_allowed:", "THP_enabled:"),
+    *("SigIgn:", "SigBlk:", "Cpus_allowed:", "Mems_allowed:", "THP_enabled:"),
 )
 """Fields of /proc/PID/status that a child inherits."""
 _INHERITED_FILES = ("limits", "cgroup", "oom_score_adj", "timerslack_ns")
@@ -70,7 +70,7 @@ def idle_s() -> float:
 
 def surroundings(argv: Sequence[str]) -> Surroundings:
     """Return what an agent inherits if it is started now. argv: its command line, without the ids of the run."""
-    own = Path("/proc/self")
+    own = Path("/proc/thread-self")
     try:
         status = [line for line in (own / "status").read_text().splitlines() if line.startswith(_INHERITED)]
         files = [(own / name).read_text() for name in _INHERITED_FILES if (own / name).exists()]

@@ -35,13 +35,14 @@ def look(config: dict[str, Any]) -> dict[str, Any]:
     print("says", config)
     scratch = os.environ["DISTRAIN_SCRATCH"]
     found = os.listdir(scratch)
-    tempfile.mkdtemp(dir=scratch)
+    made = tempfile.mkdtemp(dir=scratch)
     return {
         "parent": os.getppid(),
         "config": config,
         "random": random.random(),
         "environment": dict(os.environ),
-        "scratch": found,
+        "found": found,
+        "made": os.path.basename(made),
         "attempt": distrain.get_context().attempt,
     }
 
@@ -53,7 +54,7 @@ def test_a_second_fit_has_the_same_forkserver_and_nothing_else_of_the_first(fit:
     assert (one["config"], two["config"]) == ({"n": 1}, {"n": "twotwo"})
     assert one["random"] != two["random"]
     assert one["attempt"] == two["attempt"] == 0
-    assert two["scratch"] == []
+    assert one["made"] not in two["found"]
     for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT"):
         assert one["environment"].pop(name) != two["environment"].pop(name)
     assert one["environment"] == two["environment"]
@@ -81,6 +82,25 @@ def test_restarts_in_a_second_fit(fit: Fit) -> None:
     assert result.return_value == {"parent": parent, "attempt": 1}
 
 
+PACKAGE = """
+import pathlib, sys
+sys.path.append(pathlib.Path("/somewhere"))  # Python ignores it
+VERSION = 1
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a package."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "edited_package.py").write_text(PACKAGE)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
+    return site
+
+
 def change_a_variable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("SOME_LIBRARY_READS_IT", "1")
 
@@ -94,7 +114,7 @@ def change_the_umask(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def edit_a_package(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    (folder / "site" / "edited_package.py").write_text("VERSION = 2\n")
+    (folder / "site" / "edited_package.py").write_text(PACKAGE.replace("1", "2"))
 
 
 def kill_the_forkserver(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -125,15 +145,8 @@ def _kill_resting(program: str) -> None:
     ids=lambda change: change.__name__.replace("_", " "),
 )
 def test_after_a_change_there_is_a_new_forkserver(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, Path], None]
+    fit: Fit, site: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, Path], None]
 ) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "edited_package.py").write_text("VERSION = 1\n")
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("distrain.work.preload._site_folders", lambda: {str(site)})
-
     def train() -> dict[str, Any]:
         import edited_package
 
@@ -148,13 +161,47 @@ def test_after_a_change_there_is_a_new_forkserver(
         first = fit(train).return_value
         assert fit(train).return_value == first
         with monkeypatch.context() as changes:
-            change(changes, tmp_path)
+            change(changes, site.parent)
             second = fit(train).return_value
     finally:
         os.umask(umask)
     assert second["parent"] != first["parent"]
     assert second["version"] == (2 if change is edit_a_package else 1)
     assert second["variable"] == (change is change_a_variable)
+
+
+@pytest.mark.usefixtures("site")
+def test_a_run_does_not_share_modules_that_it_does_not_need(fit: Fit) -> None:
+    def plain() -> tuple[int, bool]:
+        return os.getppid(), "edited_package" in sys.modules
+
+    def with_package() -> tuple[int, bool]:
+        import edited_package  # noqa: F401
+
+        return os.getppid(), True
+
+    parent, _ = fit(plain).return_value
+    assert fit(with_package).return_value == (parent, True)
+    other, is_there = fit(plain).return_value
+    assert other != parent
+    assert not is_there
+
+
+def test_a_resting_forkserver_does_not_keep_the_pickled_job(fit: Fit) -> None:
+    folder = f"/proc/{fit(look, {'n': 'x' * 10_000}).return_value['parent']}/fd"
+    files = {os.readlink(path): os.stat(path).st_size for path in (f"{folder}/{name}" for name in os.listdir(folder))}
+    assert [size for name, size in files.items() if "distrain-job" in name] == [0]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_an_agent_is_not_taken_over_by_a_thread_with_other_cpus() -> None:
+    def pinned() -> resting_agents.Surroundings:
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        return resting_agents.surroundings([])
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(pinned).result() != resting_agents.surroundings([])
+    assert resting_agents.surroundings([]) == resting_agents.surroundings([])
 
 
 def test_fits_in_threads_have_a_forkserver_each(fit: Fit) -> None:
@@ -196,6 +243,7 @@ def test_an_agent_ends_when_it_has_rested_for_long(fit: Fit, monkeypatch: pytest
 
 SCRIPT = """
 import multiprocessing, os, signal, sys, threading, time
+import psutil
 import distrain
 from distrain import DataParallelTrainer, RunConfig, ScalingConfig
 
@@ -218,12 +266,15 @@ if __name__ == "__main__":
     print(first, flush=True)
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "stopped":
+        for process in psutil.Process().children(recursive=True):
+            process.suspend()
     if sys.argv[2] == "os._exit":
         os._exit(0)
 """
 
 
-@pytest.mark.parametrize("end", ["exit", "os._exit", "killed", "fork"])
+@pytest.mark.parametrize("end", ["exit", "os._exit", "killed", "stopped", "fork"])
 def test_nothing_is_left_of_a_users_process(tmp_path: Path, test_run_id: str, end: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
