@@ -89,7 +89,7 @@ class _Guard:
     def _check(self) -> None:
         if self._loop.silence_s(self._heard_at) > self._lease_s + _MARGIN_S:
             self._loop.stop()
-        self._loop.call_in("check", self._lease_s / 3, self._check)
+        self._loop.call_in("check", self._lease_s / 2, self._check)
 
     def _on_parents_end(self) -> None:
         self._loop.forget(self._parent_fd)

@@ -32,7 +32,6 @@ from distrain.wire.channel import Channel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PING_INTERVAL_S = 10.0
 STACKS_TIMEOUT_S = 1.0
 """Seconds to wait for the stacks of workers that continue to run."""
 LAST_STACKS_TIMEOUT_S = 0.05
@@ -153,6 +152,7 @@ class Agent:
     def _beat(self) -> None:
         """Send signs of life to the coordinator and the guard, and check those of the coordinator and the forkserver.
 
+        Each sign of life of the coordinator is answered at once, so that few timers wake this process.
         A coordinator on this machine may be silent, as it is after Ctrl-Z: its death is noticed by its pidfd.
         """
         lease_s = self._prepared.lease_s if self._prepared else _FIRST_LEASE_S
@@ -166,7 +166,7 @@ class Agent:
             self._up.queue(wire.Ping())
         beat(self._beats_fd, lease_s)
         self._check_forkserver(lease_s)
-        self._loop.call_in("beat", min(PING_INTERVAL_S, lease_s / 3, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
+        self._loop.call_in("beat", min(lease_s / 2, lease_s - silence_s + _LEASE_MARGIN_S), self._beat)
 
     def _leave(self) -> None:
         is_tidy = all(worker.exited for worker in self._workers.values() if worker.spawned)
@@ -198,6 +198,8 @@ class Agent:
 
     def _on_message(self, message: wire.Message) -> None:
         match message:
+            case wire.Ping():
+                self._beat()
             case wire.Prepare():
                 self._prepare(message)
             case wire.ReservePorts() | wire.InspectHost() | wire.OpenProbePort() | wire.ProbePeers():
@@ -274,7 +276,7 @@ class Agent:
                 f"the forkserver has been silent for {silence_s:.0f} s and is killed: was it stopped (SIGSTOP)?"
             )
             self._forkserver.kill()
-        else:
+        elif silence_s > lease_s / 2:
             self._forkserver.send({"kind": "ping"})
 
     def _replace_forkserver(self) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from distrain.decisions.events import RunRequest
     from distrain.system.loop import Loop
 
+_PING_AFTER = 0.4
+"""A sign of life is sent after this part of the lease. With its answer, it wakes this process every 3 s by default."""
 _LEASE_MARGIN_S = 0.01
 _SWEEPS_AT_ONCE = 64
 _SWEEP_LIMIT_S = 15.0
@@ -57,7 +59,7 @@ class Connections:
         self._loop = loop
         self._transports = {transport.host.name: transport for transport in transports}
         self._position = {name: position for position, name in enumerate(self._transports)}
-        self._ping_interval_s = min([PING_INTERVAL_S, *(transport.lease_s / 3 for transport in transports)])
+        self._ping_interval_s = min([PING_INTERVAL_S, *(_PING_AFTER * one.lease_s for one in transports)])
         self._request = request
         self._on_message = on_message
         self._on_lost = on_lost
