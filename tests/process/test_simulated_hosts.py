@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def test_300_hosts_train_store_a_checkpoint_lose_a_host_and_stop(tmp_path: Path)
 
     assert list(result["phases"]) == PHASES, printed
     assert result["ended_by"].startswith("KeyboardInterrupt")
-    assert "trying to reach host00298, host00299 again" in printed
+    for host in ("host00298", "host00299"):  # together, if their losses are noticed at the same time
+        assert re.search(f"trying to reach .*{host}", printed), printed
     assert "restart 1 (of 3) from" in printed
 
 
