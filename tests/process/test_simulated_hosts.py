@@ -40,8 +40,8 @@ def test_300_hosts_train_store_a_checkpoint_lose_a_host_and_stop(tmp_path: Path)
 
     assert list(result["phases"]) == PHASES, printed
     assert result["ended_by"].startswith("KeyboardInterrupt")
-    for host in ("host00298", "host00299"):  # together, if their losses are noticed at the same time
-        assert re.search(f"trying to reach .*{host}", printed), printed
+    reached_again = " ".join(re.findall("trying to reach .*", printed))  # one line if both are lost at the same time
+    assert len(set(re.findall(r"host\d+", reached_again))) == 2, printed
     assert "restart 1 (of 3) from" in printed
 
 
