@@ -336,7 +336,7 @@ class Agent:
                 self._end_worker(worker, lost=f"the forkserver, its parent, has died ({how})", by_us=self._stopping)
         if self._started:
             self._send_idle()
-        elif self._has_job and not self._stopping:
+        elif self._has_job and not self._stopping and self._attempt < 0:  # later, an attempt starts another one
             self._fail(f"the forkserver has died before the first worker ({how})")
 
     # -- between two runs -----------------------------------------------------------------------------------------
