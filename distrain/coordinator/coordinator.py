@@ -226,6 +226,8 @@ class Coordinator:
         self._store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
 
     def _on_verified(self) -> None:
+        if self._is_over:  # a damaged checkpoint was still being renamed
+            return
         latest = self._store.latest
         if latest is None:
             self._verification.do(self._start_without_own, self._start_from)

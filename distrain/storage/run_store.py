@@ -314,7 +314,7 @@ class RunStore(ABC):
         Damaged checkpoints are set aside with a warning. Nothing may be committed meanwhile. A store that has verified
         its checkpoints when it was opened has nothing to do here.
         thread: does the reading; without it, everything is done at once.
-        is_needed: once it returns False, the reading ends early, and ``then`` is not called.
+        is_needed: once it returns False, the reading ends early with an error.
         Raise StorageError, in the loop's thread, if a checkpoint cannot be read or set aside.
         """
         then()
