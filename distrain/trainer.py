@@ -393,10 +393,13 @@ class _Run:
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
+        if not self._request.scaling.num_workers:  # else the coordinator does it, while the hosts connect
+            self._store.verify()
+        latest = self._store.latest
         run_request = self._request.for_coordinator(
             self._run_id,
             self._store,
-            checkpoint=self._start_from(self._request.resume_from),
+            checkpoint=str(latest.path) if latest else self._start_without_own(),
             first_attempt=self._manifest.first_attempt,
         )
         self._announce()
@@ -450,9 +453,9 @@ class _Run:
                     return
                 time.sleep(_FULL_DISK_PAUSE_S)
 
-    def _start_from(self, resume_from: Checkpoint | None) -> str | None:
-        if self._store.latest:
-            return str(self._store.latest.path)
+    def _start_without_own(self) -> str | None:
+        """Return the checkpoint to start from if the run has none itself. Raise CheckpointError if it is damaged."""
+        resume_from = self._request.resume_from
         if resume_from is None:
             return None
         _check_intact(resume_from)
@@ -489,6 +492,7 @@ class _Run:
             callbacks=callbacks,
             console_ranks=self._config.logging_config.ranks,
             stale_run_ids=self._manifest.stale_ids,
+            start_without_own=self._start_without_own,
         )
 
     # -- the end --------------------------------------------------------------------------------------------------

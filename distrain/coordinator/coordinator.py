@@ -16,6 +16,7 @@ import signal
 import time
 from collections import deque
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from distrain import wire
@@ -73,7 +74,9 @@ class Coordinator:
         manifest: RunManifest,
         callbacks: Callbacks | None = None,
         console_ranks: Collection[int] | None = None,
+        start_without_own: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """``start_without_own``: called in a thread if all own checkpoints are damaged; returns where to start then."""
         self.machine = RunStateMachine(request)
         self._request = request
         self._store = store
@@ -92,6 +95,10 @@ class Coordinator:
         self._loop = Loop()
         self._files = Background(self._loop, "files")
         self._user_code = Background(self._loop, "callbacks")
+        self._verification = Background(self._loop, "verification")
+        self._is_verifying = False
+        """True until it is known whether the checkpoint to continue from is intact."""
+        self._start_without_own = start_without_own
         self._hosts = Connections(
             self._loop,
             transports,
@@ -163,6 +170,7 @@ class Coordinator:
             self._store.detach()
             self._files.close()
             self._user_code.close()
+            self._verification.close()
             self._loop.close()
 
     def _run(self) -> None:
@@ -171,9 +179,9 @@ class Coordinator:
                 self._hosts.sweep(run_id)
             self._hang_monitor.open()
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
-            self._validations.start(self._loop)
             self._do(self.machine.start(time.monotonic()))
             self._hosts.ping()
+            self._verify()
             while not self.machine.state.is_terminal:
                 self._arm_timers()
                 self._loop.step()
@@ -204,6 +212,36 @@ class Coordinator:
         self._report_handler.flush()
         self._outputs.flush()
 
+    # -- the checkpoint to continue from --------------------------------------------------------------------------
+
+    def _verify(self) -> None:
+        """Verify the latest checkpoint, while the hosts connect. Workers start only when it is known to be intact."""
+        latest = self._store.latest
+        if latest is None:
+            self._validations.start(self._loop)
+            return
+        self._is_verifying = True
+        text = f"verifying the checkpoint {latest.path.name}, from which the run continues; Ctrl-C ends the run"
+        self._loop.call_in("verifying", _NOTICE_AFTER_S, lambda: say(text))
+        self._store.verify(self._verification, is_needed=lambda: not self._is_over, then=self._on_verified)
+
+    def _on_verified(self) -> None:
+        if self._is_over:  # a damaged checkpoint was still being renamed
+            return
+        latest = self._store.latest
+        if latest is None:
+            self._verification.do(self._start_without_own, self._start_from)
+        else:
+            self._start_from(str(latest.path))
+
+    def _start_from(self, path: str | None) -> None:
+        self._loop.cancel("verifying")
+        self._is_verifying = False
+        self._validations.start(self._loop)
+        if path != self._request.checkpoint:
+            say(f"continuing {f'at {PurePath(path).name}' if path else 'from scratch'} instead")
+            self._happened(events.CheckpointReplaced(path))
+
     # -- events that wait for checkpoints -------------------------------------------------------------------------
 
     def _receive(self, host: str, message: wire.Message) -> None:
@@ -232,7 +270,7 @@ class Coordinator:
             self._loop.cancel("committing")
 
     def _must_hold(self, event: events.MessageReceived | events.HostLost) -> bool:
-        """Return whether the event has to wait until a checkpoint is committed.
+        """Return whether the event has to wait until a checkpoint is committed, or verified.
 
         Whether and where the next attempt starts depends on the checkpoints of this one. Therefore the end of an
         attempt, also by the loss of its last host, waits for commits, and for uploads that complete a checkpoint.
@@ -242,7 +280,7 @@ class Coordinator:
                 busy = self.machine.busy_hosts
                 return self._is_committing and host in busy and len(busy) == 1
             case events.MessageReceived(_, wire.RendezvousPorts()):
-                return self._is_committing
+                return self._is_committing or self._is_verifying
             case events.MessageReceived(_, wire.HostIdle(attempt=attempt)) if attempt == self._attempt:
                 return self._is_committing or (self.machine.attempt_is_active and self._must_await_uploads())
         return False
@@ -255,7 +293,7 @@ class Coordinator:
     @property
     def _waits_for_uploads(self) -> bool:
         """True if only an upload keeps the first of the held events waiting."""
-        return bool(self._held) and not (self._is_committing or self._is_over)
+        return bool(self._held) and not (self._is_committing or self._is_verifying or self._is_over)
 
     def _must_await_uploads(self) -> bool:
         """Return whether the end of the attempt waits for uploads: less is lost by that than the time it takes."""
@@ -449,6 +487,8 @@ class Coordinator:
     def _close(self) -> None:
         self._is_over = True
         self._loop.cancel("committing")
+        self._loop.cancel("verifying")
+        self._verification.close()
         steps = (
             self._close_hosts,
             self._outputs.close,

@@ -165,6 +165,16 @@ class CheckpointAvailable:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointReplaced:
+    """The checkpoint of the :class:`RunRequest` is damaged; no rank has started yet.
+
+    path: the checkpoint for the first attempt, None to start from scratch.
+    """
+
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class HangDetected:
     """No rank has made progress for longer than ``FailureConfig.hang_timeout_s``.
 
@@ -190,6 +200,7 @@ Event = (
     | StorageFailed
     | CheckpointsInProgress
     | CheckpointAvailable
+    | CheckpointReplaced
     | HangDetected
     | Tick
 )

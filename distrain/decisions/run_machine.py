@@ -19,6 +19,7 @@ from distrain.decisions.events import (
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
+    CheckpointReplaced,
     CheckpointsInProgress,
     ConnectHost,
     Event,
@@ -232,6 +233,9 @@ class RunStateMachine:
                 return self._on_checkpoints_in_progress(event, now)
             case CheckpointAvailable(path):
                 self.checkpoint = path
+                return []
+            case CheckpointReplaced(path):
+                self.checkpoint, self.retries = path, RetryPolicy(self.request.failure_config, path)
                 return []
             case Tick():
                 return self._on_tick(now)

@@ -22,7 +22,7 @@ from distrain.storage.files import naming
 from distrain.system.background import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 Files = list[tuple[str, int, int]]
@@ -60,8 +60,13 @@ def store_files(source: Path, target: Path, names: Sequence[str]) -> Files:
     return found
 
 
-def hash_files(folder: Path, names: Sequence[str], *, threads: int = 4) -> Files:
-    """Hash files of a directory, several parts of a large one at once. Raise OSError."""
+def hash_files(
+    folder: Path, names: Sequence[str], *, threads: int = 4, is_needed: Callable[[], bool] = lambda: True
+) -> Files:
+    """Hash files of a directory, several parts of a large one at once. Raise OSError.
+
+    is_needed: asked before each part; once it returns False, no more is read, and OSError is raised.
+    """
     sizes = [(folder / name).stat().st_size for name in names]
     parts = [
         (folder / name, start, min(_PART_BYTES, size - start))
@@ -69,15 +74,17 @@ def hash_files(folder: Path, names: Sequence[str], *, threads: int = 4) -> Files
         for start in range(0, size, _PART_BYTES)
     ]
     crcs = dict.fromkeys((folder / name for name in names), 0)
-    for (path, _, size), crc in zip(parts, in_threads(_hash_part_of, parts, threads=threads), strict=True):
+
+    def hash_part(part: tuple[Path, int, int]) -> int:
+        if not is_needed():
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED), str(folder))
+        path, start, size = part
+        with path.open("rb", buffering=0) as file, naming(path):
+            return _hash_part(file.fileno(), start, size, 0)
+
+    for (path, _, size), crc in zip(parts, in_threads(hash_part, parts, threads=threads), strict=True):
         crcs[path] = combined_crc32(crcs[path], crc, size)
     return [(name, size, crcs[folder / name]) for name, size in zip(names, sizes, strict=True)]
-
-
-def _hash_part_of(part: tuple[Path, int, int]) -> int:
-    path, start, size = part
-    with path.open("rb", buffering=0) as file, naming(path):
-        return _hash_part(file.fileno(), start, size, 0)
 
 
 def _begin_flush_of(path: Path) -> None:

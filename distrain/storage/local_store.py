@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections import deque
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from distrain.storage.files import copy_folders, list_files, sync_directory, wri
 from distrain.storage.paths import DAMAGED
 from distrain.storage.records import CommittedCheckpoint, add_metadata, committed_at, damage_of
 from distrain.storage.run_store import RunStore
-from distrain.system.log import warn
+from distrain.system.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,24 +56,48 @@ class LocalStore(RunStore):
     def _find_intact(self) -> list[CommittedCheckpoint]:
         """Return the checkpoints of an earlier part of the run, and rename damaged ones.
 
-        Every byte of the latest is read, as the run continues from it. Of the others, sizes are compared.
+        Only names and sizes are compared; :meth:`verify` reads the files.
         """
         found: list[CommittedCheckpoint] = []
-        warnings: list[str] = []
         for path in reversed(self.paths.checkpoints()):
-            try:
-                damage = damage_of(path, read_files=not found)
-            except OSError as error:
-                raise StorageError(f"cannot read the checkpoint {path}: {error}") from error
+            damage = _damage_of(path, read_files=False)
             if damage is None:
                 found.append(committed_at(path))
             else:
-                renamed = self._free_path(f"{DAMAGED}{path.name}")
-                path.rename(renamed)
-                warnings.append(f"{path} is damaged: {damage}; it was renamed to {renamed.name}")
-        for text in warnings:
-            warn(text)
+                self._set_aside(path, damage)
         return found[::-1]
+
+    def _set_aside(self, path: Path, damage: str) -> None:
+        """Rename a damaged checkpoint, and warn. Raise StorageError."""
+        try:
+            renamed = self._free_path(f"{DAMAGED}{path.name}")
+            path.rename(renamed)
+        except OSError as error:
+            raise StorageError(f"cannot rename {path}, which is damaged: {damage}: {error}") from error
+        self._warn_from_background(f"{path} is damaged: {damage}; it was renamed to {renamed.name}")
+
+    def verify(
+        self,
+        thread: Background | None = None,
+        *,
+        is_needed: Callable[[], bool] = lambda: True,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        def find() -> dict[Path, str]:
+            """Return the damage of each checkpoint that is younger than the latest intact one."""
+            damages: dict[Path, str] = {}
+            for path in [self.paths.root / saved.path.name for saved in reversed(self.committed)]:
+                damage = _damage_of(path, is_needed=is_needed)
+                if damage is None:
+                    break
+                damages[path] = damage
+            return damages
+
+        def set_aside(damages: dict[Path, str]) -> None:
+            self.committed = self.committed[: len(self.committed) - len(damages)]
+            self._background.do(lambda: list(starmap(self._set_aside, damages.items())), lambda _: then())
+
+        (thread or Background(None, "verification")).do(find, set_aside)
 
     def close(self) -> None:
         """Release the directory, after the space of deleted checkpoints is free."""
@@ -210,6 +235,14 @@ class LocalStore(RunStore):
             self._deleting = deleting
         except RuntimeError:  # the user may have no more threads
             _delete_all(self._deleted)
+
+
+def _damage_of(path: Path, *, read_files: bool = True, is_needed: Callable[[], bool] = lambda: True) -> str | None:
+    """Return how a checkpoint of the run is damaged, or None. Raise StorageError."""
+    try:
+        return damage_of(path, read_files=read_files, is_needed=is_needed)
+    except OSError as error:
+        raise StorageError(f"cannot read the checkpoint {path}: {error}") from error
 
 
 def _delete_all(folders: deque[Path]) -> None:

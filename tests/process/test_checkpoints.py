@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,8 +29,14 @@ from distrain import (
     TrainingFailedError,
     WorkerGroupError,
 )
+from distrain.storage import file_transfer
 from tests.conftest import wait_until
 from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, log_of, reported
+
+if TYPE_CHECKING:
+    import subprocess
+
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def save(name: str, text: str, metrics: dict[str, Any] | None = None) -> None:
@@ -403,6 +411,103 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert "at checkpoint_000000" in said
     assert names(result.path) == ["checkpoint_000000", "checkpoint_000002", "checkpoint_000003"]
     assert (run / "damaged-checkpoint_000001" / "epoch.txt").exists()
+
+
+def fail_after_three_epochs(config: dict[str, Any]) -> str:
+    """Says where it began, unless it is to fail; tells when it was called."""
+    if "began" in config:
+        Path(config["began"]).touch()
+    latest = distrain.get_checkpoint()
+    begin = 0 if latest is None else int(Path(latest.path, "epoch.txt").read_text()) + 1
+    for epoch in range(begin, 3):
+        save("epoch.txt", str(epoch))
+    distrain.collective.barrier()  # every rank has stored its last checkpoint
+    if config.get("fails"):
+        raise ValueError("not finished")
+    return f"began at {begin}"
+
+
+def slow_down_the_reading(monkeypatch: pytest.MonkeyPatch, before: Callable[[], None]) -> None:
+    """Have the coordinator call this before it reads each part of the checkpoint that it verifies."""
+    read = file_transfer._hash_part
+
+    def read_later(*arguments: Any) -> int:
+        before()
+        return read(*arguments)
+
+    monkeypatch.setattr(file_transfer, "_hash_part", read_later)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_hosts_connect_while_the_checkpoint_is_verified_and_the_workers_wait_for_that(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_damaged: bool
+) -> None:
+    with pytest.raises(WorkerGroupError):
+        fit(fail_after_three_epochs, {"fails": True}, name="run")
+    run, began = fit.storage / "run", tmp_path / "began"
+    if is_damaged:
+        flip_a_bit(run / "checkpoint_000002" / "epoch.txt")
+
+    def until_the_ports_are_reserved() -> None:
+        wait_until(lambda: len(json.loads((run / "run.json").read_text())["attempts"]) == 2)
+        time.sleep(0.5)  # workers would start in less
+        assert not began.exists()
+
+    slow_down_the_reading(monkeypatch, until_the_ports_are_reserved)
+    monkeypatch.setattr("distrain.coordinator.coordinator._NOTICE_AFTER_S", 0.1)
+    result = fit(fail_after_three_epochs, {"began": str(began)}, name="run")
+    assert result.return_value == ("began at 2" if is_damaged else "began at 3")
+    said = capsys.readouterr().err
+    assert "verifying the checkpoint checkpoint_000002, from which the run continues" in said
+    warned = said.find("checkpoint_000002 is damaged: epoch.txt has changed")
+    assert (warned > 0) == is_damaged
+    assert (said.find("continuing at checkpoint_000001 instead") > warned) == is_damaged
+
+
+@pytest.mark.parametrize("start_is_damaged", [False, True])
+def test_when_all_checkpoints_are_damaged_the_run_begins_at_the_one_that_the_user_gives(
+    fit: Fit, start_is_damaged: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = fit(train_three_epochs, {}, name="first").best_checkpoints[0][0]
+    assert files_of(start) == {"epoch.txt": "0"}
+    keep_one = CheckpointConfig(num_to_keep=1)
+    with pytest.raises(WorkerGroupError):
+        fit(fail_after_three_epochs, {"fails": True}, name="second", checkpoint_config=keep_one)
+    for folder in (fit.storage / "second").glob("checkpoint_*"):
+        flip_a_bit(folder / "epoch.txt")
+    if start_is_damaged:
+        flip_a_bit(Path(start.path, "epoch.txt"))
+        with pytest.raises(CheckpointError, match=r"resume_from_checkpoint: .*/checkpoint_000000 is damaged"):
+            fit(train_three_epochs, {}, name="second", resume_from=start)
+        assert len(Result.from_path(fit.storage / "second").best_checkpoints) == 0
+    else:
+        assert fit(train_three_epochs, {}, name="second", resume_from=start).return_value == "began at 1"
+        assert "continuing at checkpoint_000000 instead" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_verification_of_a_checkpoint(fit: Fit, user_script: Script) -> None:
+    with pytest.raises(WorkerGroupError):
+        fit(fail_after_three_epochs, {"fails": True}, name="run")
+    source = """
+import os, signal, sys, threading
+import distrain
+from distrain.storage import file_transfer
+
+def never(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+
+def train():
+    raise AssertionError
+
+file_transfer._hash_part = never
+run = distrain.RunConfig(name="run", storage_path=sys.argv[1])
+distrain.DataParallelTrainer(train, scaling_config=distrain.ScalingConfig(num_workers=2), run_config=run).fit()
+"""
+    ended = user_script(source, str(fit.storage), timeout_s=30.0)
+    assert ended.returncode == -signal.SIGINT, ended.stderr
+    assert "the run was stopped by SIGINT" in ended.stderr
+    assert fit(fail_after_three_epochs, {}, name="run").return_value == "began at 3"
 
 
 def test_a_damaged_checkpoint_to_resume_from_is_refused_before_anything_starts(fit: Fit) -> None:

@@ -31,6 +31,7 @@ from distrain import (
     ValidationConfig,
     ValidationTaskConfig,
 )
+from distrain.storage import file_transfer
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
 from tests.conftest import wait_until
@@ -296,6 +297,34 @@ def test_what_was_not_validated_is_when_the_run_goes_on(fit: Callable[..., Resul
     )
     result = fit(lambda config: None, {}, ValidationConfig(score))
     assert metrics_of(result.path, 0)["score"] == 0.0
+
+
+def note_and_score(checkpoint: Checkpoint, noted: str) -> dict[str, Any]:
+    Path(noted).touch()
+    return {"score": 1.0}
+
+
+def test_a_checkpoint_is_validated_only_after_it_was_found_intact(
+    fit: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "noted"
+
+    def fails(config: dict[str, Any]) -> None:
+        report(0, True)
+        distrain.get_all_reported_checkpoints(MODES.COMMITTED)
+        distrain.collective.barrier()
+        raise RuntimeError("on purpose")
+
+    def read_late(*arguments: Any) -> int:
+        time.sleep(0.5)  # a validation would start in less
+        return 0
+
+    with pytest.raises(TrainingFailedError):
+        fit(fails, {}, ValidationConfig(wait_for_file, ValidationTaskConfig({"go": str(tmp_path / "never")})))
+    monkeypatch.setattr(file_transfer, "_hash_part", read_late)
+    result = fit(lambda config: None, {}, ValidationConfig(note_and_score, ValidationTaskConfig({"noted": str(noted)})))
+    assert result.checkpoint is None, "it was damaged"
+    assert not noted.exists()
 
 
 def test_a_run_that_goes_on_without_a_function_waits_for_no_validation(

@@ -25,6 +25,7 @@ from distrain.decisions.run_machine import (
     AttemptEnded,
     AttemptStarts,
     CheckpointAvailable,
+    CheckpointReplaced,
     CheckpointsInProgress,
     ConnectHost,
     HangDetected,
@@ -456,6 +457,24 @@ def test_a_retry_can_finish_the_run() -> None:
     play.gone()
     assert play.state is RunState.FINISHED
     assert play.machine.failures == []
+
+
+@pytest.mark.parametrize("path", ["/runs/run/checkpoint_000000", None])
+def test_another_checkpoint_than_the_damaged_one_is_where_the_first_attempt_starts(path: str | None) -> None:
+    failure_config = FailureConfig(max_failures=3)
+    play = Play(failure_config=failure_config, checkpoint="/runs/run/checkpoint_000001")
+    play.connect()
+    play.happens(CheckpointReplaced(path))
+    [(_, start)] = told(play.reserve(), wire.Start)
+    assert {spec["checkpoint"] for spec in start.ranks} == {path}
+    play.spawn()
+    play.enter()
+    play.raises(1)
+    play.gone()
+    play.begin_attempt()
+    play.raises(1)
+    play.gone()
+    assert play.state is RunState.FAILED, "it has failed twice at the same place, and the replacement is no progress"
 
 
 def test_a_retry_resumes_from_the_latest_checkpoint() -> None:

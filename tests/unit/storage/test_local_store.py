@@ -271,6 +271,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_number_is_not_used_again(
     damage(commit(first, 2, step=2).path)
     first.close()
     store = LocalStore(root)
+    store.verify()
     assert [(saved.path.name, saved.metrics) for saved in store.committed] == [("checkpoint_000000", {"step": 1})]
     assert (root / "damaged-checkpoint_000001").is_dir()
     assert f"checkpoint_000001 is damaged: {said}" in capsys.readouterr().err
@@ -314,6 +315,7 @@ def test_several_damaged_checkpoints_are_passed_over(root: Path) -> None:
     for folder in folders[1:]:
         DAMAGES["flipped"][0](folder)
     store = LocalStore(root)
+    store.verify()
     assert [saved.path for saved in store.committed] == folders[:1]
     store.close()
 
@@ -337,6 +339,7 @@ def test_of_older_checkpoints_only_the_manifest_is_looked_at(root: Path) -> None
     first.close()
     DAMAGES["flipped"][0](older)
     store = LocalStore(root)
+    store.verify()
     assert len(store.committed) == 2
     store.close()
     assert damage_of(older) == "model.pt has changed since it was committed"
