@@ -19,6 +19,7 @@ import pytest
 
 import distrain
 from distrain import Result, WorkerGroupError
+from distrain.coordinator import resting_agents
 from tests.process.conftest import Fit, log_of, reported
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def test_neither_descriptors_nor_children_nor_handlers_are_left(any_fit: Fit) ->
     threads = threading.active_count()
     path, directory, environment = list(sys.path), os.getcwd(), dict(os.environ)
     any_fit(succeed)
+    resting_agents.close()
     before = open_fds()
     for function in (succeed, fail, die):
         if function is succeed:
@@ -63,6 +65,7 @@ def test_neither_descriptors_nor_children_nor_handlers_are_left(any_fit: Fit) ->
         else:
             with pytest.raises(WorkerGroupError):
                 any_fit(function)
+    resting_agents.close()
     assert open_fds() == before
     assert psutil.Process().children(recursive=True) == []
     assert {number: signal.getsignal(number) for number in handlers} == handlers
