@@ -93,8 +93,8 @@ def test_it_measures_reports_of_a_checkpoint_beside_cp_and_fsync(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     rows = {row["measure"]: row for row in json.loads(results.read_text())["rows"] if row["workers"]}
 
-    modes = ["SYNC", "SYNC, delete", "ASYNC", "ASYNC, delete"]
-    yardsticks = ["cp", "cp, fsync of the copy", "fsync, crc32"]
+    modes = ["SYNC", "SYNC, 1,000 files", "SYNC, delete", "ASYNC", "ASYNC, delete"]
+    yardsticks = ["cp", "cp, fsync of the copy", "cp -r, fsync of the copies", "fsync, crc32"]
     committed = [f"committed, {mode}" for mode in modes if mode.startswith("ASYNC")]
     assert list(rows) == [*(f"checkpoint, {mode}" for mode in modes), *committed, *yardsticks]
     for row in rows.values():
@@ -103,11 +103,14 @@ def test_it_measures_reports_of_a_checkpoint_beside_cp_and_fsync(tmp_path: Path)
         assert row["failures"] == []
         assert len(row["values"]) == 2
         assert min(row["values"]) > 0
-        assert row["remarks"][0].startswith("16 MB on ")
+        megabytes = 64 if "1,000 files" in row["measure"] or "copies" in row["measure"] else 16
+        assert row["remarks"][0].startswith(f"{megabytes} MB on ")
     for mode in ("ASYNC", "ASYNC, delete"):
         both = zip(rows[f"checkpoint, {mode}"]["values"], rows[f"committed, {mode}"]["values"], strict=True)
         assert all(blocked < committed for blocked, committed in both)
-    assert re.search(r"\ndistrain fit\(\), checkpoint, SYNC: \d+\.\d\d x \(cp, fsync of the copy\), 1.2 x", done.stdout)
+    for measure, reference in (("SYNC", "cp, fsync of the copy"), ("SYNC, 1,000 files", "cp -r, fsync of the copies")):
+        limit = rf"\ndistrain fit\(\), checkpoint, {measure}: \d+\.\d\d x \({reference}\), 1.05 x"
+        assert re.search(limit, done.stdout)
     assert list(disk.iterdir()) == []
 
 
@@ -115,7 +118,7 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_told_before_anything_is_meas
     done = benchmark("--only", "checkpoint", "--checkpoint-mb", str(10**12), "--disk", str(tmp_path))
     assert done.returncode == 2
     assert done.stdout == ""
-    assert f"--disk {tmp_path}: 6,000,000,000,000 MB are needed" in done.stderr
+    assert f"--disk {tmp_path}: 6,000,000,000,384 MB are needed" in done.stderr
 
 
 def test_a_launcher_that_fails_is_a_row_and_the_table_goes_on(tmp_path: Path) -> None:

@@ -281,8 +281,7 @@ class ReportHandler:
         if report.in_place:
             order(report.folder)
         else:
-            aside = rank if action.aside else None
-            self._store.prepare(self._attempt, ordinal, name=unsettled.directory_name, aside=aside, then=order)
+            self._store.prepare(self._attempt, ordinal, name=unsettled.directory_name, then=order)
 
     def _order_copy(self, attempt: int, action: RequestFiles, directory: str) -> None:
         """Tell the worker or the uploader of its host to copy the files into ``directory``."""

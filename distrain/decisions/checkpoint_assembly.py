@@ -43,14 +43,12 @@ MOST_AHEAD = 2
 class RequestFiles:
     """Have these files of a rank's checkpoint stored, by the rank itself or by the uploader of its host.
 
-    aside: a higher rank stores files of the same names, as it has not waited long enough for this rank. They must not
-    be overwritten by those.
+    They replace files of the same names that a higher rank has stored, as it has not waited long enough for this rank.
     """
 
     rank: int
     ordinal: int
     files: tuple[str, ...]
-    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,8 @@ class _Part:
 class _Pending:
     """One checkpoint that is neither committed nor dropped.
 
-    A part begins in ``patient``, ``ready`` or ``in_place``, and is in none of them once its files were ordered.
+    A part begins in ``patient``, ``ready`` or ``in_place``. From ``ready``, it may go to ``queued`` and back. It is in
+    none of them once its files were ordered.
     """
 
     first_at: float
@@ -108,12 +107,14 @@ class _Pending:
     """By name of a file: the lowest rank that brings it."""
     folders: dict[str, int] = field(default_factory=dict)
     """By name of a directory: the first rank that brings files in it."""
-    ordered: set[str] = field(default_factory=set)
-    """Names of the files that were ordered to be stored."""
+    ordered: dict[str, int] = field(default_factory=dict)
+    """By name of a file: the rank that was the last to be ordered to store it."""
     patient: OrderedDict[int, _Part] = field(default_factory=OrderedDict)
     """Parts that wait for lower ranks, which may bring the same files. In the order of the reports."""
     ready: set[int] = field(default_factory=set)
     """Ranks whose files are ordered unless they are too far ahead of other ranks."""
+    queued: dict[int, set[int]] = field(default_factory=dict)
+    """By rank that stores its files now: lower ranks that replace some of them afterwards."""
     in_place: set[int] = field(default_factory=set)
     """Ranks whose files are in place. They wait until every rank has reported."""
     lister: int | None = None
@@ -164,12 +165,27 @@ class _Pending:
         if self.patient.pop(rank, None) is not None:
             self.ready.add(rank)
 
-    def order(self, ordinal: int, rank: int) -> RequestFiles:
-        """Order the files of a rank that no lower rank has brought."""
-        own = self.parts[rank].own
-        request = RequestFiles(rank, ordinal, tuple(sorted(own)), aside=not own.isdisjoint(self.ordered))
-        self.ordered |= own
-        return request
+    def order_ready(self, ordinal: int) -> list[Action]:
+        """Order the files of ready ranks that no lower rank has brought, unless another rank stores some of them now.
+
+        If two ranks stored a file of one name at the same time, the bytes of either could be the last ones.
+        """
+        ready, self.ready = sorted(self.ready), set()
+        actions: list[Action] = []
+        for rank in ready:
+            own = self.parts[rank].own
+            storing = next((self.ordered[file] for file in own if self.ordered.get(file) in self.unstored), None)
+            if storing is None:
+                self.ordered |= dict.fromkeys(own, rank)
+                actions.append(RequestFiles(rank, ordinal, tuple(sorted(own))))
+            else:
+                self.queued.setdefault(storing, set()).add(rank)
+        return actions
+
+    def note_stored(self, rank: int) -> None:
+        """Note that nothing writes the rank's files any more."""
+        self.unstored.discard(rank)
+        self.ready |= self.queued.pop(rank, set())
 
 
 @dataclass(slots=True)
@@ -300,7 +316,7 @@ class CheckpointAssembly:
         part = pending.parts[rank]
         part.stored = tuple((str(p), int(s), int(c)) for p, s, c in files)
         part.skipped = tuple((str(p), int(s), int(c)) for p, s, c in skipped)
-        pending.unstored.discard(rank)
+        pending.note_stored(rank)
         if failed is not None:
             self._cannot_store(pending, rank, failed)
         return self.tick(now)
@@ -418,8 +434,7 @@ class CheckpointAssembly:
             self._pass_decided(pending, now)
             self._end_patience(pending, now)
             if pending.ready and not self._is_held_back(ordinal, now):
-                ready, pending.ready = sorted(pending.ready), set()
-                actions += [pending.order(ordinal, rank) for rank in ready]
+                actions += pending.order_ready(ordinal)
             if pending.in_place and self._has_all_parts(pending, now):
                 actions += self._order_in_place(ordinal, pending)
         return actions

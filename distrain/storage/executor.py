@@ -9,6 +9,7 @@ import contextlib
 import json
 import uuid
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from distrain.storage.files import copy_folders, list_files
 from distrain.storage.paths import RunPaths
 from distrain.storage.records import add_metadata
 from distrain.storage.run_lock import RemoteLock
+from distrain.system.background import in_threads
 from distrain.system.log import warn
 from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, decode_filesystem
 
@@ -109,13 +111,13 @@ class StorageExecutor:
         return target
 
     def _put(self, order: wire.Upload) -> Files:
-        """Copy the files to a remote directory, and hash them."""
+        """Copy the files to a remote directory, and hash them at the same time."""
         target, source = self._mark_pending(order), Path(order.source)
-        if len(order.files) > 1:
-            target.put_all(source, order.files)
-        elif order.files:  # put() can copy a large file in parts
-            target.put(source / order.files[0], order.files[0])
-        return hash_files(source, order.files)
+        works: list[Callable[[], Files | None]] = [
+            partial(target.put_all, source, order.files),
+            partial(hash_files, source, order.files),
+        ]
+        return in_threads(lambda work: work(), works)[1] or []
 
     def _publish(self, order: wire.PublishCheckpoint) -> None:
         """Check that all files exist, and write the manifest, which makes them a checkpoint."""

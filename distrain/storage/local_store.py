@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, locked_for_deletion
 from distrain.errors import StorageError
-from distrain.storage.files import copy_folders, list_files, sync_directory, write_and_sync, write_atomically
+from distrain.storage.files import sync_directory, write_and_sync, write_atomically
 from distrain.storage.paths import DAMAGED
 from distrain.storage.records import CommittedCheckpoint, add_metadata, committed_at, damage_of
 from distrain.storage.run_store import RunStore
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from distrain.system.remote_path import RemotePath
-
-
-_JOINED = "joined"
-"""The directory in which a checkpoint is staged, except for files that must replace those of other ranks."""
-_ASIDE = "rank_"
-"""Begin of the name of the directory of such files. The rank follows."""
 
 
 class LocalStore(RunStore):
@@ -107,19 +101,17 @@ class LocalStore(RunStore):
 
     # -- commits --------------------------------------------------------------------------------------------------
 
-    def prepare(
-        self, attempt: int, ordinal: int, *, name: str | None, aside: int | None, then: Callable[[str], None]
-    ) -> None:
-        self._do(f"checkpoint {ordinal}", lambda: str(self.staging_directory(attempt, ordinal, aside)), then)
+    def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
+        self._do(f"checkpoint {ordinal}", lambda: str(self.staging_directory(attempt, ordinal)), then)
 
-    def staging_directory(self, attempt: int, ordinal: int, aside: int | None = None) -> Path:
-        """Make and return the directory for the files of all ranks, or for those of a rank aside. Raise OSError."""
+    def staging_directory(self, attempt: int, ordinal: int) -> Path:
+        """Make and return the directory for the files of all ranks. Raise OSError."""
         self._directory.check_same()
-        folder = self._staging_root(attempt, ordinal) / (_JOINED if aside is None else f"{_ASIDE}{aside}")
+        folder = self._staging_path(attempt, ordinal)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _staging_root(self, attempt: int, ordinal: int) -> Path:
+    def _staging_path(self, attempt: int, ordinal: int) -> Path:
         return self.paths.staging / f"{self._generation}-{attempt}-{ordinal}"
 
     def _publish(
@@ -134,28 +126,22 @@ class LocalStore(RunStore):
         if folder:
             work = partial(self._commit_in_place, Path(folder), manifest)
         else:
-            work = partial(self._join_and_rename, self._staging_root(attempt, ordinal), manifest)
+            work = partial(self._rename, self._staging_path(attempt, ordinal), manifest)
         self._background.do(work, done, failed)
 
-    def _join_and_rename(self, staged: Path, manifest: dict[str, Any]) -> Path:
-        """Join the parts of all ranks in one directory, write its manifest, and rename it. Return its path."""
+    def _rename(self, staged: Path, manifest: dict[str, Any]) -> Path:
+        """Write the manifest into the directory that has the files of all ranks, and rename it. Return its path."""
         self._directory.check_same()
-        joined, files = staged / _JOINED, manifest["files"]
-        for part in staged.glob(f"{_ASIDE}*"):
-            copy_folders(part, joined)
-            for path, _ in list_files(part):
-                if f"{_ASIDE}{files[path]['rank']}" == part.name:  # else a still lower rank has brought it later
-                    (part / path).rename(joined / path)
-        _check_sizes(joined, files)
+        files = list(manifest["files"])
+        _check_sizes(staged, manifest["files"])
         name = manifest["name"] or self.paths.checkpoint(manifest["index"]).name
         final = self._free_path(name)
         if final.name != name:
             self._warn_from_background(f"{self.paths.root / name} exists; this checkpoint is called {final.name}")
-        write_and_sync(joined / MANIFEST_FILE, self._manifest_text(joined, final, manifest))
-        _sync_directories(joined, list(files))
-        joined.rename(final)
+        write_and_sync(staged / MANIFEST_FILE, self._manifest_text(staged, final, manifest))
+        _sync_directories(staged, files)
+        staged.rename(final)
         sync_directory(self.paths.root)
-        shutil.rmtree(staged, ignore_errors=True)
         return final
 
     def _commit_in_place(self, folder: Path, manifest: dict[str, Any]) -> Path:

@@ -211,9 +211,7 @@ class RemoteStore(RunStore):
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    def prepare(
-        self, attempt: int, ordinal: int, *, name: str | None, aside: int | None, then: Callable[[str], None]
-    ) -> None:
+    def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
         then(self._directory_for(attempt, ordinal, name))
 
     def _directory_for(self, attempt: int, ordinal: int, name: str | None) -> str:

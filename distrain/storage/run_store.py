@@ -320,13 +320,8 @@ class RunStore(ABC):
         then()
 
     @abstractmethod
-    def prepare(
-        self, attempt: int, ordinal: int, *, name: str | None, aside: int | None, then: Callable[[str], None]
-    ) -> None:
-        """Call ``then`` with the directory for the files of a checkpoint, which will be called ``name``.
-
-        aside: a rank whose files replace those of other ranks, which are still being written; else None.
-        """
+    def prepare(self, attempt: int, ordinal: int, *, name: str | None, then: Callable[[str], None]) -> None:
+        """Call ``then`` with the directory for the files of a checkpoint, which will be called ``name``."""
 
     def commit(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import math
 import os
 import pickle
 import tempfile
@@ -25,7 +26,7 @@ from distrain.system.background import in_threads
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fsspec import AbstractFileSystem
 
@@ -37,6 +38,17 @@ OPENING_PATIENCE_S = 5.0
 _QUIET_S = 3.0
 """Seconds to retry an operation before the user is warned."""
 _HASHING_THREADS = 16
+_CONNECTIONS = 32
+"""Connections to S3 at the same time. botocore's default is 10, with which files wait for each other."""
+_SMALL_BYTES = 4 << 20
+"""Size up to which a file is small: as many are copied at the same time as there are connections."""
+_LARGE_FILES = 4
+"""Larger files that are copied at the same time."""
+_PARTS = 16
+"""Parts of large files that are copied to S3 at the same time. They are in memory."""
+_PART_BYTES = 16 << 20
+_MOST_PARTS = 10_000
+"""Parts that a file in S3 may have."""
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _FINAL = (
@@ -145,6 +157,15 @@ def _check_name(name: str) -> None:
         )
 
 
+def _checked(name: str) -> str:
+    _check_name(name)
+    return name
+
+
+def _is_s3fs(filesystem: Any) -> bool:
+    return type(filesystem).__name__ == "S3FileSystem"
+
+
 def _local_path(filesystem: Any, path: str) -> str | None:
     """Return the local path that ``path`` means in a local filesystem, or in a view of one; None in a remote one."""
     match type(filesystem).__name__:
@@ -234,14 +255,17 @@ class RemotePath:
 
     def _resolve(self) -> tuple[AbstractFileSystem, str]:
         if self.given is not None:
-            return self.given, self.given._strip_protocol(self.url)
-        import fsspec
+            found, path = self.given, self.given._strip_protocol(self.url)
+        else:
+            import fsspec
 
-        try:
-            found: tuple[AbstractFileSystem, str] = fsspec.core.url_to_fs(self.url)
-        except (ImportError, ValueError, OSError) as error:
-            raise OSError(f"{self.url}: {error}") from error
-        return found
+            try:
+                found, path = fsspec.core.url_to_fs(self.url)
+            except (ImportError, ValueError, OSError) as error:
+                raise OSError(f"{self.url}: {error}") from error
+        if _is_s3fs(found):  # it connects later
+            found.config_kwargs = {"max_pool_connections": _CONNECTIONS, **found.config_kwargs}
+        return found, path
 
     def check_shared(self) -> None:
         """Raise OSError if other processes cannot reach the storage."""
@@ -374,11 +398,33 @@ class RemotePath:
         target._try("write", lambda fs, path: fs.put_file(str(source), path))
 
     def put_all(self, source: Path, names: Sequence[str]) -> None:
-        """Copy files of a local directory to below this path, many at once where the filesystem can."""
-        for folder in {(self / name).parent.url: (self / name) for name in names}.values():
-            folder._make_parent()
-        sources, targets = [str(source / name) for name in names], [(self / name).path for name in names]
-        self._try("write", lambda fs, path: fs.put(sources, targets))
+        """Copy files of a local directory to below this path, many at once where the filesystem can.
+
+        With S3, this takes 0.5 GB of memory at most: 256 MB of the files, and s3fs copies them. Other filesystems may
+        take more for large files.
+        """
+        for name in {name.rpartition("/")[0]: name for name in names}.values():
+            (self / name)._make_parent()
+        sizes = {name: (source / name).stat().st_size for name in names}
+        large = [name for name, size in sizes.items() if size > _SMALL_BYTES]
+        self._put_batch(source, [name for name, size in sizes.items() if size <= _SMALL_BYTES], _CONNECTIONS, {})
+        at_once = min(_LARGE_FILES, len(large))
+        options: dict[str, int] = {}
+        if large and _is_s3fs(self.filesystem):
+            part = max(_PART_BYTES, math.ceil(max(sizes.values()) / _MOST_PARTS))
+            options = {"chunksize": part, "max_concurrency": _PARTS // at_once}
+        self._put_batch(source, large, at_once, options)
+
+    def _put_batch(self, source: Path, names: Sequence[str], at_once: int, options: Mapping[str, int]) -> None:
+        if getattr(self.filesystem, "async_impl", False):  # others copy one file after the other
+            options = {"batch_size": at_once, **options}
+        sources = [str(source / name) for name in names]
+
+        def put(fs: AbstractFileSystem, path: str) -> None:
+            fs.put(sources, [f"{path}/{_checked(name)}" for name in names], **options)
+
+        if names:
+            self._try("write", put)
 
     def remove(self) -> None:
         """Delete the file, or all files below this path. Do nothing if there are none."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-COLUMNS = "{measure:<25} {workers:>7}  {launcher:<28} {median:>10}  {spread:<22} {ratio:>10}  {runs:>5}  {remarks}"
+COLUMNS = "{measure:<30} {workers:>7}  {launcher:<28} {median:>10}  {spread:<22} {ratio:>10}  {runs:>5}  {remarks}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

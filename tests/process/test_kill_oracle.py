@@ -88,7 +88,7 @@ write = storage.write_and_sync
 storage.write_and_sync = lambda path, data: None if path.name == ".manifest.json" else write(path, data)
 """,
     "renamed before the manifest is written": """
-write, commit, kept = storage.write_and_sync, storage.LocalStore._join_and_rename, []
+write, commit, kept = storage.write_and_sync, storage.LocalStore._rename, []
 storage.write_and_sync = lambda path, data: (
     kept.append(data) if path.name == ".manifest.json" else write(path, data)
 )
@@ -97,7 +97,7 @@ def broken_commit(self, *arguments, **options):
     time.sleep(0.1)
     write(path / ".manifest.json", kept.pop())
     return path
-storage.LocalStore._join_and_rename = broken_commit
+storage.LocalStore._rename = broken_commit
 """,
     "reports stay in a buffer": "storage.LocalStore.flush = lambda self, then=None: then and then(None)",
     "the latest vanishes": """

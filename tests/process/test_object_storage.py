@@ -8,6 +8,7 @@ import re
 import tempfile
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from distrain import (
     ValidationConfig,
 )
 from distrain.errors import CheckpointError, WorkerGroupError
+from distrain.storage.file_transfer import hash_files
 from distrain.system.remote_path import RemotePath
 from tests.process import test_validation
 from tests.process.object_storage import KEPT_BY_ALL, MODES, train, varied
@@ -42,6 +44,24 @@ if TYPE_CHECKING:
 
 def checkpoint_files(bucket: Bucket, run: str, name: str) -> list[str]:
     return sorted(path.removeprefix(f"{name}/") for path in bucket.files(run) if path.startswith(f"{name}/"))
+
+
+def test_many_files_travel_at_the_same_time_and_large_ones_in_parts(bucket: Bucket, tmp_path: Path) -> None:
+    sizes = {f"deep/small_{number}": number * 1000 for number in range(40)} | {"large": 6 << 20, "larger": 40_000_000}
+    (tmp_path / "deep").mkdir()
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(os.urandom(size))
+    bucket.door.hold()
+    target = RemotePath(f"{bucket.url}/copy")
+    with ThreadPoolExecutor() as pool:
+        copying = pool.submit(target.put_all, tmp_path, list(sizes))
+        try:
+            bucket.door.wait_for_requests(20)  # each has a connection of its own; botocore would have 10 at most
+        finally:
+            bucket.door.open()
+        copying.result()
+    assert {path: len(bucket.read("copy", path)) for path in bucket.files("copy")} == sizes
+    assert target.hash_all(list(sizes)) == hash_files(tmp_path, list(sizes))
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)

@@ -586,7 +586,7 @@ fit(num_to_keep=1 if method == "_delete" else None)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "must_have", "sampled"),
-    [("_join_and_rename", "rename write fsync", 6), ("_delete", "rename unlink rmdir", 3)],
+    [("_rename", "rename write fsync", 6), ("_delete", "rename unlink rmdir", 3)],
     ids=["commit", "delete"],
 )
 @pytest.mark.timeout(300)
@@ -604,7 +604,7 @@ def test_killed_at_each_step_of_a(
             assert f"continuing the unfinished run {user.run} at checkpoint_{reached:06d}" in died.stderr
         after = committed(user.run)
         assert newest(user.run) > reached
-        if method == "_join_and_rename":
+        if method == "_rename":
             assert after.items() >= before.items()
 
     live(1_000_000, "user and agent")
@@ -620,8 +620,8 @@ def test_killed_at_each_step_of_a(
     assert last.stdout == f"began at {reached + 1}\n", last.stderr
     names = sorted(path.name for path in user.run.glob("*checkpoint*"))
     every = [f"checkpoint_{index:06d}" for index in range(reached + EPOCHS + 1)]
-    assert names == (every if method == "_join_and_rename" else every[-1:])
-    if method == "_join_and_rename":
+    assert names == (every if method == "_rename" else every[-1:])
+    if method == "_rename":
         assert committed(user.run).items() >= before.items()
     assert not (user.run / ".staging").exists()
     assert_reports_are_kept_once(user.run)

@@ -19,7 +19,11 @@ from benchmark_tasks import write
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-REPORTS = {"SYNC": False, "SYNC, delete": True, "ASYNC": False, "ASYNC, delete": True}
+MANY = "1,000 files"
+"""The end of the names of ways that store so many files. The others store one."""
+MANY_COUNT = 1000
+MANY_MB = 64
+REPORTS = {"SYNC": False, f"SYNC, {MANY}": False, "SYNC, delete": True, "ASYNC": False, "ASYNC, delete": True}
 """Way to report -> True if it deletes the files of the worker. The first word is the upload mode."""
 BLOCK_BYTES = 4 << 20
 LOOK_EVERY_S = 0.002
@@ -28,20 +32,21 @@ LOOK_EVERY_S = 0.002
 def measure_checkpoints(train: Any, path_of_committed: Callable[[], str | None]) -> None:
     """Measure each way once, in an order that depends on the round.
 
-    As usual with checkpoints, the file was written just before. Nothing of earlier ways is waiting to be written then.
+    As usual with checkpoints, the files were written just before. Nothing of earlier ways waits to be written then.
     What the first report sets up is not counted.
     """
     disk = Path(os.environ["BENCHMARK_DISK"])
     megabytes = int(os.environ["BENCHMARK_CHECKPOINT_MB"])
     reporting = _Reporting(train, path_of_committed)
-    ways: dict[str, Callable[[Path], dict[str, float]]] = {"copy": _copy, "hash": _hash}
+    ways: dict[str, Callable[[Path], dict[str, float]]] = {"copy": _copy, f"copy, {MANY}": _copy_many, "hash": _hash}
     for name in REPORTS:
         ways[name] = lambda source, name=name: reporting.report(name, source)  # type: ignore[misc]
         with _written(disk, 1) as source:
             reporting.report(name, source)
     took: dict[str, float] = {}
     for name in _in_order(list(ways), int(os.environ["BENCHMARK_ROUND"])):
-        with _written(disk, megabytes) as source:
+        many = name.endswith(MANY)
+        with _written(disk, MANY_MB if many else megabytes, files=MANY_COUNT if many else 1) as source:
             took |= ways[name](source)
     write("checkpoint", took)
 
@@ -54,23 +59,24 @@ def _in_order(names: list[str], index: int) -> list[str]:
 
 
 @contextmanager
-def _written(disk: Path, megabytes: int) -> Iterator[Path]:
-    """Yield a directory with one new file that is only in the page cache. Everything else is on the disk."""
+def _written(disk: Path, megabytes: int, *, files: int = 1) -> Iterator[Path]:
+    """Yield a directory with new files that are only in the page cache. Everything else is on the disk."""
     os.sync()
     source = disk / "source"
     source.mkdir()
     # Take the memory first: if a virtual machine has to get it from its host, a copy is up to ten times slower.
-    _write(source / "warm_up", 2 * megabytes)
+    _write(source / "warm_up", 2_000_000 * megabytes)
     (source / "warm_up").unlink()
-    _write(source / "model.pt", megabytes)
+    for number in range(files):
+        _write(source / f"model_{number}.pt", 1_000_000 * megabytes // files)
     yield source
     shutil.rmtree(source, ignore_errors=True)
 
 
-def _write(path: Path, megabytes: int) -> None:
-    block = os.urandom(1_000_000)
+def _write(path: Path, size: int) -> None:
+    block = os.urandom(min(size, 1_000_000))
     with open(path, "wb") as file:
-        for _ in range(megabytes):
+        for _ in range(size // len(block)):
             file.write(block)
 
 
@@ -84,7 +90,7 @@ class _Reporting:
     def report(self, name: str, source: Path) -> dict[str, float]:
         """Report, and return the seconds of the call, and those until the checkpoint was committed."""
         before = self._path_of_committed()
-        size = (source / "model.pt").stat().st_size
+        sizes = _sizes(source)
         begun = time.perf_counter()
         self._train.report(
             {},
@@ -97,24 +103,42 @@ class _Reporting:
             time.sleep(LOOK_EVERY_S)
         committed = time.perf_counter() - begun
         assert path is not None
-        if (stored := Path(path, "model.pt").stat().st_size) != size:
-            raise RuntimeError(f"{name}: {stored} of {size} bytes in {path}")
+        if not sizes.items() <= (stored := _sizes(Path(path))).items():
+            raise RuntimeError(f"{name}: {stored} instead of {sizes} in {path}")
         return {f"checkpoint, {name}": blocked, f"committed, {name}": committed}
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.glob("*.pt")}
 
 
 def _copy(source: Path) -> dict[str, float]:
     """Run ``cp``, then fsync the copy. Return the seconds of both."""
-    copy = source / "copy"
+    copied, flushed = _copy_and_flush(source)
+    return {"cp": copied, "cp, fsync of the copy": flushed}
+
+
+def _copy_many(source: Path) -> dict[str, float]:
+    """Run ``cp -r``, then fsync each copy. Return the seconds."""
+    return {"cp -r, fsync of the copies": _copy_and_flush(source)[1]}
+
+
+def _copy_and_flush(source: Path) -> tuple[float, float]:
+    """Return the seconds until a directory was copied, and until the copies were flushed."""
+    target = source.with_name("copy")
     begun = time.perf_counter()
-    subprocess.run(["cp", source / "model.pt", copy], check=True)
+    subprocess.run(["cp", "-r", source, target], check=True)
     copied = time.perf_counter() - begun
-    _flush(copy)
-    return {"cp": copied, "cp, fsync of the copy": time.perf_counter() - begun}
+    for copy in target.iterdir():
+        _flush(copy)
+    flushed = time.perf_counter() - begun
+    shutil.rmtree(target)
+    return copied, flushed
 
 
 def _hash(source: Path) -> dict[str, float]:
     """Do what any checkpoint needs: fsync the file and compute a checksum. Return the seconds."""
-    file = source / "model.pt"
+    [file] = source.iterdir()
     begun = time.perf_counter()
     _flush(file)
     crc = 0

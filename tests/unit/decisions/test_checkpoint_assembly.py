@@ -350,8 +350,32 @@ def test_when_patience_ran_out_the_lowest_rank_is_kept_all_the_same() -> None:
     bring(assembly, 1, 1, "model")
     assert assembly.tick(FIRST_PATIENCE_S) == [RequestFiles(1, 1, ("model",))]
     deliver(assembly, 1, 1, "model", now=2)
-    assert bring(assembly, 0, 1, "model", now=3) == [RequestFiles(0, 1, ("model",), aside=True)]
+    assert bring(assembly, 0, 1, "model", now=3) == [RequestFiles(0, 1, ("model",))]
     assert owners(the_commit(deliver(assembly, 0, 1, "model", now=4))) == {"model": 0}
+
+
+def test_no_two_ranks_store_a_file_of_the_same_name_at_the_same_time() -> None:
+    """Else the bytes of the higher rank could be the last ones, with the lower rank's crc32 in the manifest."""
+    assembly = assembly_of(4)
+    bring(assembly, 3, 1, "model", "shard-3")
+    assert assembly.tick(FIRST_PATIENCE_S) == [RequestFiles(3, 1, ("model", "shard-3"))]
+    bring(assembly, 2, 1, "model", now=2)
+    assert bring(assembly, 1, 1, "model", "shard-1", now=2) == [RequestFiles(2, 1, ())]
+    deliver(assembly, 2, 1, now=2)
+    assert assembly.tick(2 + FIRST_PATIENCE_S) == []
+    ordered = deliver(assembly, 3, 1, "model", "shard-3", now=4)
+    assert ordered == [RequestFiles(1, 1, ("model", "shard-1"))]
+    assert bring(assembly, 0, 1, "model", now=5) == []
+    assert deliver(assembly, 1, 1, "model", "shard-1", now=6) == [RequestFiles(0, 1, ("model",))]
+    assert owners(the_commit(deliver(assembly, 0, 1, "model", now=7))) == {"model": 0, "shard-1": 1, "shard-3": 3}
+
+
+def test_a_rank_replaces_files_of_a_rank_that_could_not_store_them() -> None:
+    assembly = assembly_of(2)
+    bring(assembly, 1, 1, "model")
+    assembly.tick(FIRST_PATIENCE_S)
+    assert bring(assembly, 0, 1, "model", now=3) == []
+    assert assembly.stored(1, 1, [], [], 4, failed="no") == [RequestFiles(0, 1, ("model",))]
 
 
 def test_rank_1_does_not_wait_for_a_finished_rank_0() -> None:

@@ -73,20 +73,6 @@ def test_a_commit_joins_the_parts_of_all_ranks(store: LocalStore, root: Path) ->
     assert contents(saved.path) == {"model.pt": b"zero", "rng/1.bin": b"one", "rng/deep/er.bin": b"two"}
 
 
-def test_files_of_a_rank_aside_replace_those_of_other_ranks(store: LocalStore) -> None:
-    for rank in (11, 9, 0):  # each of them waited too long for the next one
-        folder = store.staging_directory(0, 1, aside=rank if rank < 11 else None)
-        (folder / "sub").mkdir()
-        for name in ("sub/model.pt", f"sub/{rank}"):
-            (folder / name).write_bytes(b"%02d" % rank)
-        (folder / f"empty-{rank}").mkdir()
-    owners = {"sub/0": 0, "sub/9": 9, "sub/11": 11, "sub/model.pt": 0}
-    files = tuple(CommittedFile(path, rank, 2, zlib.crc32(b"%02d" % rank)) for path, rank in owners.items())
-    saved = commit_now(store, Commit(1, files, (0, 9, 11), {}))
-    assert contents(saved.path) == {"sub/0": b"00", "sub/9": b"09", "sub/11": b"11", "sub/model.pt": b"00"}
-    assert all((saved.path / f"empty-{rank}").is_dir() for rank in (0, 9, 11))
-
-
 def test_a_file_that_was_cut_off_after_it_was_stored_is_not_committed(store: LocalStore) -> None:
     (store.staging_directory(0, 1) / "model.pt").write_bytes(b"half")
     with pytest.raises(OSError, match=r"the file has changed since it was stored: .*model\.pt"):
