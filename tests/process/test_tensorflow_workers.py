@@ -80,8 +80,8 @@ def test_workers_are_fresh_interpreters(fit: Fit) -> None:
     commands = [
         report["command"] for report in reported(replace(fit, backend=TensorflowConfig())(train, workers=1).path)
     ]
-    assert ["worker" in command for command in commands] == [True]
-    assert ["worker" in report["command"] for report in reported(fit(train, workers=1).path)] == [False]
+    assert ["distrain.worker.main" in command for command in commands] == [True]
+    assert ["distrain.worker.main" in report["command"] for report in reported(fit(train, workers=1).path)] == [False]
 
 
 def test_keras_2_unless_the_user_has_chosen(tensorflow_fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
