@@ -261,7 +261,7 @@ def test_a_run_can_be_stopped_while_its_disk_stalls(tmp_path: Path, disk: Path) 
     ) as user:
         wait_until((place / "stalled").exists)
         user.send_signal(signal.SIGTERM)
-        wait_until(lambda: not children_of(user.pid), 20.0, "the end of the agent")
+        wait_until(lambda: not children_of(user.pid), 50.0, "the end of the agent")
         stop.set()
         assert user.wait(60.0) == 128 + signal.SIGTERM
     assert json.loads((disk / "runs" / "run" / "run.json").read_text())["status"] == "aborted"
