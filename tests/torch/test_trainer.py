@@ -103,11 +103,13 @@ def test_a_worker_shares_nearly_all_memory_with_its_forkserver(storage: Path) ->
         torch.distributed.all_reduce(torch.ones(1))
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         own_mib = sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
-        distrain.report({"own MiB": own_mib, "has numpy.random": "numpy.random" in sys.modules})
+        # The name of the whole module in the function would be a reason to import it.
+        has_random = any(name.startswith("numpy.rando") for name in sys.modules)
+        distrain.report({"own MiB": own_mib, "has numpy's random": has_random})
 
     for metrics in last_by_rank(fit(train, storage)).values():
         assert metrics["own MiB"] < 10
-        assert not metrics["has numpy.random"]
+        assert not metrics["has numpy's random"]
 
 
 def test_torch_config_chooses_the_backend_and_how_long_a_collective_waits(storage: Path) -> None:
