@@ -32,13 +32,19 @@ def makes_optimizers(blob: bytes, function: Callable[..., Any] | None = None) ->
 
 
 def _words_of_function(function: object) -> set[str]:
-    """Return the names in a function, and in all functions of its module."""
+    """Return the names in a function and in the user's functions that it names, and the modules of what they name."""
     function = inspect.unwrap(getattr(function, "func", function))  # type: ignore[arg-type]
-    name = getattr(function, "__module__", None) or "__main__"  # what a function uses of that is in its pickle
-    is_users = name in sys.modules and name != "__main__" and not _is_installed(name)
-    others = list(vars(sys.modules[name]).values()) if is_users else []
-    names = [global_names(value.__code__) for value in (function, *others) if isinstance(value, types.FunctionType)]
-    return {home for value in others if isinstance(home := _home(value), str)}.union(*names)
+    words, waiting = set[str](), [function]
+    while waiting:
+        value = waiting.pop()
+        home = _home(value)
+        if isinstance(home, str):
+            words.add(home)
+        if isinstance(value, types.FunctionType) and not _is_installed(value.__module__ or "__main__"):
+            found = global_names(value.__code__) - words
+            words |= found
+            waiting += [value.__globals__[name] for name in found if name in value.__globals__]
+    return words
 
 
 def third_party_modules(blob: bytes, function: Callable[..., Any] | None = None) -> list[str]:
