@@ -38,7 +38,7 @@ _EXIT_CODES_BEFORE_HELLO = {
     255: ", which is ssh's when it cannot connect or log in",
 }
 _TURNED_AWAY = re.compile(rb"(kex|ssh)_exchange_identification:.*(closed|reset)")
-"""What ssh prints if sshd hangs up before the login: it has too many of them (MaxStartups)."""
+"""Output of ssh if sshd hangs up before the login, as too many others are logging in (MaxStartups)."""
 _EXIT_CODES_AFTER_HELLO = {255: ", which is ssh's when the connection breaks or the agent is killed"}
 
 
@@ -108,10 +108,13 @@ class AgentLink:
         assert self._process.stderr is not None
         self._stderr = self._process.stderr
         os.set_blocking(self._stderr.fileno(), False)
-        self._channel.attach(loop, self._receive)
-        loop.on_readable(self._stderr.fileno(), self._read_stderr)
+        self._listen()
 
     # -- messages from the agent ----------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._channel.attach(self._loop, self._receive)
+        self._loop.on_readable(self._stderr.fileno(), self._read_stderr)
 
     def _receive(self, frames: list[wire.Frame]) -> None:
         for frame in frames:
@@ -205,8 +208,7 @@ class AgentLink:
         idle_loop = self._loop
         self._use(loop, on_message, on_refused, on_end)
         idle_loop.close()
-        self._channel.attach(loop, self._receive)
-        loop.on_readable(self._stderr.fileno(), self._read_stderr)
+        self._listen()
         self.send(wire.Wake())
 
     def _use(
@@ -216,6 +218,7 @@ class AgentLink:
         on_refused: Callable[[AgentLink, str, str], None],
         on_end: Callable[[AgentLink], None],
     ) -> None:
+        """Use another loop and other callbacks from now on. Nothing is received until :meth:`_listen`."""
         self._channel.detach()
         self._loop.forget(self._stderr.fileno())
         self._loop = loop
@@ -304,14 +307,8 @@ class AgentLink:
 
         on_closed: called when it has ended. Nothing else that it sends is handled any more.
         """
-        self._on_message = lambda link, message: None
-        self._on_refused = lambda link, about, why: None
-        self._on_end = on_closed
-        self._channel.detach()
-        self._loop.forget(self._stderr.fileno())
-        self._loop = loop
-        self._channel.attach(loop, self._receive)
-        loop.on_readable(self._stderr.fileno(), self._read_stderr)
+        self._use(loop, _ignore, _ignore, on_closed)
+        self._listen()
         self.send(wire.Close())
         self._channel.flush()
 
@@ -331,7 +328,7 @@ class AgentLink:
 
 
 def _ignore(*arguments: object) -> None:
-    """Stand for a callback of a link whose agent rests."""
+    """Stand for a callback of a link whose agent rests or ends."""
 
 
 def close_all(links: Sequence[AgentLink]) -> set[AgentLink]:

@@ -31,7 +31,7 @@ _INHERITED = (
 _INHERITED_FILES = ("limits", "cgroup", "oom_score_adj", "timerslack_ns")
 
 Surroundings = tuple[object, ...]
-"""What an agent has inherited from this process."""
+"""Everything that an agent has inherited from this process. Two agents with equal surroundings are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,9 +69,9 @@ class HostPool:
         self._contacted_at: dict[str, float] = {}
         """The hosts whose agents are starting, and since when."""
         self._prompt: deque[tuple[float, str]] = deque()
-        """When which host was contacted, for those that were not slow yet when that was last looked up."""
+        """Times and names of the contacted hosts that were not slow yet when :meth:`_look_at_clock` ran last."""
         self._late: deque[tuple[float, str]] = deque()
-        """The same for those that were slow."""
+        """Times and names of those that were slow by then."""
         self._slow: dict[str, None] = {}
         """The contacted hosts that are slow."""
         self._connect_at: dict[str, float] = {}
