@@ -34,8 +34,12 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES = 64 << 10
 _MOST_FDS = 8
-_HUGE_PAGES_FROM = 32
-"""Number of workers from which huge pages save more than it takes to make them."""
+_HUGE_PAGES_FIRST = 32
+"""Number of workers from which it saves time to make huge pages before the first fork."""
+_HUGE_PAGES_LATER = 8
+"""Number of workers from which huge pages for a restart are worth their memory: running workers keep the old pages."""
+_QUIET_S = 2.0
+"""Seconds after the last fork, or the last worker, until huge pages are made for the next attempt or run."""
 _CUDA_DRIVER = "libcuda.so.1"
 _CUDA_DEVICE = "/dev/nvidia-uvm"
 _CUDA_NOT_INITIALISED = 3
@@ -72,6 +76,7 @@ class ForkServer:
         self._workers: dict[int, int] = {}
         self._signalled: dict[int, set[int]] = {}
         self._forks = settings["start_method"] == "forkserver"
+        self._has_huge_pages = False
         self._oom = OomWatch()
         self._began = time.time()
 
@@ -120,10 +125,16 @@ class ForkServer:
             finalizer.atexit = False  # its object is the forkserver's: no worker may clean up after it
         gc.collect()
         gc.freeze()  # a collection would write to, and so copy, pages that all workers share
-        if self._forks and self._settings["workers"] >= _HUGE_PAGES_FROM:
-            use_huge_pages()
+        self._has_huge_pages = False
+        if self._settings["workers"] >= _HUGE_PAGES_FIRST:
+            self._use_huge_pages()
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
         return reason
+
+    def _use_huge_pages(self) -> None:
+        if self._forks and not self._has_huge_pages:
+            use_huge_pages()
+            self._has_huge_pages = True
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -146,6 +157,7 @@ class ForkServer:
             case "sweep":
                 self._oom = OomWatch()  # later kills belong to the next attempt
                 self._send(kind="swept", stuck=process.kill_descendants())
+                self._loop.call_in("huge pages", _QUIET_S, self._use_huge_pages)
             case "renew":
                 self._renew(command["preload"])
 
@@ -179,6 +191,10 @@ class ForkServer:
         for fd in fds.all():
             if fd != self._job_fd:
                 os.close(fd)
+        if self._settings["workers"] >= _HUGE_PAGES_LATER:
+            self._loop.call_in("huge pages", _QUIET_S, self._use_huge_pages)
+        else:
+            self._loop.cancel("huge pages")
 
     def _become_worker(self, fds: WorkerFds, parent: int) -> None:
         try:

@@ -14,7 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-SETTLE_S = 0.3
+SETTLE_S = 3.0
+"""Seconds that the workers run before one of them dies."""
 
 
 # -- the floor -------------------------------------------------------------------------------------------------------
