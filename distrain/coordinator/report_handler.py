@@ -224,9 +224,8 @@ class ReportHandler:
             self._unsettled.setdefault(ordinal, _Unsettled()).add(message)
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
-        files = [path for path, _ in message.files]
         in_place = message.folder if message.in_place else ""
-        self._do(self._assembly.reported(rank, index, metrics, ordinal, files, now, in_place))
+        self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place))
 
     def _on_copied(self, message: wire.FilesCopied, now: float) -> None:
         rank, ordinal, failed = message.rank, message.ordinal, message.failed
@@ -286,7 +285,7 @@ class ReportHandler:
     def _order_copy(self, attempt: int, action: RequestFiles, directory: str) -> None:
         """Tell the worker or the uploader of its host to copy the files into ``directory``."""
         rank, ordinal, files = action.rank, action.ordinal, list(action.files)
-        report = self._report(rank, ordinal)
+        report, ordered = self._report(rank, ordinal), frozenset(files)
         if attempt != self._attempt or report is None:
             return
         if not self._needs_uploader(report):
@@ -299,7 +298,7 @@ class ReportHandler:
                 ordinal=ordinal,
                 source="" if report.in_place else report.folder,
                 files=files,
-                others=[path for path, _ in report.files if path not in set(files)],
+                others=[path for path in report.files if path not in ordered],
                 directory=directory,
             )
         )

@@ -96,7 +96,7 @@ class StorageExecutor:
         """Hash the files of a directory that the ranks have filled themselves."""
         if self._run is None:
             folder = Path(order.directory)
-            files = store_files(folder, folder, [path for path, _ in list_files(folder)])
+            files = store_files(folder, folder, list_files(folder))
         else:
             target = self._mark_pending(order)
             names = sorted(target.files().keys() - {MANIFEST_FILE, PENDING_FILE})

@@ -289,19 +289,22 @@ class LocalFiles:
         self._files: dict[str, tuple[int, int, int]] = {}
         self._folders: dict[str, bool] = {}
         """By path: True if the directory was empty. A directory comes after those in it."""
-        self._note(str(self.folder))
-
-    def _note(self, path: str) -> None:
-        """Remember a file, or a directory after all that is in it."""
-        status = _dated(path)
-        if stat.S_ISDIR(status.st_mode):
-            entries = os.listdir(path)
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # another rank deletes files of an earlier checkpoint
-                    self._note(os.path.join(path, entry))
-            self._folders[path] = not entries
+        if self.folder.is_symlink():
+            self._files[str(self.folder)] = _state(self.folder.lstat())
         else:
-            self._files[path] = _state(status)
+            self._note_folder(str(self.folder))
+
+    def _note_folder(self, folder: str) -> None:
+        """Remember the files of a directory, and the directory after all that is in it."""
+        is_empty = True
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                is_empty = False
+                if entry.is_dir(follow_symlinks=False):
+                    self._note_folder(entry.path)
+                elif (status := _dated(entry)) is not None:
+                    self._files[entry.path] = _state(status)
+        self._folders[folder] = is_empty
 
     def overlaps(self, folder: Path) -> bool:
         """Return whether one of the two directories is the other or is in it."""
@@ -327,17 +330,22 @@ class LocalFiles:
                     emptied.add(os.path.dirname(path))
 
 
-def _dated(path: str) -> os.stat_result:
+def _dated(entry: os.DirEntry[str]) -> os.stat_result | None:
     """Return the status of a file whose modification time differs from that of any later change.
+
+    Returns None if there is no such file any more: another rank deletes files of an earlier checkpoint.
 
     File systems take the time from a clock that ticks every few milliseconds. A new file is set back by 1 ns, so that a
     change within the same tick is noticed.
     """
-    status = os.lstat(path)
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
     if stat.S_ISREG(status.st_mode) and time.time_ns() - status.st_mtime_ns < _NEW_NS:
         with contextlib.suppress(OSError):  # the file belongs to another user
-            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 1), follow_symlinks=False)
-            status = os.lstat(path)
+            os.utime(entry.path, ns=(status.st_atime_ns, status.st_mtime_ns - 1), follow_symlinks=False)
+            status = os.lstat(entry.path)
     return status
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.errors import CheckpointError
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
 
-def list_files(folder: Path) -> list[tuple[str, int]]:
-    """Return the relative path and the size in bytes of every file below ``folder``, sorted. Follow links.
+def list_files(folder: Path) -> list[str]:
+    """Return the relative path of every file below ``folder``, sorted. Follow links.
 
     Raise CheckpointError for a broken or circular link, for a pipe, socket or device, and for a reserved name.
     """
-    found: list[tuple[str, int]] = []
+    found: list[str] = []
     _add_files(folder, "", found)
     return sorted(found)
 
 
-def _add_files(top: Path, inner: str, found: list[tuple[str, int]]) -> None:
-    """Add the files below ``top/inner`` to a list. A checkpoint may have many, so this does without Path objects."""
+def _add_files(top: Path, inner: str, found: list[str]) -> None:
+    """Add the files below ``top/inner`` to a list. There may be many: no Path objects, and no stat() but of links."""
     with os.scandir(os.path.join(top, inner)) as entries:
         for entry in entries:
             name = f"{inner}{entry.name}"
@@ -40,24 +40,24 @@ def _add_files(top: Path, inner: str, found: list[tuple[str, int]]) -> None:
                 _add_files(top, f"{name}/", found)
             elif entry.name in (MANIFEST_FILE, PENDING_FILE):
                 _check_is_manifest(Path(entry.path))
+            elif entry.is_file():
+                found.append(name)
             else:
-                found.append((name, _size_of(entry)))
+                _refuse(entry)
 
 
-def _size_of(entry: os.DirEntry[str]) -> int:
-    """Return the size of a file in bytes. Raise CheckpointError if it is none."""
+def _refuse(entry: os.DirEntry[str]) -> NoReturn:
+    """Raise CheckpointError for what is neither a file nor a directory, OSError for a file that was deleted."""
     try:
         status = entry.stat()
     except OSError as error:
         if not entry.is_symlink():
             raise
         raise CheckpointError(f"{entry.path} is a link to {os.readlink(entry.path)}, which does not exist") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise CheckpointError(
-            f"{entry.path} is a {_KINDS.get(stat.S_IFMT(status.st_mode), 'device')}, which no checkpoint can hold; "
-            "delete it, or write the checkpoint's files into a directory of their own"
-        )
-    return status.st_size
+    raise CheckpointError(
+        f"{entry.path} is a {_KINDS.get(stat.S_IFMT(status.st_mode), 'device')}, which no checkpoint can hold; "
+        "delete it, or write the checkpoint's files into a directory of their own"
+    )
 
 
 def _check_is_manifest(path: Path) -> None:

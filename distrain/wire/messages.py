@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -642,8 +642,8 @@ class Reported(FromWorker):
 
     index: counts the rank's calls in the attempt from 1. body: the metrics as JSON. With a checkpoint:
 
-    ordinal: counts the rank's checkpoints in the attempt from 1. folder: the directory with its files. files: relative
-    path and size in bytes of each. in_place: ``folder`` is in the run directory, and all ranks write into it; ``files``
+    ordinal: counts the rank's checkpoints in the attempt from 1. folder: the directory with its files. files: the
+    relative path of each. in_place: ``folder`` is in the run directory, and all ranks write into it; ``files``
     is empty. waits: report() waits until the files are stored. name: the name to give to the checkpoint's directory.
     validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in base64, and seconds or
     None.
@@ -655,7 +655,7 @@ class Reported(FromWorker):
     index: int
     time: float
     ordinal: int | None
-    files: list[tuple[str, int]]
+    files: list[str]
     body: bytes
     folder: str = ""
     in_place: bool = False

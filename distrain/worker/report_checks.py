@@ -68,9 +68,8 @@ def is_kept(checkpoint: Checkpoint, context: TrainContext) -> bool:
     with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
         if Path.cwd().is_relative_to(folder):
             return True
-    return (
-        any(str(parent) in protected or (parent / MANIFEST_FILE).exists() for parent in around)
-        or next(folder.rglob(MANIFEST_FILE), None) is not None
+    return any(str(parent) in protected or (parent / MANIFEST_FILE).exists() for parent in around) or any(
+        MANIFEST_FILE in files for _, _, files in os.walk(folder)
     )
 
 

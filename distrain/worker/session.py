@@ -214,7 +214,7 @@ class Session:
 
     def _folder_and_files(
         self, checkpoint: Checkpoint, options: StoreOptions, stack: contextlib.ExitStack
-    ) -> tuple[Path, list[tuple[str, int]]]:
+    ) -> tuple[Path, list[str]]:
         """Return the directory of a checkpoint and its files; no files if other ranks may still write into it."""
         if options.mode is NO_UPLOAD:
             return folder_in_place(checkpoint, self.context), []
@@ -245,7 +245,7 @@ class Session:
 
     # -- storing files --------------------------------------------------------------------------------------------
 
-    def _store(self, ordinal: int, folder: Path, files: list[tuple[str, int]]) -> None:
+    def _store(self, ordinal: int, folder: Path, files: list[str]) -> None:
         """Copy this rank's part of the files when the coordinator orders it, or wait until an uploader has done it."""
         try:
             self._await_order_or_upload(ordinal)
@@ -271,17 +271,17 @@ class Session:
     def _is_remote(self) -> bool:
         return isinstance(self.context.get_storage().run, RemotePath)
 
-    def _copy(self, order: wire.CopyFiles, folder: Path, files: list[tuple[str, int]]) -> tuple[Files, Files]:
+    def _copy(self, order: wire.CopyFiles, folder: Path, files: list[str]) -> tuple[Files, Files]:
         """Copy the files as ordered. Return facts about these files, and about those that a lower rank brings."""
         if not order.directory:  # the files of this rank are not kept
             return [], []
         target = Path(order.directory)
         if folder == target:  # all ranks have written into it
-            return store_files(folder, target, [path for path, _ in list_files(folder)]), []
+            return store_files(folder, target, list_files(folder)), []
         copy_folders(folder, target)
         ordered = set(order.files)
-        copied = store_files(folder, target, [path for path, _ in files if path in ordered])
-        return copied, hash_files(folder, [path for path, _ in files if path not in ordered])
+        copied = store_files(folder, target, [path for path in files if path in ordered])
+        return copied, hash_files(folder, [path for path in files if path not in ordered])
 
     def _send_copied(self, ordinal: int, copied: Files, skipped: Files, failed: str | None = None) -> None:
         self._channel.send(

@@ -207,7 +207,7 @@ class Player:
         self._marks.append({"name": name, "time": time.monotonic(), "cpu_s": cpu_s, "peak_bytes": peak})
 
     def _report(self, host: Host, rank: int, index: int, ordinal: int | None = None) -> wire.Reported:
-        files = [] if ordinal is None else [(f"shard_{rank}.bin", 8)]
+        files = [] if ordinal is None else [f"shard_{rank}.bin"]
         body = json.dumps({"loss": 1 / index, "step": index}).encode()
         return wire.Reported(
             attempt=host.attempt, rank=rank, index=index, time=time.time(), ordinal=ordinal, files=files, body=body

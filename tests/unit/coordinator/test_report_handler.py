@@ -46,7 +46,7 @@ def report(handler: ReportHandler, rank: int, number: int, *files: str) -> None:
             index=number,
             time=0.0,
             ordinal=number,
-            files=[(file, 1) for file in files],
+            files=list(files),
             body=b"{}",
             folder="/source",
         )

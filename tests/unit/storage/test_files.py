@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path: (folder / path).read_bytes() for path, _ in list_files(folder)}
+    return {path: (folder / path).read_bytes() for path in list_files(folder)}
 
 
 def test_what_is_no_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_links_to_one_directory_are_no_circle(tmp_path: Path) -> None:
     (tmp_path / "a" / "file").touch()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "link").symlink_to("../a")
-    assert list_files(tmp_path) == [("a/file", 0), ("b/link/file", 0)]
+    assert list_files(tmp_path) == ["a/file", "b/link/file"]
 
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
@@ -60,12 +60,12 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
         list_files(tmp_path)
 
 
-def test_files_are_listed_with_sizes_below_all_folders(tmp_path: Path) -> None:
+def test_files_are_listed_below_all_folders(tmp_path: Path) -> None:
     (tmp_path / "b" / "c").mkdir(parents=True)
     (tmp_path / "b" / "c" / "deep").write_bytes(b"123")
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "empty").mkdir()
-    assert list_files(tmp_path) == [("a", 1), ("b/c/deep", 3)]
+    assert list_files(tmp_path) == ["a", "b/c/deep"]
 
 
 def test_the_manifest_of_a_committed_checkpoint_is_not_one_of_its_files(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "folder").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "checkpoint" / "file").symlink_to(tmp_path / "elsewhere" / "weights")
-    assert list_files(tmp_path / "checkpoint") == [("file", 2), ("folder/weights", 2)]
+    assert list_files(tmp_path / "checkpoint") == ["file", "folder/weights"]
 
 
 def test_an_atomic_write_replaces_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def commit(
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path: (folder / path).read_bytes() for path, _ in list_files(folder)}
+    return {path: (folder / path).read_bytes() for path in list_files(folder)}
 
 
 # -- commits ---------------------------------------------------------------------------------------------------------
