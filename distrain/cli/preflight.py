@@ -17,27 +17,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator.agent_link import PING_INTERVAL_S, AgentLink, agent_argv, close_all
+from distrain.config import ScalingConfig
+from distrain.coordinator.agent_link import FILES_PER_HOST, PING_INTERVAL_S, AgentLink, agent_argv, close_all
 from distrain.decisions import host_checks
 from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, Question, inspection
+from distrain.decisions.host_pool import HostPool, info_of
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import ResourcesError
 from distrain.hosts.inspection import package_versions
 from distrain.storage.paths import choose_run
 from distrain.system import process
+from distrain.system.log import say
 from distrain.system.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from distrain.config import ScalingConfig
     from distrain.coordinator.transport import Transport
     from distrain.hosts.host import HostSettings
 
 PACKAGES = ("torch", "cloudpickle")
 """Packages whose versions are compared, in addition to Python and distrain."""
 HERE = "this machine"
-CONNECT_TIMEOUT_S = 60.0
+_PROGRESS_AFTER_S = 5.0
+"""Seconds to wait for hosts before a line says which."""
 _LOOPBACK = "127.0.0.1"
 _SSH_FAILED = 255
 _LINES_SHOWN = 3
@@ -94,6 +97,7 @@ class Preflight:
         self._storage = choose_run(storage_path, None).parent
         self._own_versions = package_versions(PACKAGES, sys_path)
         self._scaling = scaling
+        self._pool = HostPool(dict.fromkeys(self._hosts, 1), ScalingConfig(num_workers=len(self._hosts)))
         self._shares = self._workers_by_host()
         self._id = uuid.uuid4().hex
         self._probe_file = self._storage / f".distrain-check-{self._id}"
@@ -121,11 +125,11 @@ class Preflight:
         try:
             self._write_probe_file()
             # Ctrl-C waits for the loop: inside of Popen() it would leave an unknown process behind.
-            with self._loop.signals((signal.SIGINT,), _interrupt):
-                for host in self._hosts.values():
-                    self._connect(host)
-                self._ping()
-                self._await_connections()
+            with (
+                process.many_open_files(*[len(self._hosts) * FILES_PER_HOST] * 2),
+                self._loop.signals((signal.SIGINT,), _interrupt),
+            ):
+                self._connect_all()
                 self._ask()
         finally:
             self._close()
@@ -171,7 +175,29 @@ class Preflight:
 
     # -- connecting to the hosts ----------------------------------------------------------------------------------
 
+    def _connect_all(self) -> None:
+        """Connect the hosts, with as many new connections at once as in a run."""
+        self._ping()
+        self._loop.call_in("progress", _PROGRESS_AFTER_S, self._show_progress)
+        while not all(host.is_connected or host.failed for host in self._hosts.values()):
+            for name in self._pool.hosts_to_connect(time.monotonic()):
+                self._connect(self._hosts[name])
+            for name, why in self._pool.losses.items():
+                if not self._hosts[name].failed:
+                    self._fail(Finding(name, "ssh", why))
+            self._loop.call_at("connect", self._pool.deadline(), lambda: None)
+            self._loop.step()
+        self._loop.cancel("connect")
+        self._loop.cancel("progress")
+
+    def _show_progress(self) -> None:
+        if text := self._pool.describe_progress():
+            say(text)
+
     def _connect(self, host: _Host) -> None:
+        if host.link is not None:  # sshd has turned it away
+            host.link.drop()
+            host.link.dispose()
         ids = process.extended_run_ids(self._id)
         try:
             host.link = AgentLink(
@@ -180,22 +206,20 @@ class Preflight:
                 agent_argv(host.transport, ids, self._id, "gpus"),
                 on_message=lambda link, message: self._on_message(host, message),
                 on_refused=lambda link, about, why: self._fail(Finding(host.name, about, why)),
-                on_end=lambda link: self._fail(_end_finding(host, link)),
+                on_end=lambda link: self._on_end(host, link),
             )
         except OSError as error:
             self._fail(Finding(host.name, "ssh", f"its agent cannot be started: {error}"))
 
-    def _await_connections(self) -> None:
-        hosts = self._hosts.values()
-        self._wait_until(lambda: all(host.is_connected or host.failed for host in hosts), CONNECT_TIMEOUT_S)
-        for host in hosts:
-            if not host.is_connected and not host.failed:
-                self._fail(Finding(host.name, "ssh", f"no answer within {CONNECT_TIMEOUT_S:g} s"))
+    def _on_end(self, host: _Host, link: AgentLink) -> None:
+        if not (link.was_turned_away and self._pool.may_try_later(host.name, time.monotonic())):
+            self._fail(_end_finding(host, link))
 
     def _fail(self, finding: Finding) -> None:
         """Drop a host that cannot be checked further."""
         host = self._hosts[finding.host]
         host.failed = True
+        self._pool.mark_lost(host.name, finding.text, time.monotonic())
         self.findings.append(finding)
         if host.link is not None:
             host.link.drop()
@@ -246,6 +270,7 @@ class Preflight:
         match message:
             case wire.Hello():
                 host.hello = message
+                self._pool.mark_connected(host.name, info_of(host.name, message, host.settings))
             case wire.InspectionResult():
                 self._on_inspected(host, message)
             case wire.ProbeAddress():

@@ -13,12 +13,14 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from distrain.decisions.failures import name_hosts
+from distrain.hosts.host import Gpu, HostInfo
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from distrain import wire
     from distrain.config import ScalingConfig
-    from distrain.hosts.host import HostInfo
+    from distrain.hosts.host import HostSettings
 
 HOST_ANSWER_TIMEOUT_S = 60.0
 """Seconds to wait for the HELLO of a new agent, and for its ports, before its host counts as lost."""
@@ -34,6 +36,20 @@ MOST_AT_ONCE = 128
 _MOST_LOSSES_SHOWN = 20
 _MOST_TRIES = 6
 """How often sshd may turn a host away before the host counts as lost."""
+
+
+def info_of(name: str, hello: wire.Hello, settings: HostSettings) -> HostInfo:
+    """Return what is known about a host after its HELLO."""
+    return HostInfo(
+        name=name,
+        cpus=hello.cpus,
+        memory_bytes=hello.memory_bytes,
+        gpus=None if hello.gpus is None else tuple(Gpu(**gpu) for gpu in hello.gpus),
+        driver_problem=hello.driver_problem,
+        slots=settings.slots,
+        network=hello.network,
+        address="" if settings.is_local else hello.address,  # a local agent sees the user's own ssh connection
+    )
 
 
 class Readiness(enum.Enum):

@@ -35,7 +35,7 @@ from distrain.decisions.events import (
     Tick,
 )
 from distrain.decisions.failures import culprit_first, name_hosts, name_ranks
-from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness
+from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.placement import (
     Rendezvous,
     endpoints_of,
@@ -48,7 +48,6 @@ from distrain.decisions.retries import RetryPolicy
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, Rank, Ranks, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
-from distrain.hosts.host import Gpu, HostInfo
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -289,18 +288,7 @@ class RunStateMachine:
     # -- hosts connect --------------------------------------------------------------------------------------------
 
     def _on_hello(self, host: str, hello: wire.Hello, now: float) -> list[Action]:
-        settings = self.request.hosts[host]
-        info = HostInfo(
-            name=host,
-            cpus=hello.cpus,
-            memory_bytes=hello.memory_bytes,
-            gpus=None if hello.gpus is None else tuple(Gpu(**gpu) for gpu in hello.gpus),
-            driver_problem=hello.driver_problem,
-            slots=settings.slots,
-            network=hello.network,
-            address="" if settings.is_local else hello.address,  # a local agent sees the user's own ssh connection
-        )
-        self._host_pool.mark_connected(host, info)
+        self._host_pool.mark_connected(host, info_of(host, hello, self.request.hosts[host]))
         return self._try_start_attempt(now) if self.state is RunState.CONNECTING else []
 
     def _search_hosts(self, now: float, *, reconnect_s: float, wait_s: float) -> list[Action]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from distrain.system.loop import Loop
 
 _RESERVED_BYTES = 64 << 10
+_METRICS_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
 
 
@@ -287,7 +288,7 @@ class RunStore(ABC):
         """
         finite, nonfinite = without_nonfinite(metrics)
         record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
-        self._lines.append(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
+        self._lines.append(_METRICS_JSON.encode(record) + "\n")
 
     def flush(self, then: Callable[[object], None] | None = None) -> None:
         """Write the added reports, then call ``then``."""
