@@ -58,7 +58,7 @@ def test_results_become_a_table_and_a_picture_for_the_docs_and_are_compared_with
         launchers = {"distrain fit()": distrain_s, "torchrun": torchrun_s, "<other>": None}
         rows = [
             {"measure": "start", "workers": 8, "launcher": name, "unit": "s", "median": median, "min": median}
-            | {"max": median, "ratio_to_distrain": median and median / distrain_s}
+            | {"max": median, "ratio_to_distrain": median and median / distrain_s, "values": [median]}
             for name, median in launchers.items()
         ]
         machine = {"cpus": 2, "gpus": 0}
@@ -73,8 +73,8 @@ def test_results_become_a_table_and_a_picture_for_the_docs_and_are_compared_with
     assert ours == "start 8 distrain fit() 0.50 x"
     assert theirs == "start 8 torchrun 0.67 x 3.00 -> 4.00 x distrain"
     table = (tmp_path / "benchmark.md").read_text()
-    assert "\n| start | 8 | torchrun | 4.00 s | 4.00 s to 4.00 s | 4.00 |\n" in table
-    assert "\n| start | 8 | <other> | failed |  |  |\n" in table
+    assert "\n| start | 8 | torchrun | 4.00 s | 4.00 s to 4.00 s | 4.00 | 1/1 |\n" in table
+    assert "\n| start | 8 | <other> | failed |  |  | 0/1 |\n" in table
     bars = ElementTree.parse(tmp_path / "benchmark.svg").findall(".//{*}rect[@rx]")
     assert [float(bar.get("width", "")) for bar in bars] == [75.0, 300.0, 1.0]
 

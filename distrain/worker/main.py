@@ -21,7 +21,7 @@ from typing import NoReturn
 from distrain import wire
 from distrain.context import TrainContext
 from distrain.system.process import STACKS_SIGNAL
-from distrain.wire.channel import Channel, widen_pipe
+from distrain.wire.channel import Channel
 from distrain.work import job, main_module
 from distrain.worker.session import Session
 from distrain.worker.user_code import (
@@ -72,7 +72,6 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     """Run a worker from start to exit; never return."""
     _take_over_standard_streams(fds)
     channel = Channel(fds.down, fds.up)
-    widen_pipe(fds.up)
     _keep_fds_out_of_children(fds)
     spec = _first_frame(channel)
     _apply(spec)

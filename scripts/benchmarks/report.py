@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from benchmarks.launchers import DISTRAIN
-from benchmarks.table import show
+from benchmarks.table import show, show_ratio, show_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,13 +64,14 @@ def _markdown(results: Results) -> str:
         f"Made by `scripts/benchmark` on a machine with {machine['cpus']} CPUs{gpus}, in {results['rounds']} rounds.",
         "In each round, each launcher runs once, in turn. The ratio is the median of the ratios within the rounds.",
         "Only the ratios hold on other machines. `scripts/benchmark --help` explains the measures.",
+        "Runs: how many of them gave a figure. The others failed.",
         "",
         f"Versions: {', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}.",
         "",
         f"![The medians as bars]({PICTURE})",
         "",
-        "| measure | workers | launcher | median | min to max | x distrain |",
-        "|---|--:|---|--:|--:|--:|",
+        "| measure | workers | launcher | median | min to max | x distrain | runs |",
+        "|---|--:|---|--:|--:|--:|--:|",
         *(_markdown_row(row) for row in results["rows"]),
     ]
     return "\n".join(lines) + "\n"
@@ -81,12 +82,9 @@ def _markdown_row(row: JsonRow) -> str:
         figures = ("failed", "", "")
     else:
         spread = f"{show(row['min'], row['unit'])} to {show(row['max'], row['unit'])}"
-        figures = (show(row["median"], row["unit"]), spread, _ratio(row["ratio_to_distrain"]))
-    return f"| {row['measure']} | {row['workers'] or ''} | {row['launcher']} | {' | '.join(figures)} |"
-
-
-def _ratio(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}"
+        figures = (show(row["median"], row["unit"]), spread, show_ratio(row["ratio_to_distrain"]))
+    cells = (row["measure"], row["workers"] or "", row["launcher"], *figures, show_runs(row["values"]))
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 # -- the picture ----------------------------------------------------------------------------------------------------
@@ -120,7 +118,7 @@ def _bar(row: JsonRow, y: int, width: float) -> list[str]:
     colour = COLOUR if row["launcher"].startswith("distrain") else COLOUR_OF_OTHERS
     value = "failed" if row["median"] is None else show(row["median"], row["unit"])
     if row["launcher"] != DISTRAIN and row["ratio_to_distrain"] is not None:
-        value += f", {_ratio(row['ratio_to_distrain'])} x distrain"
+        value += f", {show_ratio(row['ratio_to_distrain'])} x distrain"
     return [
         f'<text x="{left - 10}" y="{middle}" text-anchor="end">{escape(row["launcher"])}</text>',
         f'<rect x="{left}" y="{y}" width="{max(width, 1):.1f}" height="{BAR_HEIGHT}" rx="2" fill="{colour}"/>',

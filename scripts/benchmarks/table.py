@@ -67,8 +67,8 @@ def show_row(row: Row, reference: Row | None) -> str:
         launcher=row.launcher,
         median=show(statistics.median(values), row.unit) if values else "failed",
         spread=f"{show(min(values), row.unit)} to {show(max(values), row.unit)}" if values else "",
-        ratio="" if ratio is None else f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}",
-        runs=f"{len(values)}/{len(row.values)}",
+        ratio=show_ratio(ratio),
+        runs=show_runs(row.values),
         remarks="; ".join(remarks),
     ).rstrip()
 
@@ -80,6 +80,15 @@ def show(value: float, unit: str) -> str:
             value, unit = value / 1000, larger
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
     return f"{value:,.{digits}f} {unit}"
+
+
+def show_ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def show_runs(values: Sequence[float | None]) -> str:
+    """Return how many runs gave a value, and how many there were."""
+    return f"{sum(value is not None for value in values)}/{len(values)}"
 
 
 def as_json(rows: Sequence[tuple[Row, Row | None]], **also: Any) -> Mapping[str, Any]:
