@@ -20,12 +20,13 @@ import threading
 import time
 import warnings
 import weakref
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distrain.hosts.cgroup import OomWatch
 from distrain.system import process
-from distrain.system.huge_pages import use_huge_pages
+from distrain.system.huge_pages import huge_page_steps, use_huge_pages
 from distrain.system.loop import Loop
 from distrain.worker.main import WORKER_PIPES, WorkerFds, run_worker
 
@@ -125,16 +126,22 @@ class ForkServer:
             finalizer.atexit = False  # its object is the forkserver's: no worker may clean up after it
         gc.collect()
         gc.freeze()  # a collection would write to, and so copy, pages that all workers share
-        self._has_huge_pages = False
-        if self._settings["workers"] >= _HUGE_PAGES_FIRST:
-            self._use_huge_pages()
+        self._has_huge_pages = self._forks and self._settings["workers"] >= _HUGE_PAGES_FIRST
+        if self._has_huge_pages:
+            use_huge_pages()
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
         return reason
 
-    def _use_huge_pages(self) -> None:
+    def _plan_huge_pages(self) -> None:
+        """Make huge pages after a while, in steps between which this process serves the agent."""
         if self._forks and not self._has_huge_pages:
-            use_huge_pages()
+            self._loop.call_in("huge pages", _QUIET_S, partial(self._make_huge_pages, huge_page_steps()))
+
+    def _make_huge_pages(self, steps: Iterator[None]) -> None:
+        if next(steps, True):  # there is no further step
             self._has_huge_pages = True
+        else:
+            self._loop.call_in("huge pages", 0.0, partial(self._make_huge_pages, steps))
 
     # -- commands -------------------------------------------------------------------------------------------------
 
@@ -157,7 +164,7 @@ class ForkServer:
             case "sweep":
                 self._oom = OomWatch()  # later kills belong to the next attempt
                 self._send(kind="swept", stuck=process.kill_descendants())
-                self._loop.call_in("huge pages", _QUIET_S, self._use_huge_pages)
+                self._plan_huge_pages()
             case "renew":
                 self._renew(command["preload"])
 
@@ -192,7 +199,7 @@ class ForkServer:
             if fd != self._job_fd:
                 os.close(fd)
         if self._settings["workers"] >= _HUGE_PAGES_LATER:
-            self._loop.call_in("huge pages", _QUIET_S, self._use_huge_pages)
+            self._plan_huge_pages()
         else:
             self._loop.cancel("huge pages")
 

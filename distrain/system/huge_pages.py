@@ -10,10 +10,15 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MADV_COLLAPSE = 25
 """See madvise(2); since Linux 6.1."""
 _HUGE_BYTES = 2 << 20
+_STEP_BYTES = 32 << 20
 _OWN_MEMORY = re.compile(
     r"^(\w+)-(\w+) rw-p \w+ 00:00 0 *(?:\[heap\]|\[anon.*\])?\n(?:\w+: .*\n)*?Anonymous: +(\d+) kB$", re.MULTILINE
 )
@@ -25,6 +30,12 @@ def use_huge_pages() -> None:
 
     Areas that are mostly unused are left out, because a huge page is all used. For 250 MB this takes 0.1 s.
     """
+    for _ in huge_page_steps():
+        pass
+
+
+def huge_page_steps() -> Iterator[None]:
+    """Do what :func:`use_huge_pages` does in steps of some 10 ms. Each ``next()`` makes one."""
     try:
         areas = _OWN_MEMORY.findall(Path("/proc/self/smaps").read_text())
     except OSError:
@@ -35,5 +46,6 @@ def use_huge_pages() -> None:
         begin, end = int(first, 16), int(last, 16)
         if int(used_kib) << 10 > (end - begin) / 2:
             begin, end = -(-begin // _HUGE_BYTES) * _HUGE_BYTES, end // _HUGE_BYTES * _HUGE_BYTES
-            if begin < end:
-                madvise(begin, end - begin, _MADV_COLLAPSE)
+            for step in range(begin, end, _STEP_BYTES):
+                madvise(step, min(_STEP_BYTES, end - step), _MADV_COLLAPSE)
+                yield

@@ -23,7 +23,7 @@ from distrain.system.version import __version__
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 
-    T = TypeVar("T")
+    _T = TypeVar("_T")
 
 WIRE_VERSION = 5
 DISTRAIN_VERSION = __version__
@@ -35,7 +35,7 @@ lost if the agent or the coordinator is killed."""
 if TYPE_CHECKING:
 
     @dataclass_transform(kw_only_default=True, frozen_default=True)
-    def message(cls: type[T]) -> type[T]:
+    def message(cls: type[_T]) -> type[_T]:
         """Make a message of a class, as ``dataclass(frozen=True, slots=True, kw_only=True)`` does.
 
         The methods of :class:`Message` serve all classes, and only mypy knows that messages are frozen. So the classes
