@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import Result
-from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
+from tests.process.object_storage.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

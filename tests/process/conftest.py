@@ -23,7 +23,7 @@ from distrain.coordinator.transport import LocalTransport, PrefixTransport, Tran
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
-from tests.process.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
+from tests.process.object_storage.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 from tests.tables import choose
 
 Function = Callable[..., Any]

@@ -34,12 +34,12 @@ from distrain.errors import CheckpointError, WorkerGroupError
 from distrain.storage.file_transfer import hash_files
 from distrain.system.remote_path import RemotePath
 from tests.process import test_validation
-from tests.process.object_storage import KEPT_BY_ALL, MODES, train, varied
+from tests.process.object_storage.training import KEPT_BY_ALL, MODES, train, varied
 from tests.process.test_uploads import report_a_shared_directory
 
 if TYPE_CHECKING:
-    from tests.process.bucket import Bucket
     from tests.process.conftest import Fit
+    from tests.process.object_storage.bucket import Bucket
 
 
 def checkpoint_files(bucket: Bucket, run: str, name: str) -> list[str]:

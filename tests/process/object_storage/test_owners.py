@@ -20,14 +20,14 @@ from distrain.errors import ControllerError
 from distrain.storage import run_lock
 from distrain.system.remote_path import RemotePath
 from tests.conftest import wait_until
-from tests.process.object_storage import Waiter, train, wait_for
+from tests.process.object_storage.training import Waiter, train, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.process.bucket import Bucket
     from tests.process.conftest import Fit
+    from tests.process.object_storage.bucket import Bucket
 
 SCRIPT = """
 import sys, time, tempfile

@@ -15,13 +15,13 @@ from distrain import (
     TrainingFailedError,
 )
 from distrain.errors import CheckpointError
-from tests.process.object_storage import train
+from tests.process.object_storage.training import train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.process.bucket import Bucket
     from tests.process.conftest import Fit
+    from tests.process.object_storage.bucket import Bucket
 
 
 def loses_a_file(bucket: Bucket) -> None:

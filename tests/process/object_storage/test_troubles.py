@@ -31,9 +31,9 @@ from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
 from tests.conftest import wait_until
 from tests.process import test_validation
-from tests.process.bucket import Bucket, Door
 from tests.process.conftest import when_shown
-from tests.process.object_storage import Waiter, train, wait_for
+from tests.process.object_storage.bucket import Bucket, Door
+from tests.process.object_storage.training import Waiter, train, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
