@@ -24,7 +24,8 @@ TOOLS = {
     "python": ".venv/bin/python",
     "test_tensorflow": "scripts/test_tensorflow",
 }
-WAITING, COMPUTING, TENSORFLOW = "tests/process/test_waiting.py", "tests/unit/test_computing.py", "tests/test_tf.py"
+WAITING, COMPUTING = "tests/process/test_waiting.py", "tests/unit/test_computing.py"
+TENSORFLOW, STORAGE = "tests/test_tf.py", "tests/process/object_storage/test_storage.py"
 PASSES = "def test_it():\n    assert True\n"
 FAILS = "def test_it():\n    assert not 'right'\n"
 FAILS_ONCE = """\
@@ -57,12 +58,13 @@ def scripts_test(folder: Path, *arguments: str, failing: str = "") -> subprocess
 
 
 def scripts_test_of(
-    folder: Path, *, waiting: str = PASSES, computing: str = PASSES, tensorflow: str = PASSES
+    folder: Path, *, waiting: str = PASSES, computing: str = PASSES, tensorflow: str = PASSES, storage: str = PASSES
 ) -> subprocess.CompletedProcess[str]:
     """Run a copy of scripts/test in `folder` with the real pytest, where each part has one file of these tests."""
     for name in TOOLS:
         write_tool(folder, name, "")
-    for path, source in {WAITING: waiting, COMPUTING: computing, TENSORFLOW: tensorflow}.items():
+    sources = {WAITING: waiting, COMPUTING: computing, TENSORFLOW: tensorflow, STORAGE: storage}
+    for path, source in sources.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(source)
     (folder / "tests" / "hosts").mkdir()
@@ -89,7 +91,10 @@ def test_success_is_the_status_when_everything_passes(tmp_path, arguments):
 
 @pytest.mark.parametrize(
     "failing",
-    ["setup_venv", "ruff check", "ruff format", "mypy", "tests/process", "--ignore=tests/process", "test_tensorflow"],
+    [
+        *("setup_venv", "ruff check", "ruff format", "mypy"),
+        *("tests/process", "--ignore=tests/process", "test_tensorflow", "tests/process/object_storage"),
+    ],
 )
 def test_each_thing_that_fails_makes_it_fail(tmp_path, failing):
     assert scripts_test(tmp_path, failing=failing).returncode == 1
@@ -98,7 +103,7 @@ def test_each_thing_that_fails_makes_it_fail(tmp_path, failing):
 def test_all_tests_run_when_some_fail(tmp_path):
     done = scripts_test(tmp_path, failing="--ignore=tests/process")
 
-    assert done.stdout.count("python -m pytest") == 2
+    assert done.stdout.count("python -m pytest") == 3
     assert "test_tensorflow" in done.stdout
 
 
@@ -113,14 +118,14 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path, monkeypatch):
 
 
 def test_tests_that_pass_when_they_run_again_are_flaky(tmp_path):
-    done = scripts_test_of(tmp_path, waiting=FAILS_ONCE, computing=FAILS_ONCE, tensorflow=FAILS_ONCE)
+    done = scripts_test_of(tmp_path, **dict.fromkeys(("waiting", "computing", "tensorflow", "storage"), FAILS_ONCE))
 
     assert done.returncode == 0, done.stdout
-    assert (done.stdout.count("= 1 failed in"), done.stdout.count("= 1 passed in")) == (3, 3)
-    assert done.stdout.count('>       assert not "at first"') == 3
-    *_, first, second, third, fourth = done.stdout.splitlines()
+    assert (done.stdout.count("= 1 failed in"), done.stdout.count("= 1 passed in")) == (4, 4)
+    assert done.stdout.count('>       assert not "at first"') == 4
+    first, *others = done.stdout.splitlines()[-5:]
     assert first.startswith("FLAKY: ")
-    assert [second, third, fourth] == [f"    {path}::test_it" for path in (WAITING, COMPUTING, TENSORFLOW)]
+    assert others == [f"    {path}::test_it" for path in (WAITING, COMPUTING, TENSORFLOW, STORAGE)]
 
 
 def test_only_failed_tests_run_again(tmp_path):
@@ -128,7 +133,7 @@ def test_only_failed_tests_run_again(tmp_path):
 
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("= 1 failed, 1 passed in") == 1
-    assert done.stdout.count("= 1 passed in") == 3, "one in each other part, and one that ran again"
+    assert done.stdout.count("= 1 passed in") == 4, "one in each other part, and one that ran again"
 
 
 def test_a_test_that_fails_again_makes_it_fail(tmp_path):
