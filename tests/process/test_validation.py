@@ -180,6 +180,7 @@ def ask_in_vain(config: dict[str, Any]) -> list[Any]:
     began = time.monotonic()
     known.append(distrain.get_all_reported_checkpoints(timeout_s=0.5))
     waited_s = time.monotonic() - began
+    distrain.collective.barrier()  # both ranks have their answers
     Path(config["go"]).touch()
     known.append(distrain.get_all_reported_checkpoints())
     return [waited_s, *((one.metrics, one.status.value) for [one] in known)]
