@@ -21,7 +21,7 @@ from distrain.config import ScalingConfig
 from distrain.coordinator.agent_link import FILES_PER_HOST, PING_INTERVAL_S, AgentLink, agent_argv, close_all
 from distrain.decisions import host_checks
 from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, Question, inspection
-from distrain.decisions.host_pool import HostPool, info_of
+from distrain.decisions.host_pool import HostPool, Readiness, info_of
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import ResourcesError
 from distrain.hosts.inspection import package_versions
@@ -97,7 +97,7 @@ class Preflight:
         self._storage = choose_run(storage_path, None).parent
         self._own_versions = package_versions(PACKAGES, sys_path)
         self._scaling = scaling
-        self._pool = HostPool(dict.fromkeys(self._hosts, 1), ScalingConfig(num_workers=len(self._hosts)))
+        self._pool = HostPool(dict.fromkeys(self._hosts, 1), ScalingConfig(num_workers=(1, len(self._hosts))))
         self._shares = self._workers_by_host()
         self._id = uuid.uuid4().hex
         self._probe_file = self._storage / f".distrain-check-{self._id}"
@@ -179,16 +179,19 @@ class Preflight:
         """Connect the hosts, with as many new connections at once as in a run."""
         self._ping()
         self._loop.call_in("progress", _PROGRESS_AFTER_S, self._show_progress)
-        while not all(host.is_connected or host.failed for host in self._hosts.values()):
-            for name in self._pool.hosts_to_connect(time.monotonic()):
+        while True:
+            now = time.monotonic()
+            for name in self._pool.hosts_to_connect(now):
                 self._connect(self._hosts[name])
-            for name, why in self._pool.losses.items():
-                if not self._hosts[name].failed:
-                    self._fail(Finding(name, "ssh", why))
+            if self._pool.readiness(now) is not Readiness.WAITING:
+                break
             self._loop.call_at("connect", self._pool.deadline(), lambda: None)
             self._loop.step()
         self._loop.cancel("connect")
         self._loop.cancel("progress")
+        for name, why in self._pool.losses.items():
+            if not self._hosts[name].failed:  # it has not answered
+                self._fail(Finding(name, "ssh", why))
 
     def _show_progress(self) -> None:
         if text := self._pool.describe_progress():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def test_restarts_in_a_second_fit(fit: Fit) -> None:
 
 
 def has_huge_pages() -> bool:
-    version = tuple(map(int, platform.release().split(".")[:2]))
+    version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return version >= (6, 1) and setting.exists() and "[never]" not in setting.read_text()
 
