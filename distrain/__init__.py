@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.checkpoint import Checkpoint as Checkpoint
     from distrain.config import CheckpointConfig as CheckpointConfig
     from distrain.config import CheckpointUploadMode as CheckpointUploadMode
+    from distrain.config import DataConfig as DataConfig
     from distrain.config import FailureConfig as FailureConfig
     from distrain.config import LoggingConfig as LoggingConfig
     from distrain.config import RunConfig as RunConfig
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.errors import CheckpointError as CheckpointError
     from distrain.errors import CollectiveError as CollectiveError
     from distrain.errors import ControllerError as ControllerError
+    from distrain.errors import DataError as DataError
     from distrain.errors import DistrainError as DistrainError
     from distrain.errors import HangError as HangError
     from distrain.errors import HostfileError as HostfileError
@@ -44,6 +46,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.session import get_all_reported_checkpoints as get_all_reported_checkpoints
     from distrain.session import get_checkpoint as get_checkpoint
     from distrain.session import get_context as get_context
+    from distrain.session import get_dataset_shard as get_dataset_shard
     from distrain.session import report as report
     from distrain.session import should_stop as should_stop
     from distrain.system.version import __version__ as __version__
@@ -55,6 +58,7 @@ _HOMES = {
     "config": (
         "CheckpointConfig",
         "CheckpointUploadMode",
+        "DataConfig",
         "FailureConfig",
         "LoggingConfig",
         "RunConfig",
@@ -69,6 +73,7 @@ _HOMES = {
         "CheckpointError",
         "CollectiveError",
         "ControllerError",
+        "DataError",
         "DistrainError",
         "HangError",
         "HostfileError",
@@ -81,11 +86,18 @@ _HOMES = {
         "WorkerGroupError",
     ),
     "result": ("Result",),
-    "session": ("get_all_reported_checkpoints", "get_checkpoint", "get_context", "report", "should_stop"),
+    "session": (
+        "get_all_reported_checkpoints",
+        "get_checkpoint",
+        "get_context",
+        "get_dataset_shard",
+        "report",
+        "should_stop",
+    ),
     "system.version": ("__version__",),
     "trainer": ("DataParallelTrainer",),
 }
 
 __getattr__, __dir__, __all__ = lazy_names(
-    __name__, _HOMES, modules=("collective", "huggingface", "lightning", "session", "tensorflow", "torch")
+    __name__, _HOMES, modules=("collective", "data", "huggingface", "lightning", "session", "tensorflow", "torch")
 )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointConfig",
     "CheckpointUploadMode",
+    "DataConfig",
     "FailureConfig",
     "LoggingConfig",
     "RunConfig",
@@ -229,6 +230,37 @@ class ScalingConfig:
 
 
 # -- policies --------------------------------------------------------------------------------------------------------
+
+
+@without("enable_shard_locality", "execution_options")
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How the workers read the ``datasets=`` of a trainer.
+
+    datasets_to_split: the names of the datasets that are divided among the workers, or "all". Of other datasets, each
+        worker gets all rows.
+    on_change: what to do if a dataset is not the one that the checkpoint knows: "error"; "restart" begins the epoch
+        again; "ignore" goes on at the same place.
+    skip_streams: in a stream that has no ``state_dict()``, a run that resumes reads and drops the rows before the
+        checkpoint. False: it raises DataError instead.
+
+    Raises TypeError or ValueError for bad values.
+
+    ::
+
+        DataConfig(datasets_to_split=["train"])
+    """
+
+    datasets_to_split: Literal["all"] | Sequence[str] = "all"
+    on_change: Literal["error", "restart", "ignore"] = "error"
+    skip_streams: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.datasets_to_split, str) and self.datasets_to_split != "all":
+            raise ValueError(
+                f"DataConfig.datasets_to_split must be 'all' or a list of names, got {self.datasets_to_split!r}"
+            )
+        check_fields(self, check_choice, "on_change", choices=("error", "restart", "ignore"))
 
 
 @without(

@@ -6,6 +6,7 @@ import enum
 import os
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import Checkpoint
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsspec import AbstractFileSystem
+
+    from distrain.data.iterator import DataIterator
 
 __all__ = [
     "CheckpointConsistencyMode",
@@ -108,6 +111,13 @@ class TrainContext(WorkerFacts):
         return StorageContext(
             storage_fs_path=self.storage_path, experiment_dir_name=self.run_name, filesystem=self.filesystem
         )
+
+    def get_dataset_shard(self, dataset_name: str | None = None) -> DataIterator:
+        """Return this worker's part of a dataset; see :func:`distrain.get_dataset_shard`."""
+        shard: DataIterator = import_module("distrain.session").get_dataset_shard(
+            dataset_name
+        )  # it imports this module
+        return shard
 
     def get_metadata(self) -> dict[str, Any]:
         """Return the ``metadata=`` of the trainer."""

@@ -132,6 +132,18 @@ class CheckpointError(DistrainError):
     """
 
 
+class DataError(DistrainError):
+    """A dataset cannot be read or divided, or it has changed since the checkpoint.
+
+    ::
+
+        try:
+            rows = distrain.data.read_parquet("folder").count()
+        except DataError as error:
+            print(f"cannot train on this: {error}")
+    """
+
+
 class CollectiveError(DistrainError):
     """A collective of :mod:`distrain.collective` failed: a rank has finished, or has called a different collective.
 

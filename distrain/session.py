@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from distrain.checkpoint import Checkpoint
+    from distrain.data.iterator import DataIterator
 
 __all__ = [
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
+    "get_dataset_shard",
     "get_experiment_name",
     "get_local_rank",
     "get_local_world_size",
@@ -142,6 +144,24 @@ def get_all_reported_checkpoints(
         )
     check_seconds("get_all_reported_checkpoints(): timeout_s", timeout_s, optional=True)
     return session_of("get_all_reported_checkpoints").all_checkpoints(consistency_mode, timeout_s)
+
+
+def get_dataset_shard(dataset_name: str | None = None) -> DataIterator:
+    """Return this worker's part of a dataset of the trainer, ``TorchTrainer(datasets={"train": ...})``.
+
+    The position in it is stored in every checkpoint. A run that resumes goes on there; see
+    :class:`~distrain.data.DataIterator`. Every call with the same name returns the same object.
+
+    dataset_name: None for the only dataset, or for "train".
+
+    Raises KeyError for an unknown name, RuntimeError outside of a worker.
+
+    ::
+
+        for batch in distrain.get_dataset_shard("train").iter_torch_batches(batch_size=32):
+            ...
+    """
+    return session_of("get_dataset_shard").dataset_shard(dataset_name)
 
 
 def should_stop() -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
-from distrain.config import RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
+from distrain.config import DataConfig, RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
 from distrain.coordinator import resting_agents
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
@@ -61,6 +61,7 @@ from distrain.work import job
 from distrain.work.functions import check_plain, check_signature
 
 if TYPE_CHECKING:
+    from distrain.data.datasets import RunDatasets
     from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
     from distrain.storage.run_store import RunStore
@@ -76,7 +77,7 @@ _FULL_DISK_PAUSE_S = 0.5
 
 
 @explaining("Trainer")
-@without("dataset_config", "datasets", "preprocessor")
+@without("preprocessor")
 class DataParallelTrainer:
     """Run a training function on a group of workers.
 
@@ -85,6 +86,11 @@ class DataParallelTrainer:
     train_loop_config: the argument of that function, ``{}`` by default. It is pickled once per run, so keep large
         objects out of it.
     backend_config: the framework's settings and hooks.
+    datasets: by name, the data that :func:`distrain.get_dataset_shard` divides among the workers: a Dataset of
+        :mod:`distrain.data`; a dataset of torch, Hugging Face or pyarrow; a pandas DataFrame, a dict of arrays, a list
+        of dicts; a path, glob pattern or URL of Parquet, CSV or JSON files, or a list of these; or a function that
+        makes one of these on the worker.
+    dataset_config: how they are read.
     resume_from_checkpoint: the checkpoint, or its path, that a *new* run starts from. A run that is continued starts
         from its own latest checkpoint.
     validation_config: how ``report(validation=...)`` validates a checkpoint.
@@ -109,6 +115,8 @@ class DataParallelTrainer:
         backend_config: BackendConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
         metadata: Mapping[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
@@ -122,12 +130,15 @@ class DataParallelTrainer:
         check_type("resume_from_checkpoint", resume_from_checkpoint, Checkpoint, optional=True)
         check_type("validation_config", validation_config, ValidationConfig, optional=True)
         check_type("metadata", metadata, Mapping, optional=True)
+        check_type("datasets", datasets, Mapping, optional=True)
+        check_type("dataset_config", dataset_config, DataConfig, optional=True)
         if validation_config is not None:
             check_plain("ValidationConfig.fn", validation_config.fn)
         self._work = job.FunctionWork(
             function=check_signature(train_loop_per_worker),
             config=dict(train_loop_config or {}),
             backend=backend_config or BackendConfig(),
+            datasets=_datasets(datasets, dataset_config or DataConfig()) if datasets else None,
         )
         self._scaling = scaling_config or ScalingConfig()
         self._run = run_config or RunConfig()
@@ -196,6 +207,14 @@ def _is_run(folder: Path | RemotePath) -> bool:
         return {"run_id", "attempts"} <= read_manifest(folder).keys()
     except (StorageError, AttributeError):  # another program's file of that name
         return False
+
+
+def _datasets(datasets: Mapping[str, Any], config: DataConfig) -> RunDatasets:
+    from distrain.data.datasets import run_datasets  # it needs numpy
+
+    return run_datasets(
+        datasets, config.datasets_to_split, on_change=config.on_change, skip_streams=config.skip_streams
+    )
 
 
 def _json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 import distrain
 
 MODULES = (
-    *("distrain", "distrain.collective", "distrain.huggingface.transformers", "distrain.lightning"),
+    *("distrain", "distrain.collective", "distrain.data", "distrain.huggingface.transformers", "distrain.lightning"),
     *("distrain.session", "distrain.torch"),
     *(("distrain.tensorflow", "distrain.tensorflow.keras") if find_spec("tensorflow") else ()),
 )
@@ -36,6 +36,8 @@ def names_for_examples(example: str) -> dict[str, Any]:
 def names_in_worker() -> dict[str, Any]:
     """Stand-ins for the user's own objects."""
     import lightning.pytorch as pl
+    import numpy as np
+    import pandas as pd
     import transformers
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -55,7 +57,11 @@ def names_in_worker() -> dict[str, Any]:
         "metrics": {"loss": 0.5},
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "np": np,
+        "pd": pd,
         "pl": pl,
+        "rows": distrain.data.range(100).map(lambda row: {"x": float(row["id"])}),
+        "shard": distrain.get_dataset_shard("train"),
         "transformers": transformers,
     }
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(distrain.__file__).parent
 
 LAYERS = [
-    "errors", "system", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "result", "config",
-    "decisions", "worker", "session", "collective", "agent", "coordinator", "inprocess", "trainer",
+    "errors", "system", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "result",
+    "config", "decisions", "worker", "session", "collective", "agent", "coordinator", "inprocess", "trainer",
     "torch", "tensorflow", "lightning", "huggingface", "cli", "launch",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""

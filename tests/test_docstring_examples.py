@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import distrain
 from distrain import DataParallelTrainer, RunConfig, ScalingConfig, ValidationConfig
 from distrain.torch import TorchTrainer
 from tests.docstring_names import names_for_examples, public_names, run_examples, train_and_report, validate
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-NEEDS = {"TrainDeepSpeedStrategy": "deepspeed"}
+NEEDS = {
+    "TrainDeepSpeedStrategy": "deepspeed",
+    "from_huggingface": "datasets",
+    "iter_tf_batches": "tensorflow",
+    "to_tf": "tensorflow",
+}
 """Packages that an example needs and the tests do without."""
 FIRST = "accelerate"
 """An example that must run before all others of its worker."""
@@ -100,6 +106,7 @@ def test_examples_for_workers_run(tmp_path: Path) -> None:
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=tmp_path),
         validation_config=ValidationConfig(validate),
+        datasets={"train": distrain.data.range(100).map(lambda row: {"x": float(row["id"])})},
     ).fit()
     assert len(examples) > 10
     assert not result.return_value, "\n".join(result.return_value.values())

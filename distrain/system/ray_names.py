@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _CLUSTER = "there is no cluster to connect to: fit() starts the workers and ends them, so leave it out"
-_DATA = "Ray Data is not a part of distrain: make a DataLoader (or tf.data.Dataset) in train_func"
+_DATA = "use distrain.data, or a DataLoader (or tf.data.Dataset) in train_func"
 _FRAMEWORK = "use DataParallelTrainer, and call the framework in train_func"
 _INFERENCE = "inference is not a part of distrain: load the files of result.checkpoint.as_directory()"
 _KEPT = "the trainer does not show it: keep the object that you passed to it"
@@ -34,9 +34,8 @@ MISSING = {
     "BatchPredictor": _INFERENCE,
     "Callback": "derive from distrain.UserCallback",
     "CheckpointStrategy": "a name of Ray 1: use CheckpointConfig",
-    "DataConfig": _DATA,
-    "DataIterator": _DATA,
-    "Dataset": _DATA,
+    "DataIterator": "it is distrain.data.DataIterator",
+    "Dataset": "it is distrain.data.Dataset",
     "HorovodConfig": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "HorovodTrainer": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "HuggingFaceTrainer": _TORCH,
@@ -53,7 +52,7 @@ MISSING = {
     "ResultGrid": _OUTER_LOOP,
     "SklearnTrainer": _FRAMEWORK,
     "SyncConfig": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
-    "TRAIN_DATASET_KEY": _DATA,
+    "TRAIN_DATASET_KEY": "write 'train'",
     "TensorflowPredictor": _INFERENCE,
     "TorchDetectionPredictor": _INFERENCE,
     "TorchPredictor": _INFERENCE,
@@ -72,12 +71,8 @@ MISSING = {
     "air": _TRAIN,
     "available_resources": "see ScalingConfig(hosts=...), and `python -m distrain.launch --check` for what hosts have",
     "cluster_resources": "see ScalingConfig(hosts=...), and `python -m distrain.launch --check` for what hosts have",
-    "data": _DATA,
-    "dataset_config": _DATA,
-    "datasets": _DATA,
     "get": _TASKS,
     "get_actor": _TASKS,
-    "get_dataset_shard": _DATA,
     "get_preemption_info": "use should_stop()",
     "horovod": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "init": _CLUSTER,
@@ -116,13 +111,16 @@ MISSING = {
     "Checkpoint.to_bytes": "read the files of checkpoint.as_directory()",
     "Checkpoint.to_uri": "copy the files of checkpoint.as_directory() there, for example with fsspec's put()",
     "Checkpoint.uri": "use checkpoint.path, which is a path or a URL",
+    "RunContext.dataset_config": _KEPT,
     "Result.config": "a Result does not keep the train_loop_config: report what you need of it as metrics",
     "Result.dataframe": "use metrics_dataframe",
     "Result.log_dir": "use path; the output of the ranks is in logs/ below it",
     "Result.metrics_history": "use metrics_dataframe",
     "Trainer.as_trainable": _OUTER_LOOP,
     "Trainer.backend_config": _KEPT,
-    "Trainer.get_dataset_config": _DATA,
+    "Trainer.datasets": _KEPT,
+    "Trainer.dataset_config": _KEPT,
+    "Trainer.get_dataset_config": _KEPT,
     "Trainer.preprocess_datasets": _DATA,
     "Trainer.run": _OF_RAY_1,
     "Trainer.run_config": _KEPT,
@@ -140,6 +138,8 @@ IGNORED = {
     "checkpoint_frequency": "report a checkpoint in train_func whenever you want one",
     "controller_failure_limit": "the coordinator runs in this process",
     "elastic_resize_monitor_interval_s": "the number of workers changes only at restarts",
+    "enable_shard_locality": "each worker reads its own rows",
+    "execution_options": "workers read the data themselves; see prefetch_batches of iter_batches()",
     "fail_fast": "use max_failures=0",
     "log_to_file": "output is always kept, in logs/ of the run directory",
     "max_preemption_failures": "a run that was stopped continues when it is started again under its name",
@@ -154,6 +154,7 @@ IGNORED = {
 _DEFAULTS = {
     "controller_failure_limit": -1,
     "elastic_resize_monitor_interval_s": 60.0,
+    "enable_shard_locality": True,
     "max_preemption_failures": -1,
 }
 """Defaults of Ray that are truthy. They cause no warning."""

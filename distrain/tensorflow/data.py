@@ -1,20 +1,90 @@
-"""Data sets that hold one worker's share. Runs in: anywhere with TensorFlow."""
+"""Datasets that hold one worker's part, as TensorFlow's. Runs in: anywhere with TensorFlow."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 import tensorflow as tf
 
-__all__ = ["prepare_dataset_shard"]
+from distrain.data.blocks import to_columns
+from distrain.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from distrain.data.blocks import Block, Columns
+
+__all__ = ["converter", "dataset_of", "prepare_dataset_shard"]
 
 
 def prepare_dataset_shard(tf_dataset_shard: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the data set with prefetching and without automatic sharding.
+    """Return the dataset with prefetching and without automatic sharding.
 
-    Use it for a data set that holds only this worker's share. A strategy would divide it again. ::
+    Use it for a dataset that holds only this worker's share. A strategy would divide it again. ::
 
         rank, size = distrain.get_context().get_world_rank(), distrain.get_context().get_world_size()
         dataset = prepare_dataset_shard(tf.data.Dataset.range(100).shard(size, rank).batch(10))
     """
+    return _unsharded(tf_dataset_shard).prefetch(tf.data.AUTOTUNE)
+
+
+def _unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return tf_dataset_shard.with_options(options).prefetch(tf.data.AUTOTUNE)
+    return dataset.with_options(options)
+
+
+def converter(dtypes: Any) -> Callable[[Block], Any]:
+    """Return the function that makes a dict of tensors of a block. ``dtypes``: of all tensors, or a dict by column."""
+    return partial(_tensors, dtypes=dtypes)
+
+
+def _tensors(block: Block, dtypes: Any) -> dict[str, tf.Tensor]:
+    columns = to_columns(block)
+    wanted = dtypes if isinstance(dtypes, dict) else dict.fromkeys(columns, dtypes)
+    if unknown := wanted.keys() - columns.keys():
+        raise DataError(f"dtypes names the column {min(unknown)!r}; there are {sorted(columns)}")
+    return {name: _tensor(name, column, wanted.get(name)) for name, column in columns.items()}
+
+
+def _tensor(name: str, column: Any, dtype: Any) -> tf.Tensor:
+    try:
+        tensor = tf.convert_to_tensor(column)
+        return tensor if dtype is None else tf.cast(tensor, dtype)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"column {name!r} ({column.dtype}) cannot become a tensor: {error}") from error
+
+
+def dataset_of(
+    batches: Iterable[Columns], wanted: Sequence[tuple[str | Sequence[str], Any]], example: Columns
+) -> tf.data.Dataset:
+    """Return a ``tf.data.Dataset`` of tuples.
+
+    wanted: for each element a column, or the columns of a dict; and its ``tf.TypeSpec`` (or a dict of these), or None.
+    example: a batch from which the types follow.
+    """
+    specs = tuple(_spec(columns, example) if spec is None else spec for columns, spec in wanted)
+
+    def elements() -> Iterator[tuple[Any, ...]]:
+        for batch in batches:
+            yield tuple(_select(columns, batch) for columns, _ in wanted)
+
+    return _unsharded(tf.data.Dataset.from_generator(elements, output_signature=specs))
+
+
+def _spec(columns: str | Sequence[str], example: Columns) -> Any:
+    return _select(columns, {name: _type_spec(column) for name, column in example.items()})
+
+
+def _type_spec(column: Any) -> tf.TypeSpec:
+    tensor = tf.convert_to_tensor(column)
+    return tf.TensorSpec(shape=(None, *tensor.shape[1:]), dtype=tensor.dtype)
+
+
+def _select(columns: str | Sequence[str], batch: Mapping[str, Any]) -> Any:
+    """Return one column, or a dict of several. Raises DataError for an unknown one."""
+    try:
+        return batch[columns] if isinstance(columns, str) else {name: batch[name] for name in columns}
+    except KeyError as error:
+        raise DataError(f"there is no column {error}; there are {sorted(batch)}") from None

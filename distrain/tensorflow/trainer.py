@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.checkpoint import Checkpoint
-    from distrain.config import RunConfig, ScalingConfig, ValidationConfig
+    from distrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
 
 __all__ = ["TensorflowTrainer"]
 
 
-@without("dataset_config", "datasets", "preprocessor")
+@without("preprocessor")
 class TensorflowTrainer(DataParallelTrainer):
     """Run a TensorFlow training function on a group of workers, which find each other through TF_CONFIG.
 
@@ -45,6 +45,8 @@ class TensorflowTrainer(DataParallelTrainer):
         tensorflow_config: TensorflowConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
         metadata: Mapping[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
@@ -56,6 +58,8 @@ class TensorflowTrainer(DataParallelTrainer):
             backend_config=config_argument(TensorflowConfig, "tensorflow", tensorflow_config, tensorflow_backend),
             scaling_config=scaling_config,
             run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
             resume_from_checkpoint=resume_from_checkpoint,
             metadata=metadata,
             validation_config=validation_config,

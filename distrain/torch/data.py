@@ -119,9 +119,16 @@ class _DeviceLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches: Iterator[Any] = super().__iter__()
-        if self._auto_transfer and self._device.type == "cuda":
-            return _copied_ahead(batches, self._device)
+        if self._auto_transfer:
+            return on_device(batches, self._device)
         return (_moved(batch, self._device) for batch in batches)
+
+
+def on_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Yield each batch on a device. The next batch is copied to a GPU while the caller computes."""
+    if device.type == "cuda":
+        return _copied_ahead(batches, device)
+    return batches if device.type == "cpu" else (_moved(batch, device) for batch in batches)
 
 
 def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.checkpoint import Checkpoint
-    from distrain.config import RunConfig, ScalingConfig, ValidationConfig
+    from distrain.config import DataConfig, RunConfig, ScalingConfig, ValidationConfig
 
 __all__ = ["TorchTrainer"]
 
 
-@without("dataset_config", "datasets", "preprocessor")
+@without("preprocessor")
 class TorchTrainer(DataParallelTrainer):
     """Run a PyTorch training function on a group of workers that share a process group.
 
@@ -45,6 +45,8 @@ class TorchTrainer(DataParallelTrainer):
         torch_config: TorchConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
         metadata: Mapping[str, Any] | None = None,
         validation_config: ValidationConfig | None = None,
@@ -56,6 +58,8 @@ class TorchTrainer(DataParallelTrainer):
             backend_config=config_argument(TorchConfig, "torch", torch_config, torch_backend),
             scaling_config=scaling_config,
             run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
             resume_from_checkpoint=resume_from_checkpoint,
             metadata=metadata,
             validation_config=validation_config,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from distrain.backend import BackendConfig
+    from distrain.data.datasets import RunDatasets
     from distrain.errors import RankFailure
 
 LARGE_PAYLOAD_BYTES = 10_000_000
@@ -44,6 +45,7 @@ class Work:
     """The base of all work: what a worker unpickles and runs."""
 
     backend: BackendConfig
+    datasets: RunDatasets | None = None
     initialises_backend = True
 
     def run(self) -> Any:
@@ -57,6 +59,8 @@ class Work:
     def parts(self) -> Iterator[NamedValue]:
         """Yield the parts that are pickled, with their names for error messages."""
         yield "the backend config", self.backend
+        if self.datasets is not None:
+            yield from ((f"datasets[{name!r}]", dataset) for name, dataset in self.datasets.datasets.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +246,8 @@ def _size_warning(work: Work, size: int) -> str | None:
         return None
     biggest = ", ".join(f"{path}: {count / 1e6:.1f} MB" for path, count in largest_parts(work.parts(), 3))
     return (
-        f"the training function and its config are {size / 1e6:.1f} MB, which every worker has to unpickle "
-        f"({biggest}). Load large objects inside the training function."
+        f"the training function, its config and datasets are {size / 1e6:.1f} MB, which every worker has to unpickle "
+        f"({biggest}). Load large objects inside the training function, and large datasets from files."
     )
 
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from distrain.context import TrainContext
-
+    from distrain.data.datasets import RunDatasets
+    from distrain.data.iterator import DataIterator
 
 MOST_UPLOADS = 2
 """Uploads of one rank at the same time; report() with a third checkpoint waits for the first upload."""
@@ -80,6 +81,9 @@ class Session:
         """Converts the dict of a checkpoint when it is reported; set by the backend."""
         self.at_report: Callable[[], None] = lambda: None
         """Called by every report(); set by the backend."""
+        self.datasets: RunDatasets | None = None
+        """The datasets of the trainer, if it has any."""
+        self._shards: dict[str, DataIterator] = {}
         self.runs_script = False
         """True if this rank runs a script, as under torchrun, and no function."""
         self._channel = channel
@@ -332,6 +336,23 @@ class Session:
             self._listen(wait=True)
         self._note_earlier_deletable()
         self._delete_committed()
+
+    # -- datasets -------------------------------------------------------------------------------------------------
+
+    def dataset_shard(self, name: str | None) -> DataIterator:
+        """Do what :func:`distrain.get_dataset_shard` does."""
+        known = list(self.datasets.datasets) if self.datasets else []
+        if name is None:
+            name = known[0] if len(known) == 1 else "train"
+        if self.datasets is None or name not in known:
+            names = f"has {', '.join(map(repr, known))}" if known else "was not given"
+            raise KeyError(f"there is no dataset {name!r}: the trainer's datasets= {names}")
+        if name not in self._shards:
+            context = self.context
+            start = self.positions_at_start(name)
+            self._shards[name] = self.datasets.shard(name, context.world_rank, context.world_size, start)
+            self.positions[name] = self._shards[name].position
+        return self._shards[name]
 
     # -- other calls ----------------------------------------------------------------------------------------------
 

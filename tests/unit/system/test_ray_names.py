@@ -18,6 +18,7 @@ import distrain
 from distrain import (
     Checkpoint,
     CheckpointConfig,
+    DataConfig,
     DataParallelTrainer,
     FailureConfig,
     LoggingConfig,
@@ -41,13 +42,10 @@ CONSTRUCTORS: list[tuple[Any, dict[str, Any], list[str]]] = [
     (FailureConfig, {}, ["controller_failure_limit", "fail_fast", "max_preemption_failures"]),
     (CheckpointConfig, {}, ["checkpoint_at_end", "checkpoint_frequency"]),
     (RunConfig, {}, ["local_dir", "log_to_file", "progress_reporter", "stop", "sync_config"]),
-    (
-        DataParallelTrainer,
-        {"train_loop_per_worker": train},
-        ["datasets", "dataset_config", "preprocessor"],
-    ),
-    (TorchTrainer, {"train_loop_per_worker": train}, ["datasets", "dataset_config"]),
-    (TensorflowTrainer, {"train_loop_per_worker": train}, ["datasets", "dataset_config"]),
+    (DataParallelTrainer, {"train_loop_per_worker": train}, ["preprocessor"]),
+    (TorchTrainer, {"train_loop_per_worker": train}, ["preprocessor"]),
+    (TensorflowTrainer, {"train_loop_per_worker": train}, ["preprocessor"]),
+    (DataConfig, {}, ["enable_shard_locality", "execution_options"]),
 ]
 CASES = [
     pytest.param(make, own, name, id=f"{make.__name__}-{name}") for make, own, names in CONSTRUCTORS for name in names
@@ -161,13 +159,12 @@ RESULT = Result(metrics={"loss": 1}, checkpoint=None, path="/run")
     ("value", "name", "sentence"),
     [
         (RESULT, "config", MISSING["Result.config"]),
-        (RESULT, "get_dataset_shard", MISSING["get_dataset_shard"]),
         (Checkpoint("/checkpoint"), "to_uri", MISSING["Checkpoint.to_uri"]),
         (Checkpoint("/checkpoint"), "uri", MISSING["Checkpoint.uri"]),
-        (CONTEXT, "dataset_config", MISSING["dataset_config"]),
+        (CONTEXT, "dataset_config", MISSING["RunContext.dataset_config"]),
         (DataParallelTrainer(train), "as_trainable", MISSING["Trainer.as_trainable"]),
         (TorchTrainer(train), "scaling_config", MISSING["Trainer.scaling_config"]),
-        (TensorflowTrainer(train), "datasets", MISSING["datasets"]),
+        (TensorflowTrainer(train), "datasets", MISSING["Trainer.datasets"]),
     ],
 )
 def test_an_attribute_of_rays_is_explained(value: object, name: str, sentence: str) -> None:

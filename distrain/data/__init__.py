@@ -1,0 +1,41 @@
+"""Datasets for training: read, divided among the workers, and resumed where a checkpoint was taken.
+
+Names are loaded when they are first used. Runs in: anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distrain.system.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from distrain.data.dataset import Dataset as Dataset
+    from distrain.data.dataset import from_huggingface as from_huggingface
+    from distrain.data.dataset import from_items as from_items
+    from distrain.data.dataset import from_numpy as from_numpy
+    from distrain.data.dataset import from_pandas as from_pandas
+    from distrain.data.dataset import range as range
+    from distrain.data.dataset import read_csv as read_csv
+    from distrain.data.dataset import read_json as read_json
+    from distrain.data.dataset import read_parquet as read_parquet
+    from distrain.data.iterator import DataIterator as DataIterator
+    from distrain.data.sources import Schema as Schema
+
+_HOMES = {
+    "dataset": (
+        "Dataset",
+        "from_huggingface",
+        "from_items",
+        "from_numpy",
+        "from_pandas",
+        "range",
+        "read_csv",
+        "read_json",
+        "read_parquet",
+    ),
+    "iterator": ("DataIterator",),
+    "sources": ("Schema",),
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

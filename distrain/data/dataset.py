@@ -1,0 +1,503 @@
+"""Datasets: rows to train on, and what to do with them on the worker. Runs in: anywhere.
+
+A Dataset is a description. It opens nothing before its rows are asked for, on the worker or in the user's process.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from distrain.data import transforms
+from distrain.data.blocks import as_block, is_instance, to_rows
+from distrain.data.files import ArrowDatasetSource, FileSource
+from distrain.data.order import RowOrder
+from distrain.data.sources import (
+    HuggingFaceSource,
+    ItemSource,
+    MemorySource,
+    RangeSource,
+    Schema,
+    TableSource,
+    schema_of,
+)
+from distrain.data.streams import OpenStream, Stream
+from distrain.errors import DataError
+from distrain.system.arguments import check_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from distrain.data.blocks import Block
+
+_SHUFFLE_BYTES = 64 << 20
+"""Memory of the rows of files that ``random_shuffle()`` mixes, about."""
+_LEAST_SHUFFLED = 1024
+_ELSEWHERE = (
+    "use pyarrow, pandas, Polars or DuckDB before training, and pass the result to distrain: joins, groups and "
+    "shuffles of all data among hosts are not a part of it"
+)
+_OF_RAY = frozenset(
+    (
+        "aggregate",
+        "drop_columns",
+        "flat_map",
+        "groupby",
+        "join",
+        "repartition",
+        "select_columns",
+        "sort",
+        "union",
+        "zip",
+    )
+)
+_IGNORED = frozenset(("compute", "concurrency", "memory", "num_cpus", "num_gpus", "zero_copy_batch"))
+"""Options of Ray's ``map_batches()`` that say where the function runs. Here it runs on the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDataset:
+    """A dataset on the worker.
+
+    functions: are applied to each batch, in turn; they keep the number of rows.
+    """
+
+    source: TableSource | Stream
+    functions: tuple[Callable[[Block], Block], ...] = ()
+    order: RowOrder = field(default_factory=RowOrder)
+
+    def finished(self, block: Block) -> Block:
+        """Return rows of the source after the functions."""
+        for function in self.functions:
+            block = function(block)
+        return block
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """An operation on a source. Those that keep the rows' number, and do not look at them, need not be first."""
+
+    on_table: Callable[[TableSource], TableSource]
+    on_stream: Callable[[Stream], Stream]
+    reads_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows to train on. Make one with :func:`read_parquet` and the other functions of :mod:`distrain.data`.
+
+    Its methods return new datasets and read nothing. Functions run on the workers, batch by batch, while they train.
+
+    ::
+
+        rows = distrain.data.read_parquet("folder").filter(lambda row: row["x"] > 0).random_shuffle(seed=1)
+        trainer = distrain.torch.TorchTrainer(train_func, datasets={"train": rows})
+    """
+
+    _make: Callable[[], TableSource | Stream | OpenDataset]
+    _operations: tuple[_Operation | Callable[[Block], Block], ...] = ()
+    _shuffle: tuple[int, int | None] | None = None
+    """The seed, and the number of rows that are mixed in memory; None: see :data:`_SHUFFLE_BYTES`."""
+    _opened: list[OpenDataset] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_opened": []}
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in _OF_RAY:
+            raise AttributeError(f"distrain.data.Dataset has no {name}(): {_ELSEWHERE}")
+        raise AttributeError(f"distrain.data.Dataset has no attribute {name!r}")
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def map_batches(
+        self,
+        fn: Callable[..., Any],
+        *,
+        batch_size: int | None = None,
+        batch_format: str | None = "default",
+        fn_args: Sequence[Any] = (),
+        fn_kwargs: Mapping[str, Any] | None = None,
+        fn_constructor_args: Sequence[Any] = (),
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Dataset:
+        """Apply a function to batches of rows, on the worker.
+
+        fn: takes and returns a dict of numpy arrays, a pyarrow Table or a pandas DataFrame. It must return as many rows
+            as it gets. A class is constructed once on each worker.
+        batch_size: the most rows of a call; None: those of the batch that is being made.
+        batch_format: ``"numpy"`` (the default), ``"pandas"`` or ``"pyarrow"``.
+        options: ``compute``, ``concurrency``, ``memory``, ``num_cpus``, ``num_gpus`` and ``zero_copy_batch`` of Ray
+            are ignored, because the function runs on the worker.
+
+        ::
+
+            rows.map_batches(lambda batch: {"x": batch["x"] / 255})
+        """
+        if unknown := options.keys() - _IGNORED:
+            raise TypeError(f"map_batches() has no option {min(unknown)!r}")
+        if isinstance(fn, type):
+            fn = transforms.Constructed(fn, fn_constructor_args, fn_constructor_kwargs or {})
+        return self._then(transforms.for_batches(fn, batch_size, batch_format, fn_args, fn_kwargs or {}))
+
+    def map(self, fn: Callable[[Any], Any], **options: Any) -> Dataset:
+        """Apply a function to each row, on the worker. It takes and returns a dict.
+
+        ::
+
+            rows.map(lambda row: {"x": row["x"] / 255})
+        """
+        if unknown := options.keys() - _IGNORED:
+            raise TypeError(f"map() has no option {min(unknown)!r}")
+        return self._then(transforms.for_rows(fn))
+
+    def filter(self, fn: Callable[[Any], bool]) -> Dataset:
+        """Keep the rows for which a function returns True.
+
+        The rows are counted first, so that all ranks get equally many: each worker reads all data once more.
+
+        ::
+
+            rows.filter(lambda row: row["x"] > 0)
+        """
+        check_callable("filter", fn)
+        operation = _Operation(partial(transforms.filtered, function=fn), partial(Stream.filtered, function=fn), True)
+        return self._then(operation)
+
+    def limit(self, limit: int) -> Dataset:
+        """Keep the first rows. For a stream, these are counted before any ``filter()``.
+
+        ::
+
+            rows.limit(1000)
+        """
+        check_count("limit", limit)
+        return self._then(
+            _Operation(partial(transforms.sliced, start=0, stop=limit), partial(Stream.limited, rows=limit))
+        )
+
+    def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Dataset:
+        """Shuffle the rows anew in each epoch. The order follows from the seed and the epoch.
+
+        Data in memory, and other data that finds any row at once, is shuffled completely. Of files, the blocks (row
+        groups of Parquet, or files) come in a random order, and about 64 MB of consecutive rows are mixed in memory.
+
+        seed: 0 by default.
+        buffer_rows: the number of rows to mix in memory, in place of 64 MB.
+
+        ::
+
+            rows.random_shuffle(seed=1)
+        """
+        if buffer_rows is not None:
+            check_count("buffer_rows", buffer_rows)
+        return replace(self, _shuffle=(seed or 0, buffer_rows))
+
+    def train_test_split(
+        self, test_size: float, *, shuffle: bool = False, seed: int | None = None
+    ) -> tuple[Dataset, Dataset]:
+        """Return two datasets: for training, and for tests.
+
+        test_size: the number of rows of the second one, or their fraction (a float below 1).
+        shuffle: choose its rows at random; False: they are the last rows. ``seed``: 0 by default.
+
+        Raises DataError for a stream, when it is opened.
+
+        ::
+
+            train, test = rows.train_test_split(0.2)
+        """
+        if isinstance(test_size, bool) or not isinstance(test_size, (int, float)) or test_size <= 0:
+            raise ValueError(f"test_size must be a fraction below 1, or a number of rows, got {test_size!r}")
+        parts = (partial(_split, size=test_size, shuffle=shuffle, seed=seed or 0, test=test) for test in (False, True))
+        train, test = (self._then(_Operation(part, _no_split)) for part in parts)
+        return train, test
+
+    def _then(self, operation: _Operation | Callable[[Block], Block]) -> Dataset:
+        return replace(self, _operations=(*self._operations, operation))
+
+    # -- looking at the rows --------------------------------------------------------------------------------------
+
+    def take(self, limit: int = 20) -> list[Any]:
+        """Return the first rows as a list of dicts. It reads them in the calling process.
+
+        ::
+
+            print(rows.take(3))
+        """
+        check_count("limit", limit)
+        return list(islice((row for block in self._blocks(limit) for row in to_rows(block)), limit))
+
+    def count(self) -> int:
+        """Return the number of rows. It opens the files in the calling process. Raises DataError for a stream.
+
+        ::
+
+            steps = rows.count() // 32
+        """
+        source = self.open().source
+        if isinstance(source, Stream):
+            raise DataError("a stream does not know the number of its rows")
+        return source.rows
+
+    def schema(self) -> Schema:
+        """Return the names and types of the columns.
+
+        ::
+
+            names = rows.schema().names
+        """
+        opened = self.open()
+        if not opened.functions:
+            return opened.source.schema()
+        return schema_of(next(self._blocks(1), []))
+
+    def open(self) -> OpenDataset:
+        """Open the source in this process, once."""
+        if not self._opened:
+            self._opened.append(self._open())
+        return self._opened[0]
+
+    def _open(self) -> OpenDataset:
+        made = self._make()
+        opened = made if isinstance(made, OpenDataset) else OpenDataset(made)
+        source, functions = opened.source, opened.functions
+        for operation in self._operations:
+            if not isinstance(operation, _Operation):
+                functions = (*functions, operation)
+                continue
+            if operation.reads_rows:
+                source, functions = _mapped(source, functions), ()
+            source = operation.on_stream(source) if isinstance(source, Stream) else operation.on_table(source)
+        order = opened.order if self._shuffle is None else _order(source, *self._shuffle)
+        return OpenDataset(source, functions, order)
+
+    def _blocks(self, rows: int) -> Iterator[Block]:
+        """Yield the first rows in their own order, and perhaps some more."""
+        opened = self.open()
+        if isinstance(opened.source, Stream):
+            found = OpenStream(opened.source, 0).blocks(lambda: rows)
+        else:
+            every = opened.source.block_rows
+            found = opened.source.read(list(_range(len(every))), 0, min(rows, opened.source.rows))
+        return map(opened.finished, found)
+
+
+def _mapped(source: TableSource | Stream, functions: Sequence[Callable[[Block], Block]]) -> TableSource | Stream:
+    for function in functions:
+        source = source.mapped(function) if isinstance(source, Stream) else transforms.MappedSource(source, function)
+    return source
+
+
+def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOrder:
+    """Return the order of ``random_shuffle()``. Raises DataError for a stream without a window."""
+    if isinstance(source, Stream):
+        if window is None:
+            raise DataError("a stream cannot be shuffled as a whole: name random_shuffle(buffer_rows=...)")
+        return RowOrder(window=window, seed=seed)
+    if window is None:
+        window = 0 if source.is_random else max(_LEAST_SHUFFLED, int(_SHUFFLE_BYTES / max(1.0, source.row_bytes)))
+    return RowOrder(shuffled=True, window=window, seed=seed)
+
+
+def _split(source: TableSource, *, size: float, shuffle: bool, seed: int, test: bool) -> TableSource:
+    rows = source.rows
+    count = round(rows * size) if isinstance(size, float) and size < 1 else int(size)
+    if count >= rows:
+        raise DataError(f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be for tests")
+    span = (rows - count, rows) if test else (0, rows - count)
+    return transforms.split(source, span, seed) if shuffle else transforms.sliced(source, *span)
+
+
+def _no_split(source: Stream) -> NoReturn:
+    raise DataError("train_test_split(): a stream does not know the number of its rows; use two streams")
+
+
+# -- constructors ----------------------------------------------------------------------------------------------------
+
+_range = range
+
+
+def read_parquet(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:
+    """Return the rows of Parquet files.
+
+    paths: a file, a directory, a glob pattern, or a list of these; paths or URLs of fsspec, on the workers' hosts.
+    columns: the columns to read; None for all.
+
+    ::
+
+        distrain.data.read_parquet("s3://bucket/folder", columns=["image", "label"])
+    """
+    return _files(paths, "parquet", columns)
+
+
+def read_csv(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:
+    """Return the rows of CSV files, whose first line has the names of the columns. See :func:`read_parquet`.
+
+    Each worker reads the files once more at the start, to count their rows.
+
+    ::
+
+        distrain.data.read_csv("folder/*.csv")
+    """
+    return _files(paths, "csv", columns)
+
+
+def read_json(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:
+    """Return the rows of files with one JSON object per line. See :func:`read_csv`.
+
+    ::
+
+        distrain.data.read_json("rows.jsonl")
+    """
+    return _files(paths, "json", columns)
+
+
+def from_items(items: Sequence[Any]) -> Dataset:
+    """Return the items of a list as rows. Items that are no dicts become the column ``item``.
+
+    ::
+
+        distrain.data.from_items([{"x": 1}, {"x": 2}])
+    """
+    check_type("items", items, (list, tuple))
+    return Dataset(partial(MemorySource, list(items)))
+
+
+def from_pandas(frame: Any) -> Dataset:
+    """Return the rows of a pandas DataFrame, without its index.
+
+    ::
+
+        distrain.data.from_pandas(pd.DataFrame({"x": [1, 2]}))
+    """
+    if not is_instance(frame, "pandas", "DataFrame"):
+        raise TypeError(f"from_pandas() takes a pandas DataFrame, got {type(frame).__name__}")
+    return Dataset(partial(MemorySource, as_block(frame, "from_pandas()")))
+
+
+def from_numpy(arrays: Any) -> Dataset:
+    """Return the rows of a dict of numpy arrays of equal length, or of one array, as the column ``data``.
+
+    ::
+
+        distrain.data.from_numpy({"x": np.zeros((10, 3)), "y": np.arange(10)})
+    """
+    columns = arrays if isinstance(arrays, dict) else {"data": arrays}
+    return Dataset(partial(MemorySource, as_block(columns, "from_numpy()")))
+
+
+def from_huggingface(dataset: Any) -> Dataset:
+    """Return the rows of a Hugging Face ``Dataset`` or ``IterableDataset``.
+
+    ::
+
+        distrain.data.from_huggingface(datasets.Dataset.from_dict({"x": [1, 2]}))
+    """
+    found = _of_huggingface(dataset)
+    if found is None:
+        raise TypeError(f"from_huggingface() takes a datasets.Dataset or IterableDataset, got {type(dataset).__name__}")
+    return found
+
+
+def range(n: int) -> Dataset:
+    """Return the numbers below ``n``, in the column ``id``.
+
+    ::
+
+        distrain.data.range(1000)
+    """
+    check_count("n", n)
+    return Dataset(partial(RangeSource, n, "id"))
+
+
+def _files(paths: Any, file_format: str | None, columns: Sequence[str] | None = None) -> Dataset:
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not given or not all(isinstance(path, (str, os.PathLike)) for path in given):
+        raise TypeError(f"expected a path, a URL or a list of these, got {paths!r}")
+    return Dataset(partial(FileSource, [os.fspath(path) for path in given], file_format, columns))
+
+
+def _of_huggingface(value: Any) -> Dataset | None:
+    if is_instance(value, "datasets", "DatasetDict") or is_instance(value, "datasets", "IterableDatasetDict"):
+        raise TypeError(f"a {type(value).__name__} has several datasets: pass one of them, {sorted(value)}")
+    if is_instance(value, "datasets", "Dataset"):
+        return Dataset(partial(HuggingFaceSource, value))
+    if is_instance(value, "datasets", "IterableDataset"):
+        return Dataset(partial(Stream, _Same(value)))
+    return None
+
+
+# -- what users pass to datasets= ------------------------------------------------------------------------------------
+
+
+def as_dataset(value: Any, name: str) -> Dataset:
+    """Return what the user passes as ``datasets={name: value}`` as a Dataset. Raises TypeError."""
+    if isinstance(value, Dataset):
+        return value
+    if (found := _of_huggingface(value)) is not None:
+        return found
+    if is_instance(value, "torch.utils.data", "DataLoader"):
+        raise TypeError(
+            f"datasets[{name!r}] is a DataLoader: pass its dataset, or make the DataLoader in train_func and give it "
+            "to prepare_data_loader()"
+        )
+    if is_instance(value, "torch.utils.data", "IterableDataset"):
+        return Dataset(partial(Stream, _Same(value)))
+    if is_instance(value, "pyarrow", "Table"):
+        return Dataset(partial(MemorySource, value))
+    if is_instance(value, "pyarrow.dataset", "FileSystemDataset"):
+        return Dataset(partial(ArrowDatasetSource, value))
+    if is_instance(value, "pandas", "DataFrame"):
+        return from_pandas(value)
+    if isinstance(value, dict):
+        return from_numpy(value)
+    if isinstance(value, (str, os.PathLike)):
+        return _files(value, None)
+    if isinstance(value, (list, tuple)):
+        return _files(value, None) if value and isinstance(value[0], (str, os.PathLike)) else from_items(value)
+    if callable(value):
+        return Dataset(partial(_called, value, name))
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        return Dataset(partial(ItemSource, value))
+    if hasattr(value, "__iter__") and not hasattr(value, "__next__"):
+        return Dataset(partial(Stream, _Same(value)))
+    raise TypeError(
+        f"datasets[{name!r}] is a {type(value).__module__}.{type(value).__qualname__}; pass a dataset of "
+        "distrain.data, torch, Hugging Face or pyarrow, a pandas DataFrame, a dict of arrays, a list of dicts, a path "
+        "or URL of Parquet, CSV or JSON files, or a function that makes one of these on the worker"
+    )
+
+
+class _Same:
+    """Returns the same object at each call."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> Any:
+        return self._value
+
+
+def _called(function: Callable[[], Any], name: str) -> Stream | OpenDataset:
+    """Return the source that a function of the user's makes. An iterator is a stream: each epoch calls it again."""
+    made = function()
+    if hasattr(made, "__next__"):
+        return Stream(function)
+    return as_dataset(made, name).open()
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raise TypeError for anything but a function."""
+    if not callable(value):
+        raise TypeError(f"{name}() takes a function, got {type(value).__name__}")
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise ValueError for anything but an integer from 1 on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer from 1 on, got {value!r}")

@@ -1,0 +1,51 @@
+"""The datasets of a run: they travel with the job, and each worker takes its parts. Runs in: anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distrain.data.dataset import Dataset, as_dataset
+from distrain.data.iterator import DataIterator
+from distrain.data.passes import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class RunDatasets:
+    """The ``datasets=`` of a trainer, and its ``dataset_config=``.
+
+    split: the names of those that are divided among the workers. on_change, skip_streams: see ``DataConfig``.
+    """
+
+    datasets: dict[str, Dataset]
+    split: frozenset[str]
+    on_change: str
+    skip_streams: bool
+
+    def shard(self, name: str, rank: int, ranks: int, start: Mapping[int, dict[str, Any]]) -> DataIterator:
+        """Return a worker's part of a dataset. ``start``: the positions of a checkpoint, by rank."""
+        return DataIterator(
+            self.datasets[name],
+            name=name,
+            worker=Worker(rank, ranks) if name in self.split else Worker(0, 1),
+            rank=rank,
+            start=start,
+            on_change=self.on_change,
+            skip_streams=self.skip_streams,
+        )
+
+
+def run_datasets(
+    datasets: Mapping[str, Any], split: Collection[str] | str, *, on_change: str, skip_streams: bool
+) -> RunDatasets:
+    """Return the datasets of a run. Raises TypeError for what is no dataset, ValueError for an unknown name."""
+    found = {name: as_dataset(value, name) for name, value in datasets.items()}
+    names = set(found) if split == "all" else set(split)
+    if unknown := names - found.keys():
+        raise ValueError(
+            f"DataConfig(datasets_to_split=...) names {min(unknown)!r}, but datasets= has {sorted(found) or 'no names'}"
+        )
+    return RunDatasets(found, frozenset(names), on_change, skip_streams)

@@ -1,0 +1,269 @@
+"""Files of Parquet, CSV and JSON lines, read by pyarrow's scanner. Runs in: worker.
+
+The row groups of Parquet files are blocks. CSV and JSON files are blocks, whose rows are counted by reading them once.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+
+from distrain.data.sources import Schema, TableSource
+from distrain.errors import DataError
+from distrain.system.extras import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from distrain.data.blocks import Block
+    from distrain.data.order import Indices
+
+SUFFIXES = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+"""By ending of a file name: pyarrow's name of the format."""
+_FORMATS = frozenset(SUFFIXES.values())
+_COMPRESSED = (".gz", ".bz2", ".zst")
+_SCAN_BYTES = 8 << 20
+"""Memory of one batch of the scanner, about; it reads a few ahead."""
+_SCAN_ROWS = 1 << 16
+_BLOCKS_AT_ONCE = 64
+"""Row groups that one scanner reads, one after the other."""
+_FOOTERS_AT_ONCE = 16
+
+
+class FileSource(TableSource):
+    """Files of one format.
+
+    paths: files, directories and glob patterns, local or URLs of fsspec.
+    file_format: ``parquet``, ``csv`` or ``json``; None: the files' names tell it.
+    columns: the columns to read; None for all.
+    """
+
+    def __init__(self, paths: Sequence[str], file_format: str | None, columns: Sequence[str] | None = None) -> None:
+        self._paths = list(paths)
+        self._format = file_format
+        self._columns = None if columns is None else list(columns)
+
+    # -- files and blocks -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _files(self) -> tuple[Any, list[str]]:
+        """The filesystem and the sorted paths of all files. Raises DataError if there are none."""
+        filesystem, _ = fsspec.core.url_to_fs(self._paths[0])
+        found: list[str] = []
+        for given in self._paths:
+            path = fsspec.core.url_to_fs(given)[1]
+            if any(character in path for character in "*?["):
+                files = sorted(filesystem.glob(path))
+            elif filesystem.isdir(path):
+                files = sorted(filesystem.find(path))
+            elif filesystem.exists(path):
+                found.append(path)
+                continue
+            else:
+                raise DataError(f"there is no file or directory {given}")
+            named = [file for file in files if _is_visible(file, path)]
+            chosen = [
+                file for file in named if format_of(file) == self._format or (not self._format and format_of(file))
+            ]
+            if not chosen:
+                raise DataError(f"{given} has no {self._format or 'Parquet, CSV or JSON'} files ({len(named)} others)")
+            found += chosen
+        return filesystem, found
+
+    @cached_property
+    def _dataset(self) -> Any:
+        """The files as a ``pyarrow.dataset.Dataset``."""
+        filesystem, files = self._files
+        formats = {self._format or format_of(file) for file in files}
+        if len(formats) != 1 or None in formats:
+            raise DataError(f"the files have several formats, or unknown ones: {sorted(map(str, formats))}")
+        if isinstance(filesystem, LocalFileSystem):
+            arrow_filesystem = require("pyarrow.fs").LocalFileSystem()
+        else:
+            fs = require("pyarrow.fs")
+            arrow_filesystem = fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+        try:
+            return require("pyarrow.dataset").dataset(
+                files, format=formats.pop(), filesystem=arrow_filesystem, partitioning="hive"
+            )
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read {_named_in(error, files)}: {error}") from error
+
+    @cached_property
+    def _blocks(self) -> tuple[list[Any], Indices, float]:
+        """The blocks, the number of rows of each, and the bytes of all of them."""
+        fragments = list(self._dataset.get_fragments())
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+            parts = [part for found in threads.map(self._split, fragments) for part in found]
+        rows = np.array([count for _, count, _ in parts], dtype=np.int64)
+        return [fragment for fragment, _, _ in parts], rows, float(sum(size for _, _, size in parts))
+
+    def _split(self, fragment: Any) -> list[tuple[Any, int, int]]:
+        """Return the blocks of a file, with the number of rows and bytes of each."""
+        try:
+            if not hasattr(fragment, "row_groups"):
+                return [(fragment, fragment.count_rows(), self._files[0].size(fragment.path) or 0)]
+            self._check_types(fragment)
+            groups = [(group.id, group.num_rows, group.total_byte_size) for group in fragment.row_groups]
+            return [(fragment.subset(row_group_ids=[number]), rows, size) for number, rows, size in groups]
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read {fragment.path}: {error}") from error
+
+    def _check_types(self, fragment: Any) -> None:
+        """Raise DataError if columns of this file are not those of the first one."""
+        expected = self._dataset.schema
+        for name in self._columns or expected.names:
+            if expected.get_field_index(name) < 0:
+                raise DataError(f"there is no column {name!r} in {fragment.path}; it has {expected.names}")
+            if name in _partitions(fragment):
+                continue
+            place = fragment.physical_schema.get_field_index(name)
+            found = fragment.physical_schema.field(place).type if place >= 0 else None
+            if found != expected.field(name).type:
+                raise DataError(
+                    f"column {name!r} is {expected.field(name).type} in {self._files[1][0]}, but "
+                    f"{'missing' if found is None else found} in {fragment.path}; convert the files to one type, or "
+                    "leave the column out with read_parquet(columns=...)"
+                )
+
+    @property
+    def block_rows(self) -> Indices:
+        return self._blocks[1]
+
+    @property
+    def row_bytes(self) -> float:
+        return self._blocks[2] / max(1, self.rows)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        sizes = self.block_rows
+        at_once: list[int] = []
+        total = 0
+        for block in blocks:
+            if skip >= sizes[block] and not at_once:
+                skip -= int(sizes[block])
+                continue
+            at_once.append(block)
+            total += int(sizes[block])
+            if total - skip >= count or len(at_once) == _BLOCKS_AT_ONCE:
+                taken = min(count, total - skip)
+                yield from self._scan(at_once, skip, taken)
+                count -= taken
+                at_once, total, skip = [], 0, 0
+            if not count:
+                return
+        if at_once:
+            yield from self._scan(at_once, skip, min(count, total - skip))
+
+    def _scan(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        table_of = require("pyarrow").Table.from_batches
+        try:
+            for batch in self._scanner(blocks).to_batches():
+                start, stop = min(skip, batch.num_rows), min(batch.num_rows, skip + count)
+                skip -= start
+                if start < stop:
+                    yield table_of([batch.slice(start, stop - start)])
+                    count -= stop - start
+                if not count:
+                    return
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{self._culprit(blocks)}: {error}") from error
+        if count:
+            raise DataError(f"{self._names(blocks)} has {count} rows fewer than when it was opened; it has changed")
+
+    def _scanner(self, blocks: Sequence[int]) -> Any:
+        dataset = require("pyarrow.dataset").FileSystemDataset(
+            [self._blocks[0][block] for block in blocks],
+            self._dataset.schema,
+            self._dataset.format,
+            self._dataset.filesystem,
+        )
+        rows = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
+        return dataset.scanner(columns=self._columns, batch_size=rows, batch_readahead=4, fragment_readahead=1)
+
+    def _culprit(self, blocks: Sequence[int]) -> str:
+        """Return the first block that cannot be read, for an error message."""
+        for block in blocks:
+            try:
+                for _ in self._scanner([block]).to_batches():
+                    pass
+            except (OSError, ValueError, TypeError):
+                return f"cannot read {self._names([block])}"
+        return f"could not read {self._names(blocks)}, but a second time could"
+
+    def _names(self, blocks: Sequence[int]) -> str:
+        names = []
+        for block in blocks:
+            fragment = self._blocks[0][block]
+            groups = getattr(fragment, "row_groups", None)
+            names.append(f"{fragment.path}, row group {groups[0].id}" if groups else fragment.path)
+        return names[0] if len(names) == 1 else f"one of {len(names)} blocks from {names[0]} to {names[-1]}"
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        names = [PurePosixPath(file).name for file in self._files[1]]
+        return {
+            "rows": self.rows,
+            "files": len(names),
+            "bytes": self._blocks[2],
+            "names": names,
+            "blocks": self.block_rows.tolist(),
+        }
+
+    def schema(self) -> Schema:
+        schema = self._dataset.schema
+        names = self._columns or schema.names
+        return Schema(list(names), [schema.field(name).type for name in names])
+
+
+class ArrowDatasetSource(FileSource):
+    """A ``pyarrow.dataset.Dataset`` of files that the user has made."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset.files, dataset.format.default_extname)
+        self._given = dataset
+
+    @cached_property
+    def _dataset(self) -> Any:
+        return self._given
+
+    @cached_property
+    def _files(self) -> tuple[Any, list[str]]:
+        return fsspec.implementations.arrow.ArrowFSWrapper(self._given.filesystem), self._given.files
+
+
+def format_of(path: str) -> str | None:
+    """Return pyarrow's name of the format of a file, which its name tells, or None."""
+    stem, suffix = os.path.splitext(path.lower())
+    return SUFFIXES.get(os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix)
+
+
+def _is_visible(file: str, folder: str) -> bool:
+    """Return whether no part of the path below ``folder`` begins with a dot or an underscore, as in Spark's folders."""
+    below = os.path.relpath(file, folder) if not any(c in folder for c in "*?[") else os.path.basename(file)
+    return not any(part.startswith((".", "_")) for part in below.split("/"))
+
+
+def _partitions(fragment: Any) -> dict[str, Any]:
+    return dict(require("pyarrow.dataset").get_partition_keys(fragment.partition_expression))
+
+
+def _named_in(error: Exception, files: Sequence[str]) -> str:
+    """Return the file that an error names, else the first one."""
+    return next((file for file in files if file in str(error)), files[0])

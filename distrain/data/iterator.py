@@ -1,0 +1,502 @@
+"""What get_dataset_shard() returns: one worker's part of a dataset, and its position in it. Runs in: worker."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from distrain.data.blocks import formatter, joined, to_columns, to_rows
+from distrain.data.dataset import Dataset, check_count
+from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
+from distrain.data.prefetch import ahead
+from distrain.data.sources import ROWS_AT_ONCE, MemorySource
+from distrain.data.streams import Stream
+from distrain.errors import DataError
+from distrain.system.log import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from distrain.data.blocks import Block
+    from distrain.data.dataset import OpenDataset
+    from distrain.data.order import RowOrder
+    from distrain.data.passes import StreamPass, TablePass
+    from distrain.data.sources import Schema
+
+_NOTICE_AFTER_S = 20.0
+"""Seconds of a pass after which a worker may say that it mostly waits for data."""
+_ROWS_PER_READ = 256
+_FRAMEWORKS = {"torch": "distrain.torch.batches", "tensorflow": "distrain.tensorflow.data"}
+"""The modules that make batches for a framework. They are above this package, so they are imported when needed."""
+
+
+@dataclass(slots=True)
+class _Times:
+    """Seconds that passes took. ``waited``: train_func waited for a batch. ``read``, ``made``: see :meth:`text`."""
+
+    rows: int = 0
+    batches: int = 0
+    passed: float = 0.0
+    waited: float = 0.0
+    read: float = 0.0
+    made: float = 0.0
+
+    def text(self, name: str) -> str:
+        share = self.waited / self.passed if self.passed else 0.0
+        return (
+            f"dataset {name!r}: {self.rows:,} rows in {self.batches:,} batches in {self.passed:.1f} s\n"
+            f"  {self.waited:.1f} s ({share:.0%}) train_func waited for a batch\n"
+            f"  {self.read:.1f} s reading, {self.made:.1f} s in functions and conversions (while train_func computed, "
+            "with prefetch_batches)"
+        )
+
+
+class DataIterator:
+    """One worker's part of a dataset; :func:`distrain.get_dataset_shard` returns it.
+
+    Each loop over ``iter_batches()`` and the like is one epoch. Every checkpoint that is reported stores how far the
+    loop has come, and a run that resumes goes on with the next row, with any number of workers. A loop that ends after
+    its first batch does not count as an epoch, so that a script may look at a batch first.
+
+    All arguments are keyword-only. ``uneven`` says what happens to rows that do not divide evenly among the workers:
+    ``"drop"`` leaves fewer rows than there are workers out, ``"pad"`` repeats some, ``"error"`` raises DataError. All
+    workers get equally many batches.
+
+    ::
+
+        for epoch in range(shard.epoch, 10):
+            for batch in shard.iter_torch_batches(batch_size=32):
+                ...
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        name: str,
+        worker: Worker,
+        rank: int = 0,
+        start: Mapping[int, dict[str, Any]] | None = None,
+        on_change: str = "error",
+        skip_streams: bool = True,
+    ) -> None:
+        """``worker``: who gets which rows. ``rank``: of this worker. ``start``: a checkpoint's positions, by rank."""
+        self._dataset = dataset
+        self._name = name
+        self._worker = worker
+        self._speaks = rank == 0
+        self._start = _of_rank(start or {}, rank)
+        self._on_change = on_change
+        self._skip_streams = skip_streams
+        self._pass: TablePass | StreamPass | None = None
+        self._pass_start: dict[str, Any] | None = None
+        """The position at which this pass has begun; None for the first row."""
+        self._pass_batches = 0
+        self._pass_done = False
+        self._order: RowOrder | None = None
+        self._times = _Times()
+        self._said: set[str] = set()
+
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    def iter_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        batch_format: str | None = "default",
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        uneven: str = "drop",
+    ) -> Iterable[Any]:
+        """Return the batches of an epoch. Each loop over the result is the next epoch.
+
+        prefetch_batches: batches that a thread makes while train_func computes; 0: none.
+        batch_size: rows of a batch of this worker; None: one batch for all of them.
+        batch_format: ``"numpy"`` (the default: a dict of arrays), ``"pandas"`` or ``"pyarrow"``.
+        drop_last: leave out the last batch if it has fewer rows.
+        local_shuffle_buffer_size: shuffle so many consecutive rows in memory; ``local_shuffle_seed`` is 0 by default.
+        uneven: see the class.
+
+        Raises DataError for data that cannot be read, or that has changed since the checkpoint.
+
+        ::
+
+            for batch in shard.iter_batches(batch_size=32):
+                print(batch["x"].shape)
+        """
+        options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
+        return _Epochs(partial(self._run, options, formatter(batch_format), _count(prefetch_batches)))
+
+    def iter_torch_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        dtypes: Any = None,
+        device: Any = "auto",
+        collate_fn: Callable[[Any], Any] | None = None,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        pin_memory: bool = False,
+        uneven: str = "drop",
+    ) -> Iterable[Any]:
+        """Return the batches of an epoch as dicts of tensors. See :meth:`iter_batches`.
+
+        dtypes: the type of all tensors, or a dict of types by column.
+        device: ``"auto"``: the worker's device. On a GPU, a batch is copied while the one before is processed.
+        collate_fn: gets a dict of numpy arrays, or a list of rows that are no dicts, and returns the batch. Its tensors
+            are moved to the device. Default: rows that are no dicts are joined as a DataLoader joins them.
+        pin_memory: copy the batches into pinned memory first, which speeds up the copy to a GPU.
+
+        ::
+
+            for batch in shard.iter_torch_batches(batch_size=32, dtypes=torch.float32):
+                loss = batch["x"].mean()
+        """
+        torch = import_module(_FRAMEWORKS["torch"])
+        options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
+        convert = torch.converter(dtypes, collate_fn, pin_memory=pin_memory)
+        after = torch.mover(device)
+        return _Epochs(partial(self._run, options, convert, _count(prefetch_batches), after))
+
+    def iter_tf_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int | None = 256,
+        dtypes: Any = None,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        uneven: str = "drop",
+    ) -> Iterable[Any]:
+        """Return the batches of an epoch as dicts of TensorFlow's tensors. See :meth:`iter_batches`.
+
+        dtypes: the type of all tensors, or a dict of types by column.
+
+        ::
+
+            for batch in shard.iter_tf_batches(batch_size=32, dtypes=tf.float32):
+                model.train_on_batch(batch["x"], batch["y"])
+        """
+        options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
+        convert = import_module(_FRAMEWORKS["tensorflow"]).converter(dtypes)
+        return _Epochs(partial(self._run, options, convert, _count(prefetch_batches)))
+
+    def to_tf(
+        self,
+        feature_columns: str | Sequence[str],
+        label_columns: str | Sequence[str],
+        *,
+        additional_columns: str | Sequence[str] | None = None,
+        prefetch_batches: int = 1,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        feature_type_spec: Any = None,
+        label_type_spec: Any = None,
+        additional_type_spec: Any = None,
+        uneven: str = "drop",
+    ) -> Any:
+        """Return a ``tf.data.Dataset`` of (features, labels), without automatic sharding. Each pass is an epoch.
+
+        feature_columns, label_columns: a column becomes a tensor, a list of columns becomes a dict of tensors.
+        additional_columns: become a third element, such as weights.
+        feature_type_spec, label_type_spec, additional_type_spec: a ``tf.TypeSpec`` or a dict of these; by default they
+            follow from the first row.
+
+        ::
+
+            model.fit(shard.to_tf("x", "y", batch_size=32))
+        """
+        tensorflow = import_module(_FRAMEWORKS["tensorflow"])
+        batches = self.iter_batches(
+            prefetch_batches=prefetch_batches,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+            uneven=uneven,
+        )
+        wanted = [(feature_columns, feature_type_spec), (label_columns, label_type_spec)]
+        if additional_columns is not None:
+            wanted.append((additional_columns, additional_type_spec))
+        return tensorflow.dataset_of(batches, wanted, self._first_row())
+
+    def iter_rows(self, *, uneven: str = "drop") -> Iterable[Any]:
+        """Return the rows of an epoch, one by one; dicts, unless the dataset has other objects.
+
+        ::
+
+            for row in shard.iter_rows():
+                print(row["x"])
+        """
+        is_stream = isinstance(self._dataset.open().source, Stream)
+        options = self._options(1 if is_stream else _ROWS_PER_READ, False, None, None, uneven)
+        return _Epochs(partial(self._run, options, to_rows, 1, _one_by_one))
+
+    def materialize(self) -> DataIterator:
+        """Read this worker's rows into memory. The result's position is not stored in checkpoints.
+
+        ::
+
+            in_memory = shard.materialize()
+        """
+        opened = self._dataset.open()
+        options = self._options(ROWS_AT_ONCE, False, None, None, "drop")
+        with self._naming_errors():
+            own = make_pass(opened, self._worker, options, 0, None)
+            blocks = [opened.finished(block) for block, _, _ in own.blocks()]
+        dataset = Dataset(partial(MemorySource, joined(blocks) if blocks else []))
+        return DataIterator(dataset, name=self._name, worker=Worker(0, 1))
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    def schema(self) -> Schema:
+        """Return the names and types of the columns.
+
+        ::
+
+            columns = shard.schema().names
+        """
+        with self._naming_errors():
+            return self._dataset.schema()
+
+    def count(self) -> int:
+        """Return the number of rows that this worker gets in an epoch, with ``uneven="drop"``.
+
+        Raises DataError for a stream.
+
+        ::
+
+            steps = shard.count() // 32
+        """
+        with self._naming_errors():
+            return self._dataset.count() // self._worker.ranks
+
+    def stats(self) -> str:
+        """Return how many rows this worker has read, and how long train_func has waited for them.
+
+        ::
+
+            print(shard.stats())
+        """
+        return self._times.text(self._name)
+
+    def _first_row(self) -> Block:
+        with self._naming_errors():
+            return to_columns(self._dataset.take(1))
+
+    def _options(
+        self, batch_size: int | None, drop_last: bool, window: int | None, seed: int | None, uneven: str
+    ) -> PassOptions:
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
+        if uneven not in UNEVEN:
+            raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {uneven!r}")
+        with self._naming_errors():
+            order = self._dataset.open().order
+        if window is not None:
+            check_count("local_shuffle_buffer_size", window)
+            order = replace(order, window=window, seed=order.seed if seed is None else seed)
+        return PassOptions(
+            batch_size=batch_size, drop_last=drop_last, order=order, uneven=uneven, skip_streams=self._skip_streams
+        )
+
+    # -- the epoch and the position -------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch, from 0, that is being read, or that the next loop begins or continues."""
+        if self._pass is None:
+            return self._start["epoch"] if self._start else 0
+        return self._pass.epoch + self._pass_done
+
+    def position(self) -> dict[str, Any]:
+        """Return the position after the batches that train_func has got, as JSON. A checkpoint stores it."""
+        if self._pass is None:
+            return self._start or {"epoch": 0}
+        assert self._order is not None
+        return {
+            "epoch": self.epoch,
+            **({} if self._pass_done else self._pass.position()),
+            "order": self._order.as_json(),
+            "data": self._facts,
+        }
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        """What identifies the data: few facts for people, and a hash of all."""
+        source = self._dataset.open().source
+        if isinstance(source, Stream):
+            return {}
+        facts = source.facts()
+        shown: dict[str, Any] = {name: facts[name] for name in ("rows", "files") if name in facts}
+        return {**shown, "hash": hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()}
+
+    def _next_start(self, order: RowOrder) -> tuple[int, dict[str, Any] | None]:
+        """Return the epoch of the next pass, and the position at which it begins; None for the first row."""
+        if self._pass is None:
+            return self.epoch, self._checked_start(order)
+        if self._pass_done:
+            return self._pass.epoch + 1, None
+        if self._pass_batches <= 1:
+            return self._pass.epoch, self._pass_start
+        if self._pass_start:
+            self._say_once(
+                "abandoned", f"epoch {self._pass.epoch}, which a checkpoint has begun, was left before its last row"
+            )
+        return self._pass.epoch + 1, None
+
+    def _checked_start(self, order: RowOrder) -> dict[str, Any] | None:
+        """Return the position of the checkpoint, if it is inside an epoch. Raises DataError if the data has changed."""
+        start = self._start
+        if start is None or not (start.get("divisions") or start.get("rows")):
+            return None
+        changes = [
+            f"{what} was {start[key]}, and is {now}"
+            for what, key, now in (("the data", "data", self._facts), ("the order", "order", order.as_json()))
+            if start[key] != now
+        ]
+        if not changes or self._on_change == "ignore":
+            return start
+        text = f"dataset {self._name!r} is not the one of the checkpoint: {'; '.join(changes)}"
+        if self._on_change == "error":
+            raise DataError(
+                f"{text}. DataConfig(on_change='restart') begins epoch {start['epoch']} again, on_change='ignore' goes "
+                "on at the same place"
+            )
+        self._say_once("changed", f"{text}; epoch {start['epoch']} begins again")
+        return None
+
+    def _say_once(self, key: str, text: str) -> None:
+        if self._speaks and key not in self._said:
+            self._said.add(key)
+            say(f"dataset {self._name!r}: {text}")
+
+    # -- one pass -------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, options: PassOptions, convert: Callable[[Block], Any], prefetch: int, after: Callable[..., Any] = iter
+    ) -> Iterator[Any]:
+        """Yield the batches of the next pass. ``after``: gets and returns the iterator in train_func's own thread."""
+        opened = self._dataset.open()
+        epoch, start = self._next_start(options.order)
+        with self._naming_errors():
+            own = make_pass(opened, self._worker, options, epoch, start)
+        self._pass, self._pass_start, self._order = own, start, options.order
+        self._pass_batches, self._pass_done = 0, False
+        if start:
+            self._say_once("continues", f"epoch {epoch} goes on {own.place}")
+        began = last = time.monotonic()
+        waited = 0.0
+        for batch, rows, note in after(ahead(self._made(own, opened, convert), prefetch)):
+            now = time.monotonic()
+            waited += now - last
+            self._note_times(rows, now - last)
+            if self._pass is own:
+                own.took(rows, note)
+                self._pass_batches += 1
+            yield batch
+            last = time.monotonic()
+            self._times.passed += last - now
+            if last - began > _NOTICE_AFTER_S and waited > (last - began) / 2:
+                self._say_once(
+                    "waits", f"train_func waits for data {waited / (last - began):.0%} of the time\n{self.stats()}"
+                )
+        if self._pass is own:
+            self._pass_done = True
+        if own.left_out:
+            self._say_once(
+                "left out",
+                f"{own.left_out} rows of an epoch are left out, as they do not divide evenly among "
+                f"{self._worker.ranks} workers; uneven='pad' repeats rows instead",
+            )
+
+    def _note_times(self, rows: int, waited: float) -> None:
+        self._times.rows += rows
+        self._times.batches += 1
+        self._times.waited += waited
+        self._times.passed += waited
+
+    def _made(
+        self, own: TablePass | StreamPass, opened: OpenDataset, convert: Callable[[Block], Any]
+    ) -> Iterator[tuple[Any, int, Any]]:
+        """Yield the converted batches. It runs in the thread that reads ahead."""
+        with self._naming_errors():
+            last = time.monotonic()
+            for block, rows, note in own.blocks():
+                now = time.monotonic()
+                self._times.read += now - last
+                batch = convert(opened.finished(block))
+                last = time.monotonic()
+                self._times.made += last - now
+                yield batch, rows, note
+                last = time.monotonic()
+
+    @contextlib.contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        """Add the dataset's name to errors."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"dataset {self._name!r}: {error}") from error
+
+
+class _Epochs:
+    """An epoch's batches. Each loop over it is another epoch."""
+
+    def __init__(self, run: Callable[[], Iterator[Any]]) -> None:
+        self._run = run
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._run()
+
+
+def _count(prefetch_batches: int) -> int:
+    if isinstance(prefetch_batches, bool) or not isinstance(prefetch_batches, int) or prefetch_batches < 0:
+        raise ValueError(f"prefetch_batches must be an integer from 0 on, got {prefetch_batches!r}")
+    return prefetch_batches
+
+
+def _one_by_one(batches: Iterator[tuple[list[Any], int, Any]]) -> Iterator[tuple[Any, int, Any]]:
+    for rows, _, note in batches:
+        for row in rows:
+            yield row, 1, note
+
+
+def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] | None:
+    """Return the position to go on from. ``start``: by rank; a rank that is not in it has that of the next lower one.
+
+    If the ranks had taken different numbers of rows of the same division, all numbers are in it.
+    """
+    if not start:
+        return None
+    ranks = sorted(start)
+    own = start[max((other for other in ranks if other <= rank), default=ranks[0])]
+    first = start[ranks[0]]
+    if len(ranks) == 1 or not all(_differ_in_taken_only(first, position) for position in start.values()):
+        return own
+    *before, (count, share, _) = first["divisions"]
+    taken: list[int] = []
+    for number in range(count):
+        taken.append(start[number]["divisions"][-1][2] if number in start else taken[-1])
+    return {**first, "divisions": [*before, [count, share, taken]]}
+
+
+def _differ_in_taken_only(first: dict[str, Any], other: dict[str, Any]) -> bool:
+    def fixed(position: dict[str, Any]) -> Any:
+        divisions = position.get("divisions") or [[0, 0, 0]]
+        return position["epoch"], divisions[:-1], divisions[-1][:2]
+
+    return bool(first.get("divisions")) and fixed(first) == fixed(other)

@@ -1,0 +1,275 @@
+"""One pass of one rank over a dataset: which rows, in which order and in which batches. Runs in: worker.
+
+A pass begins at a position, as a checkpoint has it, and knows the position after each batch that was taken from it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distrain.data.blocks import in_pieces, joined, row_count, rows_at, rows_between
+from distrain.data.order import Division, length, rows_left, share_of, shares
+from distrain.data.streams import Mark, OpenStream, Stream
+from distrain.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from distrain.data.blocks import Block
+    from distrain.data.dataset import OpenDataset
+    from distrain.data.order import RowOrder, Span
+    from distrain.data.sources import TableSource
+
+UNEVEN = ("drop", "pad", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOptions:
+    """How the rows of a pass become batches.
+
+    batch_size: rows of a batch of one rank; None: all its rows are one batch.
+    drop_last: leave out the last batch if it has fewer rows.
+    order: the order of the rows.
+    uneven: what happens to rows that do not divide evenly among the ranks; one of :data:`UNEVEN`.
+    skip_streams: streams without states may be read again from the beginning.
+    """
+
+    batch_size: int | None
+    drop_last: bool
+    order: RowOrder
+    uneven: str
+    skip_streams: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The rank of this worker, and the number of ranks among which the rows are divided."""
+
+    rank: int
+    ranks: int
+
+
+def _check_division(rows: int, ranks: int, uneven: str, before: int) -> None:
+    if uneven == "error" and rows % ranks:
+        raise DataError(
+            f"{rows} rows do not divide evenly among {ranks} ranks; uneven='drop' leaves {rows % ranks} of them out, "
+            "uneven='pad' repeats some"
+        )
+    if not before and rows < ranks and uneven == "drop":
+        raise DataError(f"{rows} rows are too few for {ranks} ranks; uneven='pad' repeats some")
+
+
+# -- sources that know their rows ------------------------------------------------------------------------------------
+
+
+class TablePass:
+    """A pass over a source that knows its rows. Each rank has consecutive rows of the order.
+
+    left_out: rows of the pass that no rank gets, as they do not divide evenly.
+    place: where it begins, for people.
+    """
+
+    def __init__(
+        self, source: TableSource, worker: Worker, options: PassOptions, epoch: int, position: dict[str, Any] | None
+    ) -> None:
+        self.epoch = epoch
+        self._source = source
+        self._options = options
+        self._before = [Division(*fields) for fields in position["divisions"]] if position else []
+        rows = source.rows
+        if not rows:
+            raise DataError("it has no rows")
+        left = rows_left(rows, self._before)
+        begun = rows - length(left)
+        self.place = f"after {begun:,} of {rows:,} rows"
+        self._taken = 0
+        share = shares(left, worker.ranks, pad=options.uneven == "pad")
+        last = self._before[-1] if self._before else None
+        if last is not None and last.ranks == worker.ranks:
+            # As many ranks as before: each goes on with its own rows, so that the batches stay the same.
+            self._before.pop()
+            left, share, self._taken = rows_left(rows, self._before), last.share, last.taken_by(worker.rank)
+        else:
+            _check_division(length(left), worker.ranks, options.uneven, begun)
+        self.left_out = max(0, length(left) - share * worker.ranks)
+        self._division = Division(worker.ranks, share, 0)
+        self._spans = share_of(left, worker.rank, share, self._taken)
+
+    def blocks(self) -> Iterator[tuple[Block, int, Any]]:
+        """Yield each batch before the functions, its number of rows, and what :meth:`took` needs to know."""
+        rows = length(self._spans)
+        size = self._options.batch_size or max(1, rows)
+        found = (
+            block
+            for span in self._spans
+            for block in in_order(self._source, self._options.order, self.epoch, span, size)
+        )
+        for block in in_pieces(found, size):
+            count = row_count(block)
+            if count == size or not self._options.drop_last:
+                yield block, count, None
+
+    def _rows(self, batch_size: int) -> Iterator[Block]:
+        for span in self._spans:
+            yield from in_order(self._source, self._options.order, self.epoch, span, batch_size)
+
+    def took(self, rows: int, note: Any) -> None:
+        """Note that train_func has got the next batch."""
+        self._taken += rows
+
+    def position(self) -> dict[str, Any]:
+        """Return the position after the batches that were taken, as JSON."""
+        now = self._division._replace(taken=self._taken)
+        return {"divisions": [*self._before, now] if self._taken else list(self._before)}
+
+
+def in_order(source: TableSource, order: RowOrder, epoch: int, span: Span, batch_size: int) -> Iterator[Block]:
+    """Yield the rows at these positions of an epoch's order."""
+    if not order.window:
+        yield from _sequence(source, order, epoch, span, batch_size)
+        return
+    start, stop = span
+    size, rows = order.window, source.rows
+    first, end = start // size * size, min(rows, -(-stop // size) * size)
+    for window in in_pieces(_sequence(source, order, epoch, (first, end), batch_size), size):
+        yield _shuffled(window, order, epoch, first, span)
+        first += size
+
+
+def _shuffled(window: Block, order: RowOrder, epoch: int, first: int, span: Span) -> Block:
+    """Return the rows at the positions in ``span`` of a window that begins at ``first``, after shuffling it."""
+    rows = row_count(window)
+    inside = np.arange(max(0, span[0] - first), min(rows, span[1] - first))
+    return rows_at(window, order.permutation(rows, epoch, "window", first)(inside))
+
+
+def _sequence(source: TableSource, order: RowOrder, epoch: int, span: Span, batch_size: int) -> Iterator[Block]:
+    """Yield the rows at these positions of the order that has no windows."""
+    start, stop = span
+    if source.is_random:
+        permutation = order.permutation(source.rows, epoch, "rows") if order.shuffled else None
+        step = max(1, getattr(source, "at_once", 1) // batch_size) * batch_size
+        for first in range(start, stop, step):
+            places = np.arange(first, min(stop, first + step))
+            yield source.take(permutation(places) if permutation else places)
+        return
+    sizes = source.block_rows
+    blocks = np.arange(len(sizes))
+    if order.shuffled:
+        blocks = order.permutation(len(sizes), epoch, "blocks")(blocks)
+    ends = np.cumsum(sizes[blocks])
+    first = int(np.searchsorted(ends, start, side="right"))
+    last = int(np.searchsorted(ends, stop, side="left")) + 1
+    skip = start - int(ends[first] - sizes[blocks[first]])
+    yield from source.read(blocks[first:last].tolist(), skip, stop - start)
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+class StreamPass:
+    """A pass over a stream, with the members of a :class:`TablePass`.
+
+    All ranks read the whole stream. Of the rows of each step, every rank takes a batch.
+    """
+
+    left_out = 0
+
+    def __init__(
+        self, stream: Stream, worker: Worker, options: PassOptions, epoch: int, position: dict[str, Any] | None
+    ) -> None:
+        if options.batch_size is None:
+            raise ValueError("batch_size=None: a stream does not know how many rows it has; name a number")
+        self.epoch = epoch
+        self._worker = worker
+        self._options = options
+        self._size = options.batch_size
+        self._stream = OpenStream(stream, epoch)
+        self._rows = position["rows"] if position else 0
+        self._mark = Mark.from_json(position["mark"]) if position and position["mark"] else None
+        self.place = f"after {self._rows:,} rows"
+        if self._rows and self._mark is None:
+            if not options.skip_streams:
+                raise DataError(
+                    f"the stream has no state_dict(), so the {self._rows:,} rows before the checkpoint would have to "
+                    "be read again, which DataConfig(skip_streams=False) forbids"
+                )
+            self.place += ", which are read again because the stream has no state_dict()"
+
+    def blocks(self) -> Iterator[tuple[Block, int, Any]]:
+        window = self._options.order.window
+        start = self._rows // window * window if window else self._rows
+        self._stream.skip_to(start, self._mark)
+        marks: deque[Mark] = deque([self._mark] if self._mark else [])
+        found = self._shuffled(marks, start) if window else self._unshuffled(marks)
+        rows, (rank, ranks) = self._rows, (self._worker.rank, self._worker.ranks)
+        for step in in_pieces(found, self._size * ranks):
+            count, share = row_count(step), self._size
+            if count < share * ranks:
+                share = self._last_share(count, rows)
+                if not share or (share < self._size and self._options.drop_last):
+                    return
+            rows += count
+            while len(marks) > 1 and marks[1].rows <= rows:
+                marks.popleft()
+            places = np.arange(rank * share, (rank + 1) * share)
+            own = (
+                rows_between(step, rank * share, (rank + 1) * share)
+                if places[-1] < count
+                else rows_at(step, places % count)
+            )
+            yield own, share, (rows, marks[0] if marks and marks[0].rows <= rows else None)
+        if not rows:
+            raise DataError("it has no rows")
+
+    def _last_share(self, count: int, before: int) -> int:
+        ranks, uneven = self._worker.ranks, self._options.uneven
+        _check_division(count, ranks, uneven, before)
+        self.left_out = 0 if uneven == "pad" else count % ranks
+        return -(-count // ranks) if uneven == "pad" else count // ranks
+
+    def _unshuffled(self, marks: deque[Mark]) -> Iterator[Block]:
+        step = self._size * self._worker.ranks
+        blocks = self._stream.blocks(lambda: step)
+        while True:
+            if mark := self._stream.mark():
+                marks.append(mark)
+            if (block := next(blocks, None)) is None:
+                return
+            yield block
+
+    def _shuffled(self, marks: deque[Mark], start: int) -> Iterator[Block]:
+        """Yield windows of rows in a random order, the first one from the first row on that was not taken."""
+        order, missing = self._options.order, 0
+        blocks = self._stream.blocks(lambda: missing)
+        while True:
+            if mark := self._stream.mark():
+                marks.append(mark)
+            parts: list[Block] = []
+            missing = order.window
+            while missing and (block := next(blocks, None)) is not None:
+                parts.append(block)
+                missing -= row_count(block)
+            if not parts:
+                return
+            yield _shuffled(joined(parts), order, self.epoch, start, (self._rows, start + order.window))
+            start += order.window
+
+    def took(self, rows: int, note: Any) -> None:
+        self._rows, self._mark = note[0], note[1] or self._mark
+
+    def position(self) -> dict[str, Any]:
+        return {"rows": self._rows, "mark": self._mark.as_json() if self._mark else None}
+
+
+def make_pass(
+    opened: OpenDataset, worker: Worker, options: PassOptions, epoch: int, position: dict[str, Any] | None
+) -> TablePass | StreamPass:
+    """Return a pass that begins at a position of the same epoch; None: at its first row."""
+    if isinstance(opened.source, Stream):
+        return StreamPass(opened.source, worker, options, epoch, position)
+    return TablePass(opened.source, worker, options, epoch, position)

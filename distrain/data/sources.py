@@ -1,0 +1,196 @@
+"""Sources of rows: what a dataset reads from. Runs in: worker; objects in the user's memory are pickled with the job.
+
+A :class:`TableSource` knows how many rows it has, in which blocks. A :class:`~distrain.data.streams.Stream` does not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distrain.data.blocks import is_instance, row_count, rows_at, rows_between, to_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from distrain.data.blocks import Block
+    from distrain.data.order import Indices
+
+ROWS_AT_ONCE = 1024
+"""Rows that are read at a time, at most, by functions that need no batches."""
+_FROM_MEMORY = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The names of the columns, and their types: pyarrow's, or numpy's for data that is not in Arrow's format.
+
+    ::
+
+        Schema(["x"], [np.dtype("int64")]).names
+    """
+
+    names: list[str]
+    types: list[Any]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {kind}" for name, kind in zip(self.names, self.types, strict=True))
+
+
+def schema_of(block: Block) -> Schema:
+    """Return the columns of some rows."""
+    columns = to_columns(block) if row_count(block) else {}
+    return Schema(list(columns), [column.dtype for column in columns.values()])
+
+
+class TableSource(ABC):
+    """Rows in blocks of known sizes. A block is what can be read as a whole: a row group, or a file."""
+
+    is_random = False
+    """True if :meth:`take` finds any row at once."""
+
+    @property
+    @abstractmethod
+    def block_rows(self) -> Indices:
+        """The number of rows of each block. The first use may read files."""
+
+    @property
+    def rows(self) -> int:
+        """The number of all rows."""
+        return int(self.block_rows.sum())
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> float:
+        """The size of a row in memory, about."""
+
+    @abstractmethod
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        """Yield ``count`` rows of these blocks, one block after the other, after the first ``skip`` rows of them."""
+
+    def take(self, rows: Indices) -> Block:
+        """Return rows by their numbers, if ``is_random``."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return JSON that changes if the data does."""
+
+    def schema(self) -> Schema:
+        """Return the columns of the first row."""
+        return schema_of(next(self.read(range(len(self.block_rows)), 0, 1), []))
+
+
+class RandomSource(TableSource):
+    """Rows that are found at once by their numbers. They are one block."""
+
+    is_random = True
+    at_once = 1
+    """The number of rows that are worth being read together, if batches have fewer."""
+
+    @property
+    def block_rows(self) -> Indices:
+        return np.array([self.rows])
+
+    @property
+    @abstractmethod
+    def rows(self) -> int: ...
+
+    @property
+    def row_bytes(self) -> float:
+        return 0
+
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        for start in range(skip, skip + count, ROWS_AT_ONCE):
+            yield self.take(np.arange(start, min(start + ROWS_AT_ONCE, skip + count)))
+
+
+class MemorySource(RandomSource):
+    """A block in memory: a dict of numpy arrays, a pyarrow Table, or a list of rows."""
+
+    at_once = _FROM_MEMORY
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    @property
+    def rows(self) -> int:
+        return row_count(self._block)
+
+    def take(self, rows: Indices) -> Block:
+        first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, -1)
+        if last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
+            return rows_between(self._block, first, last + 1)
+        return rows_at(self._block, rows)
+
+    def facts(self) -> dict[str, Any]:
+        sample = rows_at(self._block, np.linspace(0, self.rows - 1, min(self.rows, 100), dtype=np.int64))
+        text = repr([(name, column.tolist()) for name, column in to_columns(sample).items()])
+        return {"rows": self.rows, "sample": zlib.crc32(text.encode())}
+
+    def schema(self) -> Schema:
+        if is_instance(self._block, "pyarrow", "Table"):
+            return Schema(list(self._block.schema.names), list(self._block.schema.types))
+        return super().schema()
+
+
+class RangeSource(RandomSource):
+    """The numbers below ``rows``, in a column."""
+
+    at_once = _FROM_MEMORY
+
+    def __init__(self, rows: int, column: str) -> None:
+        self._rows, self._column = rows, column
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    def take(self, rows: Indices) -> Block:
+        return {self._column: rows}
+
+    def facts(self) -> dict[str, Any]:
+        return {"rows": self._rows}
+
+
+class ItemSource(RandomSource):
+    """An object with ``len()`` whose items are rows, such as a ``torch.utils.data.Dataset``."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    @property
+    def rows(self) -> int:
+        return len(self._items)
+
+    def take(self, rows: Indices) -> Block:
+        places = rows.tolist()
+        if hasattr(self._items, "__getitems__"):
+            return list(self._items.__getitems__(places))
+        return [self._items[place] for place in places]
+
+    def facts(self) -> dict[str, Any]:
+        return {"rows": self.rows, "type": type(self._items).__qualname__}
+
+
+class HuggingFaceSource(RandomSource):
+    """A ``datasets.Dataset``. Rows come as numpy arrays, unless the user has set another format or a transform."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset if dataset.format["type"] is not None else dataset.with_format("numpy")
+
+    @property
+    def rows(self) -> int:
+        return len(self._dataset)
+
+    def take(self, rows: Indices) -> Block:
+        from distrain.data.blocks import as_block
+
+        return as_block(dict(self._dataset[rows]), "the dataset's format or transform")
+
+    def facts(self) -> dict[str, Any]:
+        return {"rows": self.rows, "columns": sorted(self._dataset.column_names)}

@@ -1,0 +1,180 @@
+"""Streams: sources that can only be read from the beginning, or from a state that they have given. Runs in: worker."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import json
+import math
+import pickle
+import time
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from distrain.data.blocks import row_count, rows_at
+from distrain.data.sources import ROWS_AT_ONCE, schema_of
+from distrain.data.transforms import keeps
+from distrain.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from distrain.data.blocks import Block
+    from distrain.data.sources import Schema
+
+_SNAPSHOT_S = 1.0
+"""Seconds between two questions for the state of a stream."""
+_METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
+"""Names of the methods that give and take the state: those of most libraries, and Grain's."""
+
+
+class Mark(NamedTuple):
+    """A place in a stream.
+
+    rows: the rows before it. read: the rows that were read for them, which are more after filter().
+    state: the stream's own state there, if it has states.
+    """
+
+    rows: int
+    read: int
+    state: Any
+
+    def as_json(self) -> list[Any]:
+        """Return the fields, for a position."""
+        return [self.rows, self.read, encode_state(self.state)]
+
+    @classmethod
+    def from_json(cls, fields: list[Any]) -> Mark:
+        """Return the mark of a position."""
+        return cls(fields[0], fields[1], decode_state(fields[2]))
+
+
+def encode_state(state: Any) -> Any:
+    """Return a state as JSON: as it is, or pickled."""
+    with contextlib.suppress(TypeError, ValueError):
+        if json.loads(json.dumps(state)) == state:
+            return {"json": state}
+    return {"pickle": base64.b64encode(cloudpickle.dumps(state)).decode()}
+
+
+def decode_state(encoded: dict[str, Any]) -> Any:
+    """Return the state that :func:`encode_state` was given. Unpickles: it trusts the checkpoint."""
+    if "json" in encoded:
+        return encoded["json"]
+    return pickle.loads(base64.b64decode(encoded["pickle"]))  # noqa: S301 - documented
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Rows that come one after the other. Every rank reads all of them.
+
+    make: returns the iterable of an epoch; a row is a dict, or any object.
+    functions: are applied to each block in turn; they may drop rows.
+    most: the number of rows to read; None for all.
+    """
+
+    make: Callable[[], Iterable[Any]]
+    functions: tuple[Callable[[Block], Block], ...] = ()
+    most: int | None = None
+
+    def mapped(self, function: Callable[[Block], Block]) -> Stream:
+        """Return the stream after a function for its blocks."""
+        return replace(self, functions=(*self.functions, function))
+
+    def filtered(self, function: Callable[[Any], bool]) -> Stream:
+        """Return the rows for which the function returns True."""
+        return self.mapped(lambda rows: rows_at(rows, np.flatnonzero(keeps(function, rows))))
+
+    def limited(self, rows: int) -> Stream:
+        """Return the first rows, before any filter()."""
+        return replace(self, most=rows if self.most is None else min(rows, self.most))
+
+    def schema(self) -> Schema:
+        """Return the columns of the first row."""
+        return schema_of(next(OpenStream(self, 0).blocks(lambda: 1), []))
+
+
+class OpenStream:
+    """A pass over a stream."""
+
+    def __init__(self, stream: Stream, epoch: int) -> None:
+        self._stream = stream
+        self._source = stream.make()
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
+        self._iterator: Iterator[Any] | None = None
+        self._rows = 0
+        self._read = 0
+        self._asked_at = -math.inf
+        self._ended = False
+
+    def skip_to(self, rows: int, mark: Mark | None) -> int:
+        """Go to a place behind the first ``rows`` rows. Return how many rows had to be read for it.
+
+        mark: a place before it whose state is known.
+        """
+        if mark is not None and (methods := self._methods()) is not None:
+            getattr(self._holder(), methods[1])(mark.state)
+            self._rows, self._read = mark.rows, mark.read
+        skipped = rows - self._rows
+        while self._rows < rows and (block := next(self.blocks(lambda: rows - self._rows), None)) is not None:
+            del block
+        if self._rows < rows:
+            raise DataError(f"the stream has ended after {self._rows} rows; the checkpoint was taken after {rows}")
+        return skipped
+
+    def mark(self) -> Mark | None:
+        """Return this place, with the stream's state. None if it has no states, or was asked a moment ago.
+
+        None at the end, too: many libraries have begun the next epoch by then.
+        """
+        now = time.monotonic()
+        if self._ended or now - self._asked_at < _SNAPSHOT_S or (methods := self._methods()) is None:
+            return None
+        self._asked_at = now
+        return Mark(self._rows, self._read, copy.deepcopy(getattr(self._holder(), methods[0])()))
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the stream can tell its state, and go back to it."""
+        return self._methods() is not None
+
+    def _methods(self) -> tuple[str, str] | None:
+        holder = self._holder()
+        return next((pair for pair in _METHODS if all(callable(getattr(holder, name, None)) for name in pair)), None)
+
+    def _holder(self) -> Any:
+        """Return the object that has the state: the source, or its iterator, as in Grain."""
+        if any(callable(getattr(self._source, pair[1], None)) for pair in _METHODS):
+            return self._source
+        return self._open()
+
+    def _open(self) -> Iterator[Any]:
+        if self._iterator is None:
+            self._iterator = iter(self._source)
+        return self._iterator
+
+    def blocks(self, most: Callable[[], int]) -> Iterator[Block]:
+        """Yield the rows after the functions. ``most()``: the number of rows to yield next, at most."""
+        while wanted := self._within_limit(min(ROWS_AT_ONCE, most())):
+            rows = list(islice(self._open(), wanted))
+            self._ended = len(rows) < wanted
+            if not rows:
+                return
+            self._read += len(rows)
+            block: Block = rows
+            for function in self._stream.functions:
+                if row_count(block):
+                    block = function(block)
+            self._rows += row_count(block)
+            if row_count(block):
+                yield block
+
+    def _within_limit(self, count: int) -> int:
+        most = self._stream.most
+        return count if most is None else min(count, most - self._read)

@@ -1,0 +1,305 @@
+"""Sources made of other sources: some of their rows, or their rows after a function of the user's. Runs in: worker."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distrain.data.blocks import as_block, formatter, in_pieces, row_count, rows_at, rows_between, to_columns, to_rows
+from distrain.data.order import Permutation
+from distrain.data.sources import RandomSource, TableSource
+from distrain.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from distrain.data.blocks import Block
+    from distrain.data.order import Indices, Span
+    from distrain.data.sources import Schema
+
+    Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class Batched:
+    """A function of the user's for blocks, which keeps the number of rows."""
+
+    def __init__(self, function: Callable[[Block], Any], name: str, batch_size: int | None) -> None:
+        self._function = function
+        self._name = name
+        self._batch_size = batch_size
+
+    def __call__(self, block: Block) -> Block:
+        """Return the rows that the function makes of these. Raises DataError if it returns more or fewer."""
+        pieces = in_pieces([block], self._batch_size) if self._batch_size else [block]
+        made = [self._call(piece) for piece in pieces]
+        if len(made) == 1:
+            return made[0]
+        names = to_columns(made[0]).keys()
+        columns = [to_columns(piece) for piece in made]
+        return {name: np.concatenate([column[name] for column in columns]) for name in names}
+
+    def _call(self, piece: Block) -> Block:
+        made = as_block(self._function(piece), self._name)
+        if row_count(made) != row_count(piece):
+            raise DataError(
+                f"{self._name} returned {row_count(made)} rows for {row_count(piece)}; it must keep the number of "
+                "rows, so that all ranks get equally many batches. Use filter() to drop rows, or store the result in "
+                "files before training."
+            )
+        return made
+
+
+class Constructed:
+    """A function that is an instance of a class of the user's, which is constructed at the first call."""
+
+    def __init__(self, kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._make = partial(kind, *args, **kwargs)
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        made: Callable[..., Any] = self._make()
+        return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def for_batches(
+    function: Callable[..., Any],
+    batch_size: int | None,
+    batch_format: str | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Batched:
+    """Return the function of ``map_batches()``."""
+    to_format = formatter(batch_format)
+    return Batched(lambda block: function(to_format(block), *args, **kwargs), "map_batches()", batch_size)
+
+
+def for_rows(function: Callable[[Any], Any]) -> Batched:
+    """Return the function of ``map()``."""
+    return Batched(lambda block: [function(row) for row in to_rows(block)], "map()", None)
+
+
+class MappedSource(TableSource):
+    """The rows of another source, after a function that keeps their number."""
+
+    def __init__(self, inner: TableSource, function: Callable[[Block], Block]) -> None:
+        self.inner = inner
+        self.function = function
+        self.is_random = inner.is_random
+
+    @property
+    def block_rows(self) -> Indices:
+        return self.inner.block_rows
+
+    @property
+    def rows(self) -> int:
+        return self.inner.rows
+
+    @property
+    def row_bytes(self) -> float:
+        return self.inner.row_bytes
+
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        return map(self.function, self.inner.read(blocks, skip, count))
+
+    def take(self, rows: Indices) -> Block:
+        return self.function(self.inner.take(rows))
+
+    def facts(self) -> dict[str, Any]:
+        return self.inner.facts()
+
+
+class IndexedSource(RandomSource):
+    """Rows of a source that finds any row at once. ``places`` turns a row's number into that of the source."""
+
+    def __init__(self, inner: TableSource, rows: int, places: Callable[[Indices], Indices], facts: str) -> None:
+        self._inner = inner
+        self._rows = rows
+        self._places = places
+        self._facts = facts
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    def take(self, rows: Indices) -> Block:
+        return self._inner.take(self._places(rows))
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._inner.facts(), self._facts: self._rows}
+
+
+class DerivedSource(TableSource):
+    """Some rows of each block of another source."""
+
+    def __init__(self, inner: TableSource) -> None:
+        self._inner = inner
+
+    @property
+    def row_bytes(self) -> float:
+        return self._inner.row_bytes
+
+    def schema(self) -> Schema:
+        return self._inner.schema()
+
+
+class SlicedSource(DerivedSource):
+    """The rows of another source from ``start`` up to ``stop``."""
+
+    def __init__(self, inner: TableSource, start: int, stop: int) -> None:
+        super().__init__(inner)
+        self._span = start, stop
+        ends = np.cumsum(inner.block_rows)
+        starts = ends - inner.block_rows
+        kept = np.minimum(ends, stop) - np.maximum(starts, start)
+        found = np.flatnonzero(kept > 0)
+        self._first = int(found[0]) if found.size else 0
+        self._skipped = start - int(starts[self._first]) if found.size else 0
+        self._sizes: Indices = kept[found]
+
+    @property
+    def block_rows(self) -> Indices:
+        return self._sizes
+
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        """Yield rows. The first block may lack its first rows, and the last one its last rows."""
+        last = len(self._sizes) - 1
+        for run in _runs(blocks, cut_before=0, cut_after=last):
+            size = int(self._sizes[run].sum())
+            if skip < size and count:
+                taken = min(size - skip, count)
+                hidden = self._skipped if run[0] == 0 else 0
+                yield from self._inner.read([self._first + block for block in run], skip + hidden, taken)
+                count -= taken
+            skip -= min(skip, size)
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._inner.facts(), "slice": list(self._span)}
+
+
+def _runs(blocks: Sequence[int], *, cut_before: int, cut_after: int) -> Iterator[list[int]]:
+    """Yield the blocks in runs, of which one begins with ``cut_before``, and one ends with ``cut_after``."""
+    run: list[int] = []
+    for block in blocks:
+        if run and block == cut_before:
+            yield run
+            run = []
+        run.append(block)
+        if block == cut_after:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+class ChosenSource(DerivedSource):
+    """The rows of each block of another source that :meth:`_kept` chooses."""
+
+    def _kept(self, first: int, rows: Block) -> Mask:
+        """Return whether each of the rows is kept. ``first``: the number of the first one."""
+        raise NotImplementedError
+
+    @cached_property
+    def _starts(self) -> Indices:
+        starts: Indices = np.cumsum(self._inner.block_rows) - self._inner.block_rows
+        return starts
+
+    def _chosen(self, block: int) -> Iterator[Block]:
+        first, size = int(self._starts[block]), int(self._inner.block_rows[block])
+        for piece in self._inner.read([block], 0, size):
+            yield rows_at(piece, np.flatnonzero(self._kept(first, piece)))
+            first += row_count(piece)
+
+    def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
+        for block in blocks:
+            size = int(self.block_rows[block])
+            if skip >= size:
+                skip -= size
+                continue
+            for piece in self._chosen(block):
+                start, end = min(skip, row_count(piece)), min(row_count(piece), skip + count)
+                skip -= start
+                if start < end:
+                    yield rows_between(piece, start, end)
+                    count -= end - start
+                if not count:
+                    return
+
+
+class FilteredSource(ChosenSource):
+    """The rows for which a function of the user's returns True. It counts them in a pass over all rows."""
+
+    def __init__(self, inner: TableSource, function: Callable[[Any], bool]) -> None:
+        super().__init__(inner)
+        self._function = function
+
+    @cached_property
+    def block_rows(self) -> Indices:
+        count = len(self._inner.block_rows)
+        return np.array([sum(map(row_count, self._chosen(block))) for block in range(count)], dtype=np.int64)
+
+    def _kept(self, first: int, rows: Block) -> Mask:
+        return keeps(self._function, rows)
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._inner.facts(), "filtered": self.rows}
+
+
+class SplitSource(ChosenSource):
+    """A random part of the rows: those whose place in a random order is in ``span``."""
+
+    def __init__(self, inner: TableSource, span: Span, seed: int) -> None:
+        super().__init__(inner)
+        self._span, self._seed = span, seed
+
+    @cached_property
+    def block_rows(self) -> Indices:
+        pairs = zip(self._starts.tolist(), self._inner.block_rows.tolist(), strict=True)
+        return np.array([int(self._inside(first, first + size).sum()) for first, size in pairs], dtype=np.int64)
+
+    def _kept(self, first: int, rows: Block) -> Mask:
+        return self._inside(first, first + row_count(rows))
+
+    def _inside(self, first: int, end: int) -> Mask:
+        places = Permutation(self._inner.rows, self._seed, "split")(np.arange(first, end))
+        return (places >= self._span[0]) & (places < self._span[1])
+
+    def facts(self) -> dict[str, Any]:
+        return {**self._inner.facts(), "split": [*self._span, self._seed]}
+
+
+def keeps(function: Callable[[Any], bool], rows: Block) -> Mask:
+    """Return whether a function of the user's keeps each row."""
+    return np.fromiter((bool(function(row)) for row in to_rows(rows)), dtype=np.bool_, count=row_count(rows))
+
+
+# -- the operations of a dataset -------------------------------------------------------------------------------------
+
+
+def sliced(source: TableSource, start: int, stop: int) -> TableSource:
+    """Return the rows from ``start`` up to ``stop``."""
+    stop = min(stop, source.rows)
+    if source.is_random:
+        return IndexedSource(source, max(0, stop - start), lambda rows: rows + start, f"from {start}")
+    return SlicedSource(source, start, stop)
+
+
+def filtered(source: TableSource, function: Callable[[Any], bool]) -> TableSource:
+    """Return the rows for which the function returns True."""
+    if not source.is_random:
+        return FilteredSource(source, function)
+    masks = [keeps(function, rows) for rows in source.read([0], 0, source.rows)]
+    kept = np.flatnonzero(np.concatenate(masks)) if masks else np.arange(0)
+    return IndexedSource(source, len(kept), lambda rows: kept[rows], "filtered")
+
+
+def split(source: TableSource, span: Span, seed: int) -> TableSource:
+    """Return a random part of the rows. Parts with other places in the same random order have other rows."""
+    if not source.is_random:
+        return SplitSource(source, span, seed)
+    order, (start, stop) = Permutation(source.rows, seed, "split"), span
+    return IndexedSource(source, stop - start, lambda rows: order(rows + start), f"split {seed} from {start}")

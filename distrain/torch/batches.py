@@ -1,0 +1,78 @@
+"""Batches of a dataset as torch's tensors, on the worker's device. Runs in: worker."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from distrain.data.blocks import to_columns
+from distrain.errors import DataError
+from distrain.torch.data import on_device
+from distrain.torch.device import get_device
+from distrain.torch.nested import map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from distrain.data.blocks import Block
+
+__all__ = ["converter", "mover"]
+
+
+def converter(
+    dtypes: Any, collate_fn: Callable[[Any], Any] | None, *, pin_memory: bool = False
+) -> Callable[[Block], Any]:
+    """Return the function that makes a batch of tensors of a block. Raises ValueError for dtypes with a collate_fn."""
+    if collate_fn is not None and dtypes is not None:
+        raise ValueError("iter_torch_batches(): give either dtypes or collate_fn, which chooses the types itself")
+    make = partial(_tensors, dtypes=dtypes) if collate_fn is None else partial(_collated, collate_fn=collate_fn)
+    if pin_memory and torch.cuda.is_available():
+        return lambda block: map_leaves(make(block), lambda leaf: leaf.pin_memory() if _is_tensor(leaf) else leaf)
+    return make
+
+
+def mover(device: Any) -> Callable[[Iterator[tuple[Any, int, Any]]], Iterator[tuple[Any, int, Any]]]:
+    """Return the function that moves batches to a device; ``"auto"``: the worker's own."""
+    target = get_device() if device == "auto" else torch.device(device)
+    return partial(on_device, device=target)
+
+
+def _is_object(block: Block) -> bool:
+    """Return whether the rows are no dicts, such as the pairs of an image and a label."""
+    return isinstance(block, list) and bool(block) and not isinstance(block[0], dict)
+
+
+def _collated(block: Block, collate_fn: Callable[[Any], Any]) -> Any:
+    return collate_fn(block if _is_object(block) else to_columns(block))
+
+
+def _tensors(block: Block, dtypes: Any) -> Any:
+    if _is_object(block):
+        return map_leaves(default_collate(block), lambda leaf: leaf.to(dtypes) if dtypes and _is_tensor(leaf) else leaf)
+    columns = to_columns(block)
+    wanted = dtypes if isinstance(dtypes, dict) else dict.fromkeys(columns, dtypes)
+    if unknown := wanted.keys() - columns.keys():
+        raise DataError(f"dtypes names the column {min(unknown)!r}; there are {sorted(columns)}")
+    return {name: _tensor(name, column, wanted.get(name)) for name, column in columns.items()}
+
+
+def _tensor(name: str, column: np.ndarray[Any, Any], dtype: torch.dtype | None) -> torch.Tensor:
+    if column.dtype == object and len({np.shape(value) for value in column}) == 1 and np.shape(column[0]):
+        column = np.stack(list(column))
+    try:
+        if not column.flags.writeable:  # torch would warn of memory that is Arrow's
+            column = column.copy()
+        return torch.as_tensor(column, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"column {name!r} ({column.dtype}) cannot become a tensor: {error}; leave it out with columns=, convert it "
+            "with map_batches(), or give a collate_fn"
+        ) from error
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
