@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint"]
 
 METADATA_FILE = ".metadata.json"
+POSITIONS = "distrain.positions"
+"""Key of the metadata under which the coordinator stores the ranks' positions in the data."""
 MANIFEST_FILE = ".manifest.json"
 PENDING_FILE = ".pending.json"
 """In a remote checkpoint that is incomplete. Its content is DELETED if the checkpoint is being deleted."""
@@ -273,12 +275,17 @@ class Checkpoint(metaclass=ExplainedClass):
             ) from error
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata. Raises TypeError or ValueError for values that JSON does not have."""
+        """Replace the metadata, but keep the positions in the data, which distrain has stored there.
+
+        Raises TypeError or ValueError for values that JSON does not have.
+        """
         text = json.dumps(dict(metadata))
         if self._location is None:
             self._metadata = dict(metadata)
             return
         self._check_exists()
+        with contextlib.suppress(CheckpointError):  # metadata that are damaged are replaced
+            text = json.dumps({**self._positions(), **metadata})
         target = self._location / METADATA_FILE
         if isinstance(target, RemotePath):
             target.write_bytes(text.encode())
@@ -286,6 +293,11 @@ class Checkpoint(metaclass=ExplainedClass):
             temporary = target.with_name(target.name + ".new")
             temporary.write_text(text)
             temporary.replace(target)
+
+    def _positions(self) -> dict[str, Any]:
+        """Return the metadata's entry with the positions in the data, if there is one."""
+        metadata = self.get_metadata()
+        return {POSITIONS: metadata[POSITIONS]} if POSITIONS in metadata else {}
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Add entries to the metadata, or replace them."""

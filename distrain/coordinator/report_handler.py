@@ -21,7 +21,7 @@ from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Ref
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
 from distrain.decisions.report_rows import CallBack, RowAssembly
 from distrain.storage import retention
-from distrain.storage.commit import Commit
+from distrain.storage.commit import Commit, merged_positions
 from distrain.storage.files import full_disk_hint, is_full_disk
 from distrain.system.log import warn
 
@@ -321,8 +321,15 @@ class ReportHandler:
         validation = next((report.validation for report in reports if report.validation), None)
         folder = reports[0].folder if reports[0].in_place else None
         then = partial(self._on_committed, self._attempt, commit)
-        name = unsettled.directory_name
-        self._store.commit(self._attempt, commit, name=name, folder=folder, validation=validation, then=then)
+        self._store.commit(
+            self._attempt,
+            commit,
+            name=unsettled.directory_name,
+            folder=folder,
+            validation=validation,
+            positions=merged_positions({report.rank: report.positions or {} for report in reports}),
+            then=then,
+        )
 
     def _on_committed(self, attempt: int, commit: Commit, saved: CommittedCheckpoint) -> None:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""

@@ -118,6 +118,7 @@ class TorchrunWork(Work):
         context = session.context
         here = (context.run_name, context.storage_path, context.filesystem, session.checkpoint)
         name, storage_path, filesystem, session.checkpoint = self.backend.gather(here)[0]
+        session.started_from = session.checkpoint
         session.context = replace(context, run_name=name, storage_path=storage_path, filesystem=filesystem)
         value = self.work.run()
         end = (self.store.committed, value) if self.store else None

@@ -1,9 +1,12 @@
-"""The files and metrics that a checkpoint is committed with. Runs in: anywhere."""
+"""The files, metrics and positions that a checkpoint is committed with. Runs in: anywhere."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +27,17 @@ class Commit:
     files: tuple[CommittedFile, ...]
     ranks: tuple[int, ...]
     metrics: dict[str, Any]
+
+
+def merged_positions(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the ranks' positions in the data, by the name of a loader and by rank.
+
+    A rank whose position equals that of the next lower rank has no entry. The ranks are text, as keys are in JSON.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    last: dict[str, Any] = {}
+    for rank in sorted(by_rank):
+        for name, position in by_rank[rank].items():
+            if name not in last or position != last[name]:
+                merged.setdefault(name, {})[str(rank)] = last[name] = position
+    return merged

@@ -124,7 +124,8 @@ class StorageExecutor:
         run = self._owned_run()
         target = run / order.directory
         manifest = {**order.manifest, "files": dict(order.manifest["files"])}
-        problem = add_metadata(target, order.metadata, manifest["files"], (target / METADATA_FILE).write_bytes)
+        write = (target / METADATA_FILE).write_bytes
+        problem = add_metadata(target, order.metadata, order.positions, manifest["files"], write)
         if problem is not None:
             self._notify(f"{METADATA_FILE} of {target} {problem}")
         present = target.files()

@@ -120,16 +120,17 @@ class LocalStore(RunStore):
         ordinal: int,
         folder: str | None,
         manifest: dict[str, Any],
+        positions: Mapping[str, Any],
         done: Callable[[Path | RemotePath], None],
         failed: Callable[[object], None],
     ) -> None:
         if folder:
-            work = partial(self._commit_in_place, Path(folder), manifest)
+            work = partial(self._commit_in_place, Path(folder), manifest, positions)
         else:
-            work = partial(self._rename, self._staging_path(attempt, ordinal), manifest)
+            work = partial(self._rename, self._staging_path(attempt, ordinal), manifest, positions)
         self._background.do(work, done, failed)
 
-    def _rename(self, staged: Path, manifest: dict[str, Any]) -> Path:
+    def _rename(self, staged: Path, manifest: dict[str, Any], positions: Mapping[str, Any]) -> Path:
         """Write the manifest into the directory that has the files of all ranks, and rename it. Return its path."""
         self._directory.check_same()
         files = list(manifest["files"])
@@ -138,25 +139,27 @@ class LocalStore(RunStore):
         final = self._free_path(name)
         if final.name != name:
             self._warn_from_background(f"{self.paths.root / name} exists; this checkpoint is called {final.name}")
-        write_and_sync(staged / MANIFEST_FILE, self._manifest_text(staged, final, manifest))
+        write_and_sync(staged / MANIFEST_FILE, self._manifest_text(staged, final, manifest, positions))
         _sync_directories(staged, files)
         staged.rename(final)
         sync_directory(self.paths.root)
         return final
 
-    def _commit_in_place(self, folder: Path, manifest: dict[str, Any]) -> Path:
+    def _commit_in_place(self, folder: Path, manifest: dict[str, Any], positions: Mapping[str, Any]) -> Path:
         """Write the manifest into a directory that the ranks have filled themselves. Return its path."""
         self._directory.check_same()
         _sync_directories(folder, list(manifest["files"]))
-        write_atomically(folder / MANIFEST_FILE, self._manifest_text(folder, folder, manifest))
+        write_atomically(folder / MANIFEST_FILE, self._manifest_text(folder, folder, manifest, positions))
         sync_directory(folder)
         sync_directory(self.paths.root)
         return folder
 
-    def _manifest_text(self, folder: Path, final: Path, manifest: dict[str, Any]) -> bytes:
-        """Return the manifest of the checkpoint in ``folder``, after adding the run's metadata."""
-        metadata_file = folder / METADATA_FILE
-        problem = add_metadata(folder, self.metadata, manifest["files"], partial(write_and_sync, metadata_file))
+    def _manifest_text(
+        self, folder: Path, final: Path, manifest: dict[str, Any], positions: Mapping[str, Any]
+    ) -> bytes:
+        """Return the manifest of the checkpoint in ``folder``, after adding the run's metadata and the positions."""
+        write = partial(write_and_sync, folder / METADATA_FILE)
+        problem = add_metadata(folder, self.metadata, positions, manifest["files"], write)
         if problem is not None:
             self._warn_from_background(f"{METADATA_FILE} of {final} {problem}")
         return json.dumps({**manifest, "name": final.name}, indent=1).encode()

@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, Checkpoint
+from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, POSITIONS, Checkpoint
 from distrain.errors import StorageError
 from distrain.storage.file_transfer import hash_files
 from distrain.system.remote_path import RemotePath
@@ -77,22 +77,25 @@ def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:
 def add_metadata(
     checkpoint: Path | RemotePath,
     metadata: Mapping[str, Any],
+    positions: Mapping[str, Any],
     files: dict[str, dict[str, Any]],
     write: Callable[[bytes], None],
 ) -> str | None:
     """Add the run's metadata to the checkpoint's own, whose entries win, and to the manifest's ``files``.
 
-    ``write`` replaces the metadata file. Return None, or what is wrong with that file. Raise OSError.
+    positions: the positions in the data. They replace those in the checkpoint's own metadata, which are old.
+    write: replaces the metadata file.
+    Return None, or what is wrong with that file. Raise OSError.
     """
-    if not metadata:
+    if not metadata and not positions:
         return None
     try:
         own = json.loads((checkpoint / METADATA_FILE).read_bytes()) if METADATA_FILE in files else {}
     except ValueError:
         own = None
     if not isinstance(own, dict):
-        return "holds no JSON object; the run's metadata is not added to it"
-    data = json.dumps({**metadata, **own}).encode()
+        return "holds no JSON object; the run's metadata and the positions in the data are not added to it"
+    data = json.dumps({**metadata, **own, **({POSITIONS: positions} if positions else {})}).encode()
     write(data)
     files[METADATA_FILE] = file_entry(len(data), zlib.crc32(data), rank=0)
     return None

@@ -239,6 +239,7 @@ class RemoteStore(RunStore):
         ordinal: int,
         folder: str | None,
         manifest: dict[str, Any],
+        positions: Mapping[str, Any],
         done: Callable[[Path | RemotePath], None],
         failed: Callable[[object], None],
     ) -> None:
@@ -252,9 +253,10 @@ class RemoteStore(RunStore):
                 failed(why)
 
         manifest["name"] = directory
-        self._order(
-            wire.PublishCheckpoint(directory=directory, manifest=manifest, metadata=dict(self.metadata)), answered
+        order = wire.PublishCheckpoint(
+            directory=directory, manifest=manifest, metadata=dict(self.metadata), positions=dict(positions)
         )
+        self._order(order, answered)
 
     def _update_manifest(self, saved: CommittedCheckpoint, fields: Mapping[str, Any]) -> None:
         complaint = f"the result of the validation of {saved.path.name} could not be written"

@@ -332,6 +332,7 @@ class RunStore(ABC):
         name: str | None = None,
         folder: str | None = None,
         validation: Mapping[str, Any] | None = None,
+        positions: Mapping[str, Any] | None = None,
         then: Callable[[CommittedCheckpoint], None],
     ) -> None:
         """Make the ranks' files the next checkpoint of the run, then call ``then`` with it.
@@ -339,6 +340,7 @@ class RunStore(ABC):
         name: the wanted name of its directory. The default is a number.
         folder: the directory in the run directory that the ranks have filled themselves, or None.
         validation: the arguments of its validation, or None.
+        positions: those in the data (:func:`merged_positions`), or None.
         """
         index, self._next_index = self._next_index, self._next_index + 1
         finite, nonfinite = without_nonfinite(commit.metrics)
@@ -366,7 +368,7 @@ class RunStore(ABC):
             self._cannot_write(f"checkpoint {commit.ordinal}", why)
 
         self._open_commits += 1
-        self._publish(attempt, commit.ordinal, folder, manifest, done, failed)
+        self._publish(attempt, commit.ordinal, folder, manifest, positions or {}, done, failed)
 
     @abstractmethod
     def _publish(
@@ -375,10 +377,11 @@ class RunStore(ABC):
         ordinal: int,
         folder: str | None,
         manifest: dict[str, Any],
+        positions: Mapping[str, Any],
         done: Callable[[Path | RemotePath], None],
         failed: Callable[[object], None],
     ) -> None:
-        """Write the manifest with the files that it lists. Call ``done`` with the checkpoint's path, or ``failed``."""
+        """Write the metadata, then the manifest. Call ``done`` with the checkpoint's path, or ``failed``."""
 
     def add_validation(self, saved: CommittedCheckpoint, status: str, metrics: Mapping[str, Any]) -> None:
         """Note the status of the validation of a checkpoint, and add its metrics to the checkpoint's own."""

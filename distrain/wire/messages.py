@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -492,7 +492,7 @@ class Upload(Message):
 class PublishCheckpoint(Message):
     """Write the manifest of the checkpoint in ``directory``, whose files are all stored.
 
-    metadata: is added to the checkpoint's own.
+    metadata: is added to the checkpoint's own. positions: those in the data, see :func:`merged_positions`.
 
     Coordinator -> uploader; answered by :class:`OrderDone`.
     """
@@ -500,6 +500,7 @@ class PublishCheckpoint(Message):
     directory: str
     manifest: dict[str, Any]
     metadata: dict[str, Any]
+    positions: dict[str, Any]
 
 
 @message
@@ -646,7 +647,7 @@ class Reported(FromWorker):
     relative path of each. in_place: ``folder`` is in the run directory, and all ranks write into it; ``files``
     is empty. waits: report() waits until the files are stored. name: the name to give to the checkpoint's directory.
     validation: None, or ``{"overrides": ..., "timeout_s": ...}``: pickled keyword arguments in base64, and seconds or
-    None.
+    None. positions: the rank's positions in its data, by the name of a loader; None if there are none.
 
     Worker -> coordinator. With a checkpoint, answered by :class:`CopyFiles` or by :class:`FilesStored`, and at last by
     :class:`CommitDone`.
@@ -662,6 +663,7 @@ class Reported(FromWorker):
     waits: bool = True
     name: str | None = None
     validation: dict[str, Any] | None = None
+    positions: dict[str, Any] | None = None
 
 
 @message

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
-from distrain.checkpoint import Checkpoint
+from distrain.checkpoint import POSITIONS, Checkpoint
 from distrain.config import CheckpointUploadMode
 from distrain.context import CheckpointConsistencyMode, ReportedCheckpoint, ReportedCheckpointStatus
 from distrain.errors import CheckpointError, CollectiveError
@@ -73,6 +73,11 @@ class Session:
     def __init__(self, channel: WorkerChannel, context: TrainContext, checkpoint: Checkpoint | None) -> None:
         self.context = context
         self.checkpoint = checkpoint
+        self.started_from = checkpoint
+        """The checkpoint that this attempt has started from."""
+        self.positions: dict[str, Callable[[], dict[str, Any]]] = {}
+        """By the name of a loader: returns the rank's position in its data, as JSON."""
+        self._positions_at_start: dict[str, dict[str, Any]] | None = None
         self.stopped = False
         """True once should_stop() has been true."""
         self.released = False
@@ -123,6 +128,7 @@ class Session:
         body = encode_metrics(metrics)
         check_checkpoint(checkpoint, self.context)
         validation = encoded_validation(options, checkpoint, self.context)
+        positions = {name: position() for name, position in self.positions.items()} if checkpoint else {}
         if self._channel.is_in_process and options.mode is ASYNC:
             options = replace(options, mode=SYNC, delete=options.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
@@ -146,6 +152,7 @@ class Session:
                 waits=waits,
                 name=options.name,
                 validation=validation,
+                positions=positions or None,
             )
             if waits or options.mode is ASYNC:
                 self._uploading[ordinal] = checkpoint  # which may delete its files with itself
@@ -246,6 +253,27 @@ class Session:
             self._listen()
             self._delete_committed()
             self._raise_storing_error()
+
+    # -- positions in the data ------------------------------------------------------------------------------------
+
+    def positions_at_start(self, name: str) -> dict[int, dict[str, Any]]:
+        """Return the positions of a loader in the checkpoint that this attempt has started from.
+
+        They are by rank. A rank without an entry has the position of the next lower rank that has one. Raises
+        CheckpointError if the checkpoint cannot be read.
+        """
+        if self._positions_at_start is None:
+            self._positions_at_start = self._read_positions()
+        return {int(rank): position for rank, position in self._positions_at_start.get(name, {}).items()}
+
+    def _read_positions(self) -> dict[str, dict[str, Any]]:
+        start = self.started_from
+        if start is None:
+            return {}
+        if self.checkpoint is not start and not start.exists():  # num_to_keep has deleted it after a later commit
+            return {}
+        positions: dict[str, dict[str, Any]] = start.get_metadata().get(POSITIONS, {})
+        return positions
 
     # -- storing files --------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ORDERS = [
-    wire.PublishCheckpoint(directory="checkpoint_000003", manifest={"files": {}}, metadata={}),
+    wire.PublishCheckpoint(directory="checkpoint_000003", manifest={"files": {}}, metadata={}, positions={}),
     wire.UpdateManifest(directory="checkpoint_000003", fields={}),
     wire.DeleteCheckpoints(directories=["checkpoint_000003"]),
     wire.MirrorRecords(),

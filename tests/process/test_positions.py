@@ -1,0 +1,59 @@
+"""Positions in the data, which any framework may store: from the ranks into a checkpoint, and to those that resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import distrain
+from distrain.checkpoint import POSITIONS, Checkpoint
+from distrain.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def function(config: dict[str, Any]) -> Any:
+    from distrain.worker.session import Session
+
+    session, context = Session.current, distrain.get_context()
+    assert session is not None
+    start = session.positions_at_start("train")
+    steps = [0]
+    session.positions["train"] = lambda: {"step": steps[0], "of": min(context.get_world_rank(), 2)}
+    if not start or not config["once"]:
+        for _ in range(2):
+            steps[0] += 1
+            distrain.report({}, Checkpoint.from_dict({"x": 1}))
+            distrain.report({})
+        assert session.positions_at_start("train") == start
+    if config.get("kill") and not start:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {rank: position["step"] for rank, position in start.items()}
+
+
+def fit(storage: Path, workers: int, **config: Any) -> distrain.Result:
+    return DataParallelTrainer(
+        function,
+        train_loop_config={"once": True, **config},
+        scaling_config=distrain.ScalingConfig(num_workers=workers),
+        run_config=distrain.RunConfig(
+            name="run", storage_path=storage, failure_config=distrain.FailureConfig(max_failures=1)
+        ),
+    ).fit()
+
+
+def test_positions_travel_with_the_checkpoint(storage: Path) -> None:
+    result = fit(storage, 4, kill=True)
+    assert result.return_value == {0: 2, 1: 2, 2: 2}
+    assert result.checkpoint is not None
+    stored = result.checkpoint.get_metadata()[POSITIONS]
+    assert stored == {"train": {str(rank): {"step": 2, "of": rank} for rank in range(3)}}
+
+
+def test_without_workers_too(storage: Path) -> None:
+    first = fit(storage, 0, once=False)
+    assert first.return_value == {}
+    assert first.checkpoint is not None
+    assert first.checkpoint.get_metadata() == {POSITIONS: {"train": {"0": {"step": 2, "of": 0}}}}
