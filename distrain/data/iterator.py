@@ -450,7 +450,8 @@ class DataIterator:
         try:
             yield
         except DataError as error:
-            raise DataError(f"dataset {self._name!r}: {error}") from error
+            error.args = (f"dataset {self._name!r}: {error}",)
+            raise
 
 
 class _Epochs:

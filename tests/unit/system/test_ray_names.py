@@ -111,7 +111,7 @@ MODULES = [f"distrain{suffix}" for suffix in ("", ".collective", ".huggingface",
 
 
 @pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("name", ["Tuner", "init", "get_dataset_shard", "XGBoostTrainer"])
+@pytest.mark.parametrize("name", ["Tuner", "init", "XGBoostTrainer"])
 def test_a_name_of_rays_is_explained(module: str, name: str) -> None:
     with pytest.raises(AttributeError) as raised:
         getattr(import_module(module), name)
