@@ -428,8 +428,18 @@ def _of_huggingface(value: Any) -> Dataset | None:
     if is_instance(value, "datasets", "Dataset"):
         return Dataset(partial(HuggingFaceSource, value))
     if is_instance(value, "datasets", "IterableDataset"):
-        return Dataset(partial(Stream, _Same(value)))
+        return Dataset(partial(Stream, _Same(value), trusts_states=not _has_buffer(value)))
     return None
+
+
+def _has_buffer(stream: Any) -> bool:
+    """Return whether a Hugging Face IterableDataset shuffles in a buffer, which its state does not contain."""
+    part = getattr(stream, "_ex_iterable", None)
+    while part is not None:
+        if type(part).__name__ == "BufferShuffledExamplesIterable":
+            return True
+        part = getattr(part, "ex_iterable", None)
+    return False
 
 
 # -- what users pass to datasets= ------------------------------------------------------------------------------------

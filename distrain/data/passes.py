@@ -87,17 +87,26 @@ class TablePass:
         begun = rows - length(left)
         self.place = f"after {begun:,} of {rows:,} rows"
         self._taken = 0
-        share = shares(left, worker.ranks, pad=options.uneven == "pad")
-        last = self._before[-1] if self._before else None
-        if last is not None and last.ranks == worker.ranks:
-            # As many ranks as before: each goes on with its own rows, so that the batches stay the same.
+        if (last := self._last_division(rows, worker.ranks)) is not None:
             self._before.pop()
             left, share, self._taken = rows_left(rows, self._before), last.share, last.taken_by(worker.rank)
         else:
+            share = shares(left, worker.ranks, pad=options.uneven == "pad")
             _check_division(length(left), worker.ranks, options.uneven, begun)
         self.left_out = max(0, length(left) - share * worker.ranks)
         self._division = Division(worker.ranks, share, 0)
         self._spans = share_of(left, worker.rank, share, self._taken)
+
+    def _last_division(self, rows: int, ranks: int) -> Division | None:
+        """Return the last division if it was among as many ranks: each goes on with its own rows, in the same batches.
+
+        None if there was none, or if the user goes on with data that has changed.
+        """
+        if not self._before or self._before[-1].ranks != ranks:
+            return None
+        *before, last = self._before
+        left = rows_left(rows, before)
+        return last if last.share in (shares(left, ranks, pad=False), shares(left, ranks, pad=True)) else None
 
     def blocks(self) -> Iterator[tuple[Block, int, Any]]:
         """Yield each batch before the functions, its number of rows, and what :meth:`took` needs to know."""

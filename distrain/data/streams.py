@@ -76,11 +76,13 @@ class Stream:
     make: returns the iterable of an epoch; a row is a dict, or any object.
     functions: are applied to each block in turn; they may drop rows.
     most: the number of rows to read; None for all.
+    trusts_states: if the iterable can tell its state, that is all that it needs to go on.
     """
 
     make: Callable[[], Iterable[Any]]
     functions: tuple[Callable[[Block], Block], ...] = ()
     most: int | None = None
+    trusts_states: bool = True
 
     def mapped(self, function: Callable[[Block], Block]) -> Stream:
         """Return the stream after a function for its blocks."""
@@ -139,12 +141,9 @@ class OpenStream:
         self._asked_at = now
         return Mark(self._rows, self._read, copy.deepcopy(getattr(self._holder(), methods[0])()))
 
-    @property
-    def has_states(self) -> bool:
-        """Whether the stream can tell its state, and go back to it."""
-        return self._methods() is not None
-
     def _methods(self) -> tuple[str, str] | None:
+        if not self._stream.trusts_states:
+            return None
         holder = self._holder()
         return next((pair for pair in _METHODS if all(callable(getattr(holder, name, None)) for name in pair)), None)
 

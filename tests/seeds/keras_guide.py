@@ -1,4 +1,4 @@
-"""A Keras model whose metrics and checkpoints a callback reports, and one that trains on a shard of its own."""
+"""A Keras model whose metrics and checkpoints a callback reports, and two that train on a shard of a dataset."""
 
 import numpy
 import tensorflow as tf
@@ -26,23 +26,38 @@ def with_callback(config: dict):
 
 
 def with_shard(config: dict):
-    def batches():
-        rank = train.get_context().get_world_rank()
-        for _ in range(2):
-            yield tf.ones((4, 4)) * rank, tf.ones((4, 1))
-
+    dataset_shard = train.get_context().get_dataset_shard("train")
     model = make_model()
-    signature = (tf.TensorSpec(shape=(None, 4), dtype=tf.float32), tf.TensorSpec(shape=(None, 1), dtype=tf.float32))
+
+    def to_tf_dataset(dataset, batch_size):
+        def to_tensor_iterator():
+            for batch in dataset.iter_tf_batches(batch_size=batch_size, dtypes=tf.float32):
+                yield batch["image"], batch["label"]
+
+        output_signature = (
+            tf.TensorSpec(shape=(None, 4), dtype=tf.float32),
+            tf.TensorSpec(shape=(None, 1), dtype=tf.float32),
+        )
+        tf_dataset = tf.data.Dataset.from_generator(to_tensor_iterator, output_signature=output_signature)
+        return prepare_dataset_shard(tf_dataset)
+
     for _ in range(config["epochs"]):
-        shard = prepare_dataset_shard(tf.data.Dataset.from_generator(batches, output_signature=signature))
-        train.report({"loss": model.fit(shard).history["loss"]})
+        tf_dataset = to_tf_dataset(dataset=dataset_shard, batch_size=4)
+        train.report({"loss": model.fit(tf_dataset).history["loss"], "rows": dataset_shard.count()})
 
 
-for train_func in (with_callback, with_shard):
+def with_to_tf(config: dict):
+    shard = train.get_dataset_shard("train")
+    history = make_model().fit(shard.to_tf("image", "label", batch_size=4), epochs=config["epochs"]).history
+    train.report({"loss": history["loss"]})
+
+
+for train_func in (with_callback, with_shard, with_to_tf):
     trainer = TensorflowTrainer(
         train_func,
         train_loop_config={"epochs": 2},
         tensorflow_backend=TensorflowConfig(),
         scaling_config=ScalingConfig(use_gpu=False, num_workers=2),
+        datasets={"train": {"image": numpy.eye(16, 4), "label": numpy.ones((16, 1))}},
     )
     trainer.fit()

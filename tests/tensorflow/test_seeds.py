@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_the_guide(tmp_path: Path) -> None:
     ran = finish_source(migrated("keras_guide"), tmp_path)
-    with_callback, with_shard = ran.results
+    with_callback, with_shard, with_to_tf = ran.results
     first, second = (reports(with_callback)[rank] for rank in (0, 1))
     assert first == second
     assert [list(metrics) for metrics in first] == [["loss"], ["loss"]]
@@ -32,7 +32,11 @@ def test_the_guide(tmp_path: Path) -> None:
 
     first, second = (reports(with_shard)[rank] for rank in (0, 1))
     assert first == second
-    assert [len(metrics["loss"]) for metrics in first] == [1, 1]
+    assert [(len(metrics["loss"]), metrics["rows"]) for metrics in first] == [(1, 8), (1, 8)]
+
+    first, second = (reports(with_to_tf)[rank] for rank in (0, 1))
+    assert first == second
+    assert [len(metrics["loss"]) for metrics in first] == [2]
 
 
 def test_the_checkpoints(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Runs on datasets whose ranks and whose user's process are killed: what they commit is every row of every epoch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from distrain import (
+    DataConfig,
+    DataParallelTrainer,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WorkerGroupError,
+    get_context,
+    get_dataset_shard,
+    session,
+)
+from tests.process.dataset_training import EPOCHS, ROWS, SOURCES
+
+
+def run(storage: Path, source: str, workers: int, *, kill: bool, seed: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.process.dataset_training", storage, source, workers, int(kill), seed]
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_run_that_is_killed_twice_trains_on_every_row(storage: Path, source: str, seed: int) -> None:
+    killed = run(storage, source, 2, kill=True, seed=seed)
+    assert killed.returncode == -9, killed.stderr
+    assert "rank 0 failed" in killed.stderr
+    resumed = run(storage, source, 3, kill=False, seed=seed)
+    assert resumed.returncode == 0, resumed.stderr
+    checkpoint = Result.from_path(storage / "run").checkpoint
+    assert checkpoint is not None
+    with checkpoint.as_directory() as folder:
+        seen = [tuple(row) for file in Path(folder).glob("rank-*.json") for row in json.loads(file.read_text())]
+    counts = Counter(seen)
+    assert set(counts) == {(epoch, row) for epoch in range(EPOCHS) for row in range(ROWS)}
+    assert sum(counts.values()) - len(counts) <= 2 * EPOCHS + 2, "only padding comes twice"
+
+
+def shards() -> dict[str, list[list[int]]]:
+    """Return the batches of each dataset, by its name."""
+    names = {}
+    for name in ("train", "valid"):
+        shard = get_dataset_shard(name)
+        assert shard is session.get_dataset_shard(name)
+        assert shard is get_context().get_dataset_shard(name)
+        names[name] = [batch["id"].tolist() for batch in shard.iter_batches(batch_size=2)]
+    with pytest.raises(KeyError, match="there is no dataset 'test': the trainer's datasets= has 'train', 'valid'"):
+        get_dataset_shard("test")
+    return names
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_only_the_named_datasets_are_divided(storage: Path, workers: int) -> None:
+    result = DataParallelTrainer(
+        shards,
+        datasets={"train": {"id": [0, 1, 2, 3]}, "valid": [{"id": 4}, {"id": 5}]},
+        dataset_config=DataConfig(datasets_to_split=["train"]),
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(storage_path=storage),
+    ).fit()
+    assert result.return_value == {"train": [[0, 1]] if workers else [[0, 1], [2, 3]], "valid": [[4, 5]]}
+
+
+def test_a_trainer_without_datasets_says_so(storage: Path) -> None:
+    trainer = DataParallelTrainer(
+        lambda: get_dataset_shard(),
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=storage),
+    )
+    with pytest.raises(WorkerGroupError, match="no dataset 'train': the trainer's datasets= was not given"):
+        trainer.fit()
+
+
+def test_bad_datasets_are_refused_before_anything_starts() -> None:
+    with pytest.raises(TypeError, match=r"datasets\['train'\] is a builtins.int; pass a dataset of"):
+        DataParallelTrainer(shards, datasets={"train": 3})
+    with pytest.raises(ValueError, match="names 'tset', but datasets= has"):
+        DataParallelTrainer(shards, datasets={"test": [1]}, dataset_config=DataConfig(datasets_to_split=["tset"]))

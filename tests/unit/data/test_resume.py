@@ -1,0 +1,270 @@
+"""Rows that were committed and rows of the resumed run are exactly an epoch, however often and whereever it resumes.
+
+The ranks are objects in one process. Each gets a pickled copy of the dataset, as in a real run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distrain import data
+from distrain.data import streams
+from distrain.data.dataset import Dataset, as_dataset
+from distrain.data.iterator import DataIterator
+from distrain.data.passes import Worker
+from distrain.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ROWS = 67
+
+
+class Items(torch.utils.data.Dataset[dict[str, int]]):
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, place: int) -> dict[str, int]:
+        return {"id": place}
+
+
+class Stateless(torch.utils.data.IterableDataset[dict[str, int]]):
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        return iter([{"id": place} for place in range(ROWS)])
+
+
+class Stateful(torch.utils.data.IterableDataset[dict[str, int]]):
+    """As in many libraries, its state at the end is that of the next epoch's beginning."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        while self.next < ROWS:
+            self.next += 1
+            yield {"id": self.next - 1}
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("parquet")
+    for name, (start, stop) in {"a": (0, 20), "b": (20, 21), "c": (21, ROWS)}.items():
+        pq.write_table(pa.table({"id": range(start, stop)}), path / f"{name}.parquet", row_group_size=7)
+    pd.DataFrame({"id": range(ROWS)}).to_csv(path / "all.csv", index=False)
+    return path
+
+
+def _huggingface(*, streamed: bool) -> Any:
+    import datasets
+
+    whole = datasets.Dataset.from_dict({"id": list(range(ROWS))})
+    return whole.to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=5) if streamed else whole
+
+
+def generate() -> Iterator[dict[str, int]]:
+    yield from ({"id": place} for place in range(ROWS))
+
+
+def is_even(row: dict[str, int]) -> bool:
+    return row["id"] % 2 == 0
+
+
+ALL = frozenset(range(ROWS))
+FIRST = frozenset(range(50))
+EVEN = frozenset(range(0, ROWS, 2))
+SOURCES: dict[str, tuple[Callable[[Path], Dataset], frozenset[int] | None]] = {
+    "parquet": (lambda folder: data.read_parquet(folder), ALL),
+    "parquet shuffled": (lambda folder: data.read_parquet(folder).random_shuffle(seed=3), ALL),
+    "parquet windows": (lambda folder: data.read_parquet(folder).random_shuffle(seed=3, buffer_rows=10), ALL),
+    "parquet limited": (lambda folder: data.read_parquet(folder).limit(50).random_shuffle(buffer_rows=9), FIRST),
+    "parquet filtered": (lambda folder: data.read_parquet(folder).filter(is_even).random_shuffle(buffer_rows=9), EVEN),
+    "parquet split": (lambda folder: data.read_parquet(folder).train_test_split(0.3, shuffle=True)[0], None),
+    "csv": (lambda folder: as_dataset(str(folder / "*.csv"), "csv").random_shuffle(buffer_rows=16), ALL),
+    "arrow": (lambda folder: as_dataset(pa.table({"id": range(ROWS)}), "arrow").random_shuffle(), ALL),
+    "frame": (lambda folder: data.from_pandas(pd.DataFrame({"id": range(ROWS)})), ALL),
+    "range filtered": (lambda folder: data.range(ROWS).filter(is_even).random_shuffle(), EVEN),
+    "torch": (lambda folder: as_dataset(Items(), "torch").random_shuffle(), ALL),
+    "callable": (lambda folder: as_dataset(Items, "callable").map(lambda row: row), ALL),
+    "huggingface": (lambda folder: as_dataset(_huggingface(streamed=False), "huggingface").random_shuffle(), ALL),
+    "huggingface stream": (lambda folder: as_dataset(partial(_huggingface, streamed=True), "hf"), ALL),
+    "stateful stream": (lambda folder: as_dataset(Stateful(), "stream"), ALL),
+    "stateless stream": (lambda folder: as_dataset(Stateless(), "stream").random_shuffle(buffer_rows=9), ALL),
+    "filtered generator": (lambda folder: as_dataset(generate, "generator").filter(is_even), EVEN),
+}  # fmt: skip
+
+
+def iterators(dataset: Dataset, ranks: int, start: dict[int, Any]) -> list[DataIterator]:
+    copies = [cloudpickle.loads(cloudpickle.dumps(dataset)) for _ in range(ranks)]
+    return [
+        DataIterator(copies[rank], name="x", worker=Worker(rank, ranks), rank=rank, start=start)
+        for rank in range(ranks)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _ask_for_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_SNAPSHOT_S", 0)
+
+
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if "huggingface" not in name])
+@settings(max_examples=10, deadline=None, suppress_health_check=CHECKS)
+@given(drawn=st.data())
+def test_an_epoch_that_resumes_has_every_row(name: str, folder: Path, drawn: st.DataObject) -> None:
+    check_epoch(name, folder, drawn)
+
+
+@pytest.mark.parametrize("name", ["huggingface", "huggingface stream"])
+@settings(max_examples=2, deadline=None, suppress_health_check=CHECKS)
+@given(drawn=st.data())
+def test_an_epoch_of_hugging_face_that_resumes_has_every_row(name: str, folder: Path, drawn: st.DataObject) -> None:
+    """Opening one of its datasets takes long."""
+    check_epoch(name, folder, drawn)
+
+
+def check_epoch(name: str, folder: Path, drawn: st.DataObject) -> None:
+    make, expected = SOURCES[name]
+    dataset = make(folder)
+    uneven = drawn.draw(st.sampled_from(["drop", "pad"]))
+    start: dict[int, Any] = {}
+    seen: list[int] = []
+    lost = 0
+    ended = False
+    while not ended:
+        ranks, size, prefetch = (drawn.draw(st.integers(*limits)) for limits in ((1, 4), (1, 9), (0, 3)))
+        parts = iterators(dataset, ranks, start)
+        loops = [iter(part.iter_batches(batch_size=size, prefetch_batches=prefetch, uneven=uneven)) for part in parts]
+        for _ in range(drawn.draw(st.integers(1, 12))):
+            batches = [next(loop, None) for loop in loops]
+            if batches[0] is None:
+                assert batches == [None] * ranks, "all ranks have the same number of batches"
+                ended, lost = True, ranks - 1
+                break
+            ids = [batch["id"].tolist() for batch in batches]
+            assert len({len(own) for own in ids}) == 1, "of the same size"
+            seen += [row for own in ids for row in own]
+        positions = [json.loads(json.dumps(part.position())) for part in parts]
+        assert all(position == positions[0] for position in positions)
+        assert positions[0]["epoch"] == ended
+        start = {0: positions[0]}
+    counts = Counter(seen)
+    if uneven == "drop":
+        assert max(counts.values()) == 1
+    if expected is not None:
+        assert set(counts) <= expected
+        assert len(set(counts)) >= len(expected) - (lost if uneven == "drop" else 0)
+
+
+def test_an_epoch_of_as_many_ranks_has_the_same_batches_when_it_resumes(folder: Path) -> None:
+    dataset = data.read_parquet(folder).random_shuffle(seed=1, buffer_rows=20)
+
+    def epoch(start: dict[int, Any], most: int = 100) -> tuple[list[list[list[int]]], Any]:
+        parts = iterators(dataset, 3, start)
+        loops = zip(*(part.iter_batches(batch_size=4) for part in parts), strict=True)
+        batches = [[batch["id"].tolist() for batch in ranks] for _, ranks in zip(range(most), loops, strict=False)]
+        return batches, json.loads(json.dumps(parts[0].position()))
+
+    whole, _ = epoch({})
+    first, position = epoch({}, most=2)
+    rest, _ = epoch({0: position})
+    assert first + rest == whole
+
+
+def test_ranks_that_have_taken_different_numbers_of_rows_go_on_each_with_its_own() -> None:
+    dataset = data.range(40)
+    first = iterators(dataset, 2, {})
+    loops = [iter(part.iter_batches(batch_size=2)) for part in first]
+    seen = [row for rank, count in ((0, 3), (1, 5)) for _ in range(count) for row in next(loops[rank])["id"]]
+    start = {rank: json.loads(json.dumps(first[rank].position())) for rank in (0, 1)}
+    for ranks in (2, 3):
+        rest = [
+            row for part in iterators(dataset, ranks, start) for batch in part.iter_batches() for row in batch["id"]
+        ]
+        assert sorted(seen + rest) == list(range(40))
+
+
+def test_epochs_differ_and_each_has_every_row() -> None:
+    (part,) = iterators(data.range(50).random_shuffle(seed=1), 1, {})
+    batches = part.iter_batches(batch_size=50)
+    epochs = [next(iter([batch["id"].tolist() for batch in batches])) for _ in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 3
+    assert len(set(map(tuple, epochs))) == 3
+    assert part.epoch == 3
+
+
+def test_after_the_last_row_the_loop_of_that_epoch_ends_and_the_next_one_begins() -> None:
+    """A checkpoint in the body of the loop, after the last batch, belongs to that epoch still."""
+    (part,) = iterators(data.range(10), 1, {})
+    loop = iter(part.iter_batches(batch_size=5))
+    next(loop), next(loop)
+    inside = json.loads(json.dumps(part.position()))
+    assert next(loop, None) is None
+    (resumed,) = iterators(data.range(10), 1, {0: inside})
+    assert resumed.epoch == 0
+    assert list(resumed.iter_batches()) == []
+    assert resumed.epoch == 1
+    assert len(next(iter(resumed.iter_batches()))["id"]) == 10
+
+    (after,) = iterators(data.range(10), 1, {0: part.position()})
+    assert after.epoch == 1
+    assert len(next(iter(after.iter_batches()))["id"]) == 10
+
+
+def test_a_look_at_one_batch_is_no_epoch() -> None:
+    (part,) = iterators(data.range(10), 1, {})
+    loop = iter(part.iter_batches(batch_size=4))
+    next(loop), next(loop)
+    (resumed,) = iterators(data.range(10), 1, {0: part.position()})
+    looked = next(iter(resumed.iter_batches(batch_size=1)))
+    assert looked["id"].tolist() == [8]
+    assert [batch["id"].tolist() for batch in resumed.iter_batches()] == [[8, 9]]
+
+
+def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
+    (part,) = iterators(data.range(10), 1, {})
+    next(iter(part.iter_batches(batch_size=4)))
+    start = {0: part.position()}
+
+    def resumed(on_change: str) -> list[list[int]]:
+        part = DataIterator(data.range(12), name="x", worker=Worker(0, 1), start=start, on_change=on_change)
+        return [batch["id"].tolist() for batch in part.iter_batches()]
+
+    with pytest.raises(DataError) as raised:
+        resumed("error")
+    assert "dataset 'x' is not the one of the checkpoint: the data was {'rows': 10" in str(raised.value)
+    assert "DataConfig(on_change='restart')" in str(raised.value)
+    assert resumed("ignore") == [list(range(4, 12))]
+    assert resumed("restart") == [list(range(12))]
+    assert "begins again" in capfd.readouterr().err
+
+
+def test_a_stream_without_states_can_be_refused() -> None:
+    (part,) = iterators(as_dataset(Stateless(), "x"), 1, {})
+    next(iter(part.iter_batches(batch_size=4)))
+    again = DataIterator(
+        as_dataset(Stateless(), "x"), name="x", worker=Worker(0, 1), start={0: part.position()}, skip_streams=False
+    )
+    with pytest.raises(DataError, match=r"the stream has no state_dict\(\), so the 4 rows before the checkpoint"):
+        next(iter(again.iter_batches(batch_size=4)))

@@ -1,0 +1,225 @@
+"""What users pass as datasets, what comes out in each format, and the errors that name the file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import fsspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from distrain import data
+from distrain.data.dataset import Dataset, as_dataset
+from distrain.data.iterator import DataIterator
+from distrain.data.passes import Worker
+from distrain.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS = [{"x": number, "y": number / 2} for number in range(5)]
+
+
+def shard(dataset: Dataset, rank: int = 0, ranks: int = 1) -> DataIterator:
+    return DataIterator(cloudpickle.loads(cloudpickle.dumps(dataset)), name="x", worker=Worker(rank, ranks), rank=rank)
+
+
+def plain(rows: list[Any]) -> list[Any]:
+    return [{name: np.asarray(value).tolist() for name, value in row.items()} for row in rows]
+
+
+def write_all_kinds(folder: Path) -> dict[str, Any]:
+    frame = pd.DataFrame(ROWS)
+    table = pa.Table.from_pandas(frame)
+    pq.write_table(table.slice(0, 2), folder / "a.parquet")
+    pq.write_table(table.slice(2), folder / "b.parquet", row_group_size=1)
+    frame.to_csv(folder / "rows.csv", index=False)
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    (folder / "rows.jsonl").write_text(lines)
+    with gzip.open(folder / "rows.csv.gz", "wt") as file:
+        frame.to_csv(file, index=False)
+    with fsspec.open("memory://rows/a.parquet", "wb") as file:
+        pq.write_table(table, file)
+    return {
+        "table": table,
+        "arrow dataset": pyarrow.dataset.dataset(folder, format="parquet", exclude_invalid_files=True),
+        "frame": frame,
+        "arrays": {"x": np.arange(5), "y": np.arange(5) / 2},
+        "tensors": {"x": torch.arange(5), "y": torch.arange(5) / 2},
+        "rows": ROWS,
+        "file": folder / "rows.csv",
+        "compressed": str(folder / "rows.csv.gz"),
+        "lines": str(folder / "*.jsonl"),
+        "files": [str(folder / "a.parquet"), folder / "b.parquet"],
+        "glob": str(folder / "*.parquet"),
+        "url": "memory://rows/a.parquet",
+        "callable": lambda: frame,
+        "generator": lambda: iter(ROWS),
+    }
+
+
+def test_every_kind_of_data_gives_the_same_rows(tmp_path: Path) -> None:
+    for kind, value in write_all_kinds(tmp_path).items():
+        part = shard(as_dataset(value, "x"))
+        assert plain(list(part.iter_rows())) == ROWS, kind
+        assert part.schema().names == ["x", "y"], kind
+        (batch,) = part.iter_torch_batches(device="cpu", dtypes=torch.float32)
+        assert torch.equal(batch["y"], torch.arange(5, dtype=torch.float32) / 2), kind
+        assert plain(as_dataset(value, "x").take(2)) == ROWS[:2], kind
+
+
+def test_formats_of_batches() -> None:
+    part = shard(data.from_items(ROWS))
+    (frame,) = part.iter_batches(batch_format="pandas")
+    assert frame.equals(pd.DataFrame(ROWS))
+    (table,) = part.iter_batches(batch_format="pyarrow")
+    assert table.to_pylist() == ROWS
+    with pytest.raises(
+        ValueError, match="batch_format must be one of 'default', 'numpy', 'pandas', 'pyarrow', got 'x'"
+    ):
+        part.iter_batches(batch_format="x")
+
+
+def test_columns_of_arrow_become_arrays(tmp_path: Path) -> None:
+    table = pa.table({
+        "list": [[1.0, 2.0], [3.0, 4.0]],
+        "ragged": [[1], [2, 3]],
+        "fixed": pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)),
+        "word": pa.array(["a", "b"]).dictionary_encode(),
+        "hole": [1, None],
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "a.parquet")
+    (batch,) = shard(data.read_parquet(tmp_path)).iter_batches()
+    assert batch["list"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert [list(row) for row in batch["ragged"]] == [[1], [2, 3]]
+    assert batch["fixed"].shape == (2, 2)
+    assert batch["fixed"].dtype == np.int8
+    assert batch["word"].tolist() == ["a", "b"]
+    assert np.isnan(batch["hole"][1])
+    with pytest.raises(DataError, match=r"dataset 'x': column 'ragged' \(object\) cannot become a tensor"):
+        list(shard(data.read_parquet(tmp_path)).iter_torch_batches(device="cpu"))
+
+
+def test_rows_that_are_no_dicts_are_collated_as_a_data_loader_does() -> None:
+    pairs = torch.utils.data.TensorDataset(torch.arange(4), torch.arange(4) * 2)
+    (batch,) = shard(as_dataset(pairs, "x")).iter_torch_batches(device="cpu")
+    assert [part.tolist() for part in batch] == [[0, 1, 2, 3], [0, 2, 4, 6]]
+    (batch,) = shard(as_dataset(pairs, "x")).iter_torch_batches(device="cpu", collate_fn=len)
+    assert batch == 4
+
+
+def test_operations() -> None:
+    def half(batch: dict[str, Any]) -> dict[str, Any]:
+        assert len(batch["id"]) <= 3
+        return {"half": batch["id"] / 2}
+
+    rows = data.range(10)
+    assert [row["half"] for row in rows.map_batches(half, batch_size=3).take(3)] == [0, 0.5, 1]
+    assert rows.map(lambda row: {"y": row["id"] + 1}).filter(lambda row: row["y"] > 5).limit(3).count() == 3
+    train, test = rows.train_test_split(0.3)
+    assert [row["id"] for row in test.take()] == [7, 8, 9]
+    train, test = rows.train_test_split(3, shuffle=True, seed=1)
+    found = [[int(row["id"]) for row in part.take()] for part in (train, test)]
+    assert list(map(len, found)) == [7, 3]
+    assert sorted(found[0] + found[1]) == list(range(10))
+    with pytest.raises(DataError, match=r"map_batches\(\) returned 1 rows for 10; it must keep the number of rows"):
+        list(shard(rows.map_batches(lambda batch: {"x": batch["id"][:1]})).iter_batches())
+    with pytest.raises(AttributeError, match=r"has no groupby\(\): use pyarrow, pandas, Polars or DuckDB"):
+        rows.groupby("id")
+
+
+def test_a_function_that_raises_is_shown_with_its_own_line() -> None:
+    def broken(row: dict[str, Any]) -> dict[str, Any]:
+        raise KeyError("no such key")
+
+    with pytest.raises(KeyError, match="no such key") as raised:
+        list(shard(data.range(4).map(broken)).iter_batches())
+    assert raised.traceback[-1].name == "broken"
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad", "error"])
+def test_rows_that_do_not_divide_evenly(uneven: str, capfd: pytest.CaptureFixture[str]) -> None:
+    def rows(ranks: int) -> list[list[int]]:
+        parts = [shard(data.range(10), rank, ranks) for rank in range(ranks)]
+        return [[row for batch in part.iter_batches(uneven=uneven) for row in batch["id"]] for part in parts]
+
+    assert rows(2) == [list(range(5)), list(range(5, 10))]
+    if uneven == "drop":
+        assert rows(4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert "2 rows of an epoch are left out" in capfd.readouterr().err
+        with pytest.raises(DataError, match="10 rows are too few for 11 ranks; uneven='pad' repeats some"):
+            rows(11)
+    elif uneven == "pad":
+        assert rows(4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 1]]
+        assert rows(11)[9:] == [[9], [0]]
+    else:
+        with pytest.raises(DataError, match="10 rows do not divide evenly among 4 ranks"):
+            rows(4)
+
+
+def test_no_rows_are_an_error() -> None:
+    for empty in ({"x": np.zeros(0)}, lambda: iter(())):
+        with pytest.raises(DataError, match="dataset 'x': it has no rows"):
+            list(shard(as_dataset(empty, "x")).iter_batches())
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    def read(**options: Any) -> None:
+        list(shard(data.read_parquet(tmp_path, **options)).iter_batches())
+
+    with pytest.raises(DataError, match="has no parquet files"):
+        read()
+    for name, values in {"a": [1, 2], "b": [3, 4], "c": [5.5, 6.5]}.items():
+        pq.write_table(pa.table({"x": values, "y": [0, 0]}), tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match=r"column 'x' is int64 in .*a.parquet, but double in .*c.parquet; convert"):
+        read()
+    read(columns=["y"])
+    with pytest.raises(DataError, match=r"there is no column 'z' in .*a.parquet; it has \['x', 'y'\]"):
+        read(columns=["z"])
+
+    pq.write_table(pa.table({"x": range(3000)}), tmp_path / "c.parquet", row_group_size=1000, compression="none")
+    body = bytearray((tmp_path / "c.parquet").read_bytes())
+    place = pq.ParquetFile(tmp_path / "c.parquet").metadata.row_group(1).column(0).data_page_offset
+    body[place - 20 : place + 60] = bytes(80)
+    (tmp_path / "c.parquet").write_bytes(body)
+    with pytest.raises(DataError, match=r"dataset 'x': cannot read .*c.parquet, row group 1: "):
+        read(columns=["x"])
+    (tmp_path / "b.parquet").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"cannot read .*b.parquet: "):
+        read()
+    with pytest.raises(DataError, match="there is no file or directory /no/such"):
+        data.read_csv("/no/such").count()
+
+
+def test_leaving_a_loop_ends_its_thread() -> None:
+    import threading
+    import time
+
+    before = threading.active_count()
+    for batch in shard(data.range(10_000)).iter_batches(batch_size=1, prefetch_batches=2):
+        assert batch["id"].tolist() == [0]
+        break
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_materialized_shard_has_the_ranks_own_rows() -> None:
+    in_memory = shard(data.range(10).map(lambda row: {"x": row["id"] * 2}), 1, 2).materialize()
+    assert [row["x"] for row in in_memory.iter_rows()] == [10, 12, 14, 16, 18]
+    assert in_memory.count() == 5
+
+
+def test_the_statistics_name_the_dataset() -> None:
+    part = shard(data.range(10))
+    list(part.iter_batches(batch_size=3))
+    assert part.stats().startswith("dataset 'x': 10 rows in 4 batches in ")
