@@ -10,6 +10,7 @@
     ├── ResourcesError         more slots, GPUs, CPUs or memory asked for than the hosts have
     ├── StorageError           the run directory cannot be used
     ├── CheckpointError        a checkpoint cannot be reported, read or committed
+    ├── DataError              a dataset cannot be read, or it has changed since the checkpoint
     ├── CollectiveError        ranks cannot meet in barrier() or broadcast_from_rank_zero()
     └── TrainingFailedError    fit() ended without a finished training; see its partial ``.result``
         ├── WorkerGroupError   at least one rank failed; see ``.worker_failures``
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointError",
     "CollectiveError",
     "ControllerError",
+    "DataError",
     "DistrainError",
     "HangError",
     "HostfileError",

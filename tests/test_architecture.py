@@ -165,7 +165,7 @@ def test_a_package_says_what_happens_there_and_in_which_process(package: Module)
 
 
 LEAVES = ("torch", "tensorflow")
-PUBLIC_MODULES = {"collective", "huggingface", "lightning", "session", "tensorflow", "torch"}
+PUBLIC_MODULES = {"collective", "data", "huggingface", "lightning", "session", "tensorflow", "torch"}
 
 
 @pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"cli.target", "lightning"}), ("tensorflow", set())])
