@@ -138,7 +138,7 @@ class DataParallelTrainer:
             function=check_signature(train_loop_per_worker),
             config=dict(train_loop_config or {}),
             backend=backend_config or BackendConfig(),
-            datasets=_datasets(datasets, dataset_config or DataConfig()) if datasets else None,
+            run_datasets=_datasets(datasets, dataset_config or DataConfig()) if datasets else None,
         )
         self._scaling = scaling_config or ScalingConfig()
         self._run = run_config or RunConfig()

@@ -29,12 +29,13 @@ def public_names() -> dict[str, Any]:
 def names_for_examples(example: str) -> dict[str, Any]:
     """All public names, those of the example's own module first."""
     others_first = sorted(public_names().items(), key=lambda item: example.startswith(item[0].rpartition(".")[0]))
-    names = {name.rpartition(".")[2]: value for name, value in others_first}
+    names = {name.rpartition(".")[2]: value for name, value in others_first if name != "distrain.data.range"}
     return {**names, "__name__": "__main__", "distrain": distrain, "torch": torch, "train_func": train_and_report}
 
 
 def names_in_worker() -> dict[str, Any]:
     """Stand-ins for the user's own objects."""
+    import datasets
     import lightning.pytorch as pl
     import numpy as np
     import pandas as pd
@@ -49,6 +50,7 @@ def names_in_worker() -> dict[str, Any]:
         "arguments": transformers.TrainingArguments(output_dir=output_dir, use_cpu=True, report_to="none"),
         "checkpoint": distrain.Checkpoint.from_dict({"step": 1}),
         "dataset": dataset,
+        "datasets": datasets,
         "download": lambda folder: folder,
         "inputs": inputs,
         "labels": labels,

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 NEEDS = {
     "TrainDeepSpeedStrategy": "deepspeed",
-    "from_huggingface": "datasets",
     "iter_tf_batches": "tensorflow",
     "to_tf": "tensorflow",
 }

@@ -20,7 +20,7 @@ class RunDatasets:
     split: the names of those that are divided among the workers. on_change, skip_streams: see ``DataConfig``.
     """
 
-    datasets: dict[str, Dataset]
+    by_name: dict[str, Dataset]
     split: frozenset[str]
     on_change: str
     skip_streams: bool
@@ -28,7 +28,7 @@ class RunDatasets:
     def shard(self, name: str, rank: int, ranks: int, start: Mapping[int, dict[str, Any]]) -> DataIterator:
         """Return a worker's part of a dataset. ``start``: the positions of a checkpoint, by rank."""
         return DataIterator(
-            self.datasets[name],
+            self.by_name[name],
             name=name,
             worker=Worker(rank, ranks) if name in self.split else Worker(0, 1),
             rank=rank,

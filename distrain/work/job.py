@@ -45,7 +45,7 @@ class Work:
     """The base of all work: what a worker unpickles and runs."""
 
     backend: BackendConfig
-    datasets: RunDatasets | None = None
+    run_datasets: RunDatasets | None = None
     initialises_backend = True
 
     def run(self) -> Any:
@@ -59,8 +59,8 @@ class Work:
     def parts(self) -> Iterator[NamedValue]:
         """Yield the parts that are pickled, with their names for error messages."""
         yield "the backend config", self.backend
-        if self.datasets is not None:
-            yield from ((f"datasets[{name!r}]", dataset) for name, dataset in self.datasets.datasets.items())
+        if self.run_datasets is not None:
+            yield from ((f"datasets[{name!r}]", dataset) for name, dataset in self.run_datasets.by_name.items())
 
 
 @dataclass(frozen=True, kw_only=True)

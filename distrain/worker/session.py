@@ -369,7 +369,7 @@ class Session:
 
     def dataset_shard(self, name: str | None) -> DataIterator:
         """Do what :func:`distrain.get_dataset_shard` does."""
-        known = list(self.datasets.datasets) if self.datasets else []
+        known = list(self.datasets.by_name) if self.datasets else []
         if name is None:
             name = known[0] if len(known) == 1 else "train"
         if self.datasets is None or name not in known:

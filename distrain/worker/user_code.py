@@ -78,7 +78,7 @@ def run_user_code(load: Callable[[], Work], session: Session, channel: WorkerCha
         work = load()
         session.portable, session.at_report = work.backend.portable, work.backend.at_report
         session.runs_script = isinstance(work, ScriptWork)
-        session.datasets = work.datasets
+        session.datasets = work.run_datasets
         if work.initialises_backend:
             stage = "setup"
             work.backend.setup(context)
