@@ -220,6 +220,11 @@ class Dataset:
     def _then(self, operation: _Operation | Callable[[Block], Block]) -> Dataset:
         return replace(self, _operations=(*self._operations, operation))
 
+    @property
+    def reads_files(self) -> bool:
+        """Whether it needs pyarrow to read files."""
+        return getattr(self._make, "func", None) in (FileSource, ArrowDatasetSource)
+
     # -- looking at the rows --------------------------------------------------------------------------------------
 
     def take(self, limit: int = 20) -> list[Any]:

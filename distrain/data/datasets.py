@@ -25,6 +25,12 @@ class RunDatasets:
     on_change: str
     skip_streams: bool
 
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """The modules that the workers need to read the data, and that may be imported before they are forked."""
+        files = any(dataset.reads_files for dataset in self.by_name.values())
+        return ("distrain.data.iterator", *(("pyarrow.dataset", "pyarrow.fs") if files else ()))
+
     def shard(self, name: str, rank: int, ranks: int, start: Mapping[int, dict[str, Any]]) -> DataIterator:
         """Return a worker's part of a dataset. ``start``: the positions of a checkpoint, by rank."""
         return DataIterator(

@@ -219,7 +219,8 @@ def make_job(work: Work, *, workers_per_host: int = 1) -> Job:
         blob = pickled(work)
     except Exception as error:
         raise JobError(_explanation(work, error)) from error
-    preload = dict.fromkeys((*work.backend.preload, *third_party_modules(blob, function)))
+    of_datasets = work.run_datasets.preload if work.run_datasets else ()
+    preload = dict.fromkeys((*work.backend.preload, *of_datasets, *third_party_modules(blob, function)))
     if workers_per_host >= _SHARED_FROM and "torch" in preload and makes_optimizers(blob, function):
         preload[_FOR_OPTIMIZERS] = None
     return Job(blob=blob, preload=tuple(preload), warning=_size_warning(work, len(blob)))
