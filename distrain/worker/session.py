@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,7 +78,6 @@ class Session:
         """The checkpoint that this attempt has started from."""
         self.positions: dict[str, Callable[[], dict[str, Any]]] = {}
         """By the name of a loader: returns the rank's position in its data, as JSON."""
-        self._positions_at_start: dict[str, dict[str, Any]] | None = None
         self.stopped = False
         """True once should_stop() has been true."""
         self.released = False
@@ -128,7 +128,7 @@ class Session:
         body = encode_metrics(metrics)
         check_checkpoint(checkpoint, self.context)
         validation = encoded_validation(options, checkpoint, self.context)
-        positions = {name: position() for name, position in self.positions.items()} if checkpoint else {}
+        positions = self._positions_now() if checkpoint else {}
         if self._channel.is_in_process and options.mode is ASYNC:
             options = replace(options, mode=SYNC, delete=options.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
@@ -256,24 +256,30 @@ class Session:
 
     # -- positions in the data ------------------------------------------------------------------------------------
 
+    @cached_property
+    def _positions_at_start(self) -> dict[str, dict[int, dict[str, Any]]]:
+        start = self.started_from
+        stored = start.get_metadata().get(POSITIONS, {}) if start is not None else {}
+        return {name: {int(rank): position for rank, position in of.items()} for name, of in stored.items()}
+
     def positions_at_start(self, name: str) -> dict[int, dict[str, Any]]:
-        """Return the positions of a loader in the checkpoint that this attempt has started from.
+        """Return the positions in a dataset or loader that the checkpoint has from which this attempt has started.
 
         They are by rank. A rank without an entry has the position of the next lower rank that has one. Raises
         CheckpointError if the checkpoint cannot be read.
         """
-        if self._positions_at_start is None:
-            self._positions_at_start = self._read_positions()
-        return {int(rank): position for rank, position in self._positions_at_start.get(name, {}).items()}
+        return self._positions_at_start.get(name, {})
 
-    def _read_positions(self) -> dict[str, dict[str, Any]]:
-        start = self.started_from
-        if start is None:
-            return {}
-        if self.checkpoint is not start and not start.exists():  # num_to_keep has deleted it after a later commit
-            return {}
-        positions: dict[str, dict[str, Any]] = start.get_metadata().get(POSITIONS, {})
-        return positions
+    def _positions_now(self) -> dict[str, dict[str, Any]]:
+        """Return this rank's positions; those of the start for what it has not opened yet.
+
+        The first call reads the checkpoint of the start, which ``num_to_keep`` may delete after the next commit.
+        """
+        rank = self.context.world_rank
+        before = {
+            name: of[max(r for r in of if r <= rank or r == min(of))] for name, of in self._positions_at_start.items()
+        }
+        return before | {name: position() for name, position in self.positions.items()}
 
     # -- storing files --------------------------------------------------------------------------------------------
 
