@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import copy
-import json
 import math
-import pickle
 import time
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from distrain.data.blocks import row_count, rows_at
 from distrain.data.sources import ROWS_AT_ONCE, schema_of
 from distrain.data.transforms import keeps
 from distrain.errors import DataError
+from distrain.system.states import decode_state, encode_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -52,21 +48,6 @@ class Mark(NamedTuple):
     def from_json(cls, fields: list[Any]) -> Mark:
         """Return the mark of a position."""
         return cls(fields[0], fields[1], decode_state(fields[2]))
-
-
-def encode_state(state: Any) -> Any:
-    """Return a state as JSON: as it is, or pickled."""
-    with contextlib.suppress(TypeError, ValueError):
-        if json.loads(json.dumps(state)) == state:
-            return {"json": state}
-    return {"pickle": base64.b64encode(cloudpickle.dumps(state)).decode()}
-
-
-def decode_state(encoded: dict[str, Any]) -> Any:
-    """Return the state that :func:`encode_state` was given. Unpickles: it trusts the checkpoint."""
-    if "json" in encoded:
-        return encoded["json"]
-    return pickle.loads(base64.b64decode(encoded["pickle"]))  # noqa: S301 - documented
 
 
 @dataclass(frozen=True, slots=True)

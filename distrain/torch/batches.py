@@ -11,9 +11,9 @@ from torch.utils.data import default_collate
 
 from distrain.data.blocks import to_columns
 from distrain.errors import DataError
-from distrain.torch.data import on_device
 from distrain.torch.device import get_device
 from distrain.torch.nested import map_leaves
+from distrain.torch.transfer import on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

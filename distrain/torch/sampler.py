@@ -1,4 +1,8 @@
-"""Samplers that give each rank its share of an order that is the same on all ranks. Runs in: worker."""
+"""Samplers that give each rank its share of an order that is the same on all ranks. Runs in: worker.
+
+A sampler does not know how far train_func has got, as loader workers fetch batches ahead. The loader does
+(:mod:`distrain.torch.progress`), and tells the sampler when an epoch is complete.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,49 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-__all__ = ["CountingSampler", "ShareSampler", "WholeSampler", "shared", "shares_already"]
+__all__ = ["ResumableSampler", "is_distributed", "shared"]
 
 _RANK_ATTRIBUTES = ("num_replicas", "num_processes", "num_shards", "world_size", "_world_size")
 """Attributes of samplers that give each rank a share (those of timm, detectron2, accelerate, ...) and are no
 DistributedSampler."""
 
 
-def shares_already(sampler: Any) -> bool:
+def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
+    """Return a sampler that gives this rank its share of another sampler, and has ``set_epoch()``.
+
+    For a plain order, shuffled or not, that is a :class:`ResumableSampler`. A DistributedSampler is wrapped in an
+    :class:`OwnSampler`. A plain BatchSampler becomes one over a shared sampler, with the same batch size. A sampler
+    that already gives each rank a share is returned as it is. Any other sampler is wrapped in a :class:`ShareSampler`,
+    or in a :class:`WholeSampler` if it has no length and there is one worker. The seed must be the same on all ranks.
+
+    Raises ValueError for a sampler without a length, which cannot be divided evenly.
+    """
+    if type(sampler) is BatchSampler:
+        inner = shared(sampler.sampler, world_size, rank, seed)
+        return sampler if inner is sampler.sampler else BatchSampler(inner, sampler.batch_size, sampler.drop_last)
+    if type(sampler) is DistributedSampler:
+        return OwnSampler(sampler)
+    if _shares_already(sampler):
+        return sampler
+    if _is_plain(sampler):
+        shuffle = isinstance(sampler, RandomSampler)
+        return ResumableSampler(sampler.data_source, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)
+    if isinstance(sampler, Sized):
+        return ShareSampler(sampler, world_size, rank, seed)
+    if world_size == 1:
+        return sampler if hasattr(sampler, "set_epoch") else WholeSampler(sampler)
+    raise ValueError(
+        f"prepare_data_loader: the loader's sampler ({type(sampler).__name__}) has no len(), so it cannot be divided "
+        "evenly; give each rank its share yourself, and pass add_dist_sampler=False"
+    )
+
+
+def is_distributed(sampler: Any) -> bool:
+    """Tell if the sampler, or the one in a plain batch sampler, is a DistributedSampler of torch's own class."""
+    return type(sampler.sampler if type(sampler) is BatchSampler else sampler) is DistributedSampler
+
+
+def _shares_already(sampler: Any) -> bool:
     """Tell if the sampler, or the one in a batch sampler, already gives each rank a share."""
     inner = getattr(sampler, "sampler", None)
     return any(
@@ -27,31 +66,6 @@ def shares_already(sampler: Any) -> bool:
         for candidate in (sampler, inner)
         if candidate is not None
     )
-
-
-def shared(sampler: Any, world_size: int, rank: int, seed: int = 0) -> Any:
-    """Return a sampler that gives this rank its share of another sampler, and has ``set_epoch()``.
-
-    For a plain order, shuffled or not, that is a :class:`CountingSampler`. A plain BatchSampler becomes one over a
-    shared sampler, with the same batch size. Any other sampler is wrapped in a :class:`ShareSampler`. With one worker
-    the order is ``sampler``'s own. The seed must be the same on all ranks.
-
-    Raises ValueError for a sampler without a length, which cannot be divided evenly.
-    """
-    if type(sampler) is BatchSampler:
-        inner = shared(sampler.sampler, world_size, rank, seed)
-        return BatchSampler(inner, sampler.batch_size, sampler.drop_last)
-    if world_size == 1:
-        return sampler if hasattr(sampler, "set_epoch") else WholeSampler(sampler)
-    if _is_plain(sampler):
-        shuffle = isinstance(sampler, RandomSampler)
-        return CountingSampler(sampler.data_source, num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed)
-    if not isinstance(sampler, Sized):
-        raise ValueError(
-            f"prepare_data_loader: the loader's sampler ({type(sampler).__name__}) has no len(), so it cannot be "
-            "divided evenly; give each rank its share yourself, and pass add_dist_sampler=False"
-        )
-    return ShareSampler(sampler, world_size, rank, seed)
 
 
 def _is_plain(sampler: Any) -> bool:
@@ -70,9 +84,6 @@ class WholeSampler(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.sampler)
 
-    def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]
-
     def __getattr__(self, name: str) -> Any:
         return _attribute_of_inner(self, name)
 
@@ -80,26 +91,94 @@ class WholeSampler(Sampler[Any]):
         """Do nothing: the sampler of a single worker draws another order for every epoch by itself."""
 
 
-class CountingSampler(DistributedSampler[Any]):
-    """A DistributedSampler that counts the epochs by itself, at the end of each complete pass.
+class ResumableSampler(DistributedSampler[Any]):
+    """A DistributedSampler that can begin an epoch at any row of its order.
 
-    A script that forgets ``set_epoch()`` still gets a new order for each epoch. If only some ranks make a complete
-    pass, they disagree on the epoch, and must call ``set_epoch()``.
+    The order of an epoch does not depend on the number of ranks. What is left of it from a row on is divided among the
+    ranks in the same way as a whole order: rank r gets the rows r, r + n, r + 2n, ... If the number does not divide
+    evenly, some rows come twice (with ``drop_last``, some are left out). ``len()`` is always that of a whole epoch.
     """
 
+    _resumed: tuple[int, int] = (0, 0)
+    """An epoch, and the row at which its passes begin."""
+    _drawn: int | None = None
+    """The length of the last order. A sampler of the user's may have another length in each epoch."""
+
     def __iter__(self) -> Iterator[Any]:
-        yield from self._share()
-        self.set_epoch(self.epoch + 1)
+        order, first = self.order(), self.first_row
+        if not first:
+            self._resumed = (0, 0)
+        self._drawn = len(order)
+        left = order[first:] if first else order
+        size = self.share_of(len(left)) * self.num_replicas
+        if size > len(left):
+            left = (left * math.ceil(size / len(left)))[:size]
+        return iter(left[self.rank : size : self.num_replicas])
 
-    def _share(self) -> Iterable[Any]:
-        return super().__iter__()
+    def __len__(self) -> int:
+        return self.share_of(len(self.dataset))  # type: ignore[arg-type]
+
+    def order(self) -> list[Any]:
+        """Return the whole order of this epoch, which is the same on all ranks."""
+        whole: DistributedSampler[Any] = DistributedSampler(
+            self.dataset, num_replicas=1, rank=0, shuffle=self.shuffle, seed=self.seed
+        )
+        whole.set_epoch(self.epoch)
+        return list(whole)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the order, in words."""
+        return "shuffled" if self.shuffle else "not shuffled"
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in the order."""
+        return len(self.dataset) if self._drawn is None else self._drawn  # type: ignore[arg-type]
+
+    def share_of(self, rows: int) -> int:
+        """Return how many of so many rows a rank gets."""
+        return rows // self.num_replicas if self.drop_last else math.ceil(rows / self.num_replicas)
+
+    # -- where an epoch begins --------------------------------------------------------------------------------------
+
+    @property
+    def first_row(self) -> int:
+        """The row at which a pass of this epoch begins."""
+        epoch, row = self._resumed
+        return row if self.epoch == epoch else 0
+
+    def resume(self, epoch: int, row: int) -> None:
+        """Go to an epoch, and begin its passes at this row until one is complete, or another epoch is drawn."""
+        self.set_epoch(epoch)
+        self._resumed = (epoch, row)
+
+    def complete(self, epoch: int) -> None:
+        """Count a complete pass: go to the next epoch, unless ``set_epoch()`` has chosen another one already."""
+        self._resumed = (0, 0)
+        if self.epoch == epoch:
+            self.set_epoch(epoch + 1)
 
 
-class ShareSampler(CountingSampler):
+class OwnSampler(ResumableSampler):
+    """A DistributedSampler of the user's, which keeps the epoch: its ``set_epoch()`` works, and the one here."""
+
+    def __init__(self, sampler: DistributedSampler[Any]) -> None:
+        vars(self).update(vars(sampler))
+        self.sampler = sampler
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """The epoch of the user's sampler."""
+        return self.sampler.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the order of this epoch next."""
+        self.sampler.set_epoch(epoch)
+
+
+class ShareSampler(ResumableSampler):
     """Every n-th sample of another sampler.
-
-    If the number does not divide evenly, some samples from the beginning come again at the end, as in
-    DistributedSampler.
 
     Each rank has an equal copy of the sampler. To make all copies give the same order, this class seeds their sources
     of random numbers with ``seed`` plus the epoch: torch, numpy and Python, and generators that are attributes of the
@@ -111,19 +190,15 @@ class ShareSampler(CountingSampler):
         super().__init__(sampler, num_replicas=world_size, rank=rank, shuffle=False, seed=seed)
         self.sampler = sampler
 
-    def _share(self) -> Iterable[Any]:
+    def order(self) -> list[Any]:
+        """Return the order that the other sampler draws with the random numbers of this epoch."""
         with _seeded(self.seed + self.epoch, self.sampler):
-            order = list(self.sampler)
-        size = self._samples_per_rank(len(order)) * self.num_replicas
-        order = (order * math.ceil(size / max(1, len(order))))[:size]
-        return order[self.rank :: self.num_replicas]
+            return list(self.sampler)
 
-    def __len__(self) -> int:
-        return self._samples_per_rank(len(self.sampler))
-
-    def _samples_per_rank(self, length: int) -> int:
-        """Return the number of samples of each rank. A sampler may have another length in each epoch."""
-        return math.ceil(length / self.num_replicas)
+    @property
+    def kind(self) -> str:
+        """The class of the other sampler."""
+        return type(self.sampler).__name__
 
     def __getattr__(self, name: str) -> Any:
         return _attribute_of_inner(self, name)

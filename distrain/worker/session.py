@@ -77,7 +77,9 @@ class Session:
         self.started_from = checkpoint
         """The checkpoint that this attempt has started from."""
         self.positions: dict[str, Callable[[], dict[str, Any]]] = {}
-        """By the name of a loader: returns the rank's position in its data, as JSON."""
+        """By the name of a dataset or loader: returns the rank's position in it, as JSON."""
+        self.loaders = 0
+        """The number of prepared loaders, which names them."""
         self.stopped = False
         """True once should_stop() has been true."""
         self.released = False

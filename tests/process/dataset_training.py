@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 import distrain
 from distrain import data
-from distrain.torch import TorchTrainer
+from distrain.torch import TorchTrainer, prepare_data_loader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROWS = 203
 EPOCHS = 2
@@ -76,6 +77,7 @@ SOURCES = {
     "items": lambda _: Items(),
     "stream": lambda _: Stream(),
     "generator": lambda _: generate,
+    "loader": lambda _: [],
 }
 
 
@@ -89,14 +91,15 @@ def seen_before() -> list[list[int]]:
 
 
 def train(config: dict[str, Any]) -> None:
-    context, shard = distrain.get_context(), distrain.get_dataset_shard("train")
+    context = distrain.get_context()
     rank = context.get_world_rank()
     chance = random.Random(config["seed"] + context.attempt)
     kill_at, every, size = chance.randint(3, 15), chance.randint(1, 4), chance.randint(3, 8)
     seen = seen_before() if rank == 0 else []
     steps = 0
-    for epoch in range(shard.epoch, EPOCHS):
-        for batch in shard.iter_torch_batches(batch_size=size, prefetch_batches=chance.randint(0, 3), uneven="pad"):
+    first_epoch, batches = data_of(config["source"], size, chance.randint(0, 3))
+    for epoch in range(first_epoch, EPOCHS):
+        for batch in batches:
             seen += [[epoch, row] for row in batch["id"].tolist()]
             steps += 1
             if steps % every == 0:
@@ -104,6 +107,16 @@ def train(config: dict[str, Any]) -> None:
             if config["kill"] and steps == kill_at and rank == context.attempt % 2:
                 os.kill(config["user"] if context.attempt % 2 else os.getpid(), signal.SIGKILL)
     report(seen, rank)
+
+
+def data_of(source: str, batch_size: int, ahead: int) -> tuple[int, Iterable[dict[str, Any]]]:
+    """Return the epoch to begin with, and what gives the batches of one epoch after the other."""
+    if source == "loader":
+        plain = DataLoader(Items(), batch_size=batch_size, shuffle=True, num_workers=ahead % 2)
+        loader = prepare_data_loader(plain)
+        return loader.sampler.epoch, loader
+    shard = distrain.get_dataset_shard("train")
+    return shard.epoch, shard.iter_torch_batches(batch_size=batch_size, prefetch_batches=ahead, uneven="pad")
 
 
 def report(seen: list[list[int]], rank: int) -> None:
@@ -115,7 +128,7 @@ def report(seen: list[list[int]], rank: int) -> None:
 def main(storage: Path, source: str, workers: int, kill: bool, seed: int) -> None:
     TorchTrainer(
         train,
-        train_loop_config={"kill": kill, "user": os.getpid(), "seed": seed},
+        train_loop_config={"source": source, "kill": kill, "user": os.getpid(), "seed": seed},
         scaling_config=distrain.ScalingConfig(num_workers=workers),
         run_config=distrain.RunConfig(
             name="run", storage_path=storage, failure_config=distrain.FailureConfig(max_failures=1)

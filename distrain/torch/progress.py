@@ -1,0 +1,144 @@
+"""The position of a prepared DataLoader: how far train_func has come in it. Runs in: worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.utils.data import BatchSampler
+
+from distrain.errors import DataError
+from distrain.system.log import say
+from distrain.system.states import decode_state, encode_state
+from distrain.torch.sampler import ResumableSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch.utils.data import DataLoader
+
+    from distrain.worker.session import Session
+
+__all__ = ["Progress", "progress_of"]
+
+
+class Progress(Protocol):
+    """The progress of a loader."""
+
+    def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of a pass, and count them."""
+
+    def position(self) -> dict[str, Any]:
+        """Return the position after the batches that train_func has got, as JSON."""
+
+
+def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> Progress | None:
+    """Return the progress of a loader, which begins at the position of the checkpoint; None if it has no position.
+
+    Raises DataError if the loader is not the one of the checkpoint.
+    """
+    session.loaders += 1
+    name = f"loader {session.loaders}"
+    start = session.positions_at_start(name) if resume else {}
+    order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    sampler = order.sampler if type(order) is BatchSampler else order
+    progress: SamplerProgress | StateProgress
+    if isinstance(sampler, ResumableSampler) and getattr(loader, "in_order", True):
+        size = order.batch_size if type(order) is BatchSampler else 1
+        progress = SamplerProgress(name, sampler, size)
+    elif callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
+        progress = StateProgress(name, loader, session.context.world_size)
+    else:
+        return None
+    if start:
+        progress.resume(start, session.context.world_rank)
+    if resume:
+        session.positions[name] = progress.position
+    return progress
+
+
+class SamplerProgress:
+    """The progress of a loader whose order is a pure function of the seed and the epoch.
+
+    batch_size: items of the sampler in a batch: rows, or batches if the sampler gives whole batches.
+    """
+
+    def __init__(self, name: str, sampler: ResumableSampler, batch_size: int) -> None:
+        self._name = name
+        self._sampler = sampler
+        self._batch_size = batch_size
+        self._epoch = sampler.epoch
+        self._first = 0
+        self._batches = 0
+
+    def resume(self, start: Mapping[int, dict[str, Any]], rank: int) -> None:
+        """Begin at the position of a checkpoint. If ranks have come further than others, some rows come again."""
+        position = min(start.values(), key=lambda position: (position["epoch"], position["rows"]))
+        if position["order"] != self._order:
+            raise DataError(
+                f"prepare_data_loader: {self._name} is not the one of the checkpoint: it was {position['order']}, and "
+                f"is {self._order}; resume=False begins with its first row"
+            )
+        self._epoch, self._first = position["epoch"], position["rows"]
+        self._sampler.resume(self._epoch, self._first)
+        if rank == 0 and self._first:
+            say(
+                f"prepare_data_loader: {self._name} goes on in epoch {self._epoch} after {self._first:,} of "
+                f"{self._sampler.rows:,} rows; resume=False turns this off"
+            )
+
+    @property
+    def _order(self) -> dict[str, Any]:
+        """What identifies the order."""
+        sampler = self._sampler
+        return {"length": len(sampler.dataset), "kind": sampler.kind, "seed": sampler.seed}  # type: ignore[arg-type]
+
+    def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of a pass, and count them. At the end, go to the next epoch."""
+        self._epoch, self._first, self._batches = self._sampler.epoch, self._sampler.first_row, 0
+        for batch in batches:
+            self._batches += 1
+            yield batch
+        self._sampler.complete(self._epoch)
+        self._epoch, self._first, self._batches = self._epoch + 1, 0, 0
+
+    def position(self) -> dict[str, Any]:
+        """Return the position: the epoch, and the rows that all ranks have taken."""
+        taken = self._batches * self._batch_size * self._sampler.num_replicas
+        rows = min(self._first + taken, self._sampler.rows)
+        return {"epoch": self._epoch, "rows": rows, "order": self._order}
+
+
+class StateProgress:
+    """The progress of a loader that tells its own state, such as torchdata's StatefulDataLoader."""
+
+    def __init__(self, name: str, loader: Any, ranks: int) -> None:
+        self._name = name
+        self._loader = loader
+        self._ranks = ranks
+        self._ended = True
+        """True before the first batch and after the last one: the next pass is a whole epoch."""
+
+    def resume(self, start: Mapping[int, dict[str, Any]], rank: int) -> None:
+        """Give the loader the state of this rank. Raises DataError for a state among another number of ranks."""
+        position = start[max(number for number in start if number <= rank)]
+        if position["ranks"] != self._ranks:
+            raise DataError(
+                f"prepare_data_loader: {self._name} has a state for each of {position['ranks']} workers, and cannot go "
+                f"on with {self._ranks}; resume=False begins with its first row"
+            )
+        if position["state"] is not None:
+            self._loader.load_state_dict(decode_state(position["state"]))
+            self._ended = False
+            if rank == 0:
+                say(f"prepare_data_loader: {self._name} goes on where the checkpoint was; resume=False turns this off")
+
+    def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of a pass."""
+        self._ended = False
+        yield from batches
+        self._ended = True
+
+    def position(self) -> dict[str, Any]:
+        """Return the state. At the end of a pass there is none, as many loaders have one that ends again at once."""
+        state = None if self._ended else encode_state(self._loader.state_dict())
+        return {"ranks": self._ranks, "state": state}

@@ -1,0 +1,64 @@
+"""The way of a loader's batches to the device. Runs in: worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from distrain.torch.nested import map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["moved", "on_device"]
+
+
+def on_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Yield each batch on a device. The next batch is copied to a GPU while the caller computes."""
+    if device.type == "cuda":
+        return _copied_ahead(batches, device)
+    return batches if device.type == "cpu" else (moved(batch, device) for batch in batches)
+
+
+def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Yield each batch on the GPU. A separate stream copies the next batch while the caller computes."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    ended = object()
+
+    def start() -> Any:
+        batch = next(batches, ended)
+        with torch.cuda.stream(stream):
+            return map_leaves(batch, lambda leaf: leaf.to(device, non_blocking=True) if _is_tensor(leaf) else leaf)
+
+    def finish(batch: Any) -> Any:
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(stream)
+        return map_leaves(batch, lambda leaf: _arrived(leaf, device, current))
+
+    ahead = start()
+    while ahead is not ended:
+        batch = finish(ahead)
+        ahead = start()
+        yield batch
+
+
+def _arrived(leaf: Any, device: torch.device, current: torch.cuda.Stream) -> Any:
+    """Return a leaf for use on the current stream.
+
+    Objects with a ``to()`` of their own move here, because memory that they allocate on the other stream could be
+    reused too early.
+    """
+    if not _is_tensor(leaf):
+        return moved(leaf, device)
+    leaf.record_stream(current)
+    return leaf
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return the batch with everything that has a ``to()`` on the device."""
+    return map_leaves(batch, lambda leaf: leaf.to(device) if callable(getattr(leaf, "to", None)) else leaf)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)

@@ -1,0 +1,203 @@
+"""A prepared loader resumes where a checkpoint was reported: committed and resumed rows are exactly an epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
+
+from distrain.context import TrainContext
+from distrain.errors import DataError
+from distrain.torch import prepare_data_loader
+from distrain.worker.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Make = Callable[[int, int], DataLoader[Any]]
+
+
+@contextlib.contextmanager
+def acting_as(rank: int, ranks: int, start: dict[int, Any]) -> Iterator[Session]:
+    """This process, as far as the public functions can tell, is that rank, and resumes at these positions."""
+    context = TrainContext(
+        world_rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks, node_rank=0, run_name="run",
+        storage_path="nowhere", attempt=0, devices=(),
+    )  # fmt: skip
+    before = Session.current
+    session = Session.current = Session(None, context, None)  # type: ignore[arg-type]
+    vars(session)["_positions_at_start"] = {"loader 1": start} if start else {}
+    try:
+        yield session
+    finally:
+        Session.current = before
+
+
+class Ranks:
+    """The loaders of all ranks, and their sessions."""
+
+    def __init__(self, ranks: int, make: Make, start: dict[int, Any] | None = None, **options: Any) -> None:
+        self.loaders: list[DataLoader[Any]] = []
+        self.sessions: list[Session] = []
+        for rank in range(ranks):
+            with acting_as(rank, ranks, start or {}) as session:
+                self.loaders.append(prepare_data_loader(make(rank, ranks), **options))
+                self.sessions.append(session)
+
+    def take(self, most: int = 1000) -> tuple[list[list[int]], bool]:
+        """Take batches from all loaders at once. Return the rows of each step, and whether the pass has ended."""
+        loops = [iter(loader) for loader in self.loaders]
+        steps = []
+        for _ in range(most):
+            batches = [next(loop, None) for loop in loops]
+            if batches[0] is None:
+                assert batches == [None] * len(loops), "all ranks have equally many batches"
+                return steps, True
+            steps.append([row for batch in batches for row in torch.as_tensor(batch).flatten().tolist()])
+        return steps, False
+
+    def positions(self) -> dict[int, Any]:
+        found = {rank: session.positions["loader 1"]() for rank, session in enumerate(self.sessions)}
+        return {rank: json.loads(json.dumps(position)) for rank, position in found.items()}
+
+
+def loader(kind: str, rows: int, size: int, **options: Any) -> Make:
+    data = range(rows)
+    if kind == "distributed":
+        return lambda rank, ranks: DataLoader(data, size, sampler=DistributedSampler(data, ranks, rank), **options)
+    if kind == "batches":
+        batches = lambda: BatchSampler(RandomSampler(data), size, False)  # noqa: E731
+        return lambda rank, ranks: DataLoader(data, batch_sampler=batches(), **options)
+    if kind == "custom":
+        return lambda rank, ranks: DataLoader(data, size, sampler=list(reversed(data)), **options)
+    if kind == "unbatched":
+        return lambda rank, ranks: DataLoader(data, batch_size=None, shuffle=True, **options)
+    return lambda rank, ranks: DataLoader(data, size, shuffle=kind == "shuffled", **options)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.sampled_from(["shuffled", "in order", "distributed", "batches", "custom", "unbatched"]),
+    st.integers(1, 60),
+    st.data(),
+)
+def test_an_epoch_that_resumes_has_every_row(kind: str, rows: int, drawn: st.DataObject) -> None:
+    start: dict[int, Any] = {}
+    seen: Counter[int] = Counter()
+    ended, most_ranks = False, 1
+    while not ended:
+        ranks, size = drawn.draw(st.integers(1, 4)), drawn.draw(st.integers(1, 7))
+        group = Ranks(ranks, loader(kind, rows, size), start)
+        steps, ended = group.take(drawn.draw(st.integers(1, 12)))
+        seen.update(row for step in steps for row in step)
+        most_ranks = max(ranks, most_ranks)
+        positions = group.positions()
+        assert all(position == positions[0] for position in positions.values())
+        start = {0: positions[0]}
+    assert set(seen) == set(range(rows))
+    assert sum(seen.values()) - rows < most_ranks, "only padding comes twice"
+    assert (positions[0]["epoch"], positions[0]["rows"]) == (1, 0)
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}])
+def test_loader_processes_do_not_matter(options: dict[str, Any]) -> None:
+    """What they have fetched ahead is not taken. Later epochs are whole."""
+    first = Ranks(1, loader("shuffled", 40, 4, **options))
+    taken, _ = first.take(3)
+    rest_of_first = Ranks(1, loader("shuffled", 40, 4, **options), first.positions())
+    assert len(rest_of_first.loaders[0]) == 10
+    some, _ = rest_of_first.take(2)
+    again = Ranks(1, loader("shuffled", 40, 4), rest_of_first.positions())
+    epochs = [again.take() for _ in range(3)]
+    rows = [row for step in (*taken, *some, *epochs[0][0]) for row in step]
+    assert sorted(rows) == list(range(40))
+    for steps, ended in epochs[1:]:
+        assert ended
+        assert sorted(row for step in steps for row in step) == list(range(40))
+
+
+def test_a_resumed_pass_has_the_batches_that_an_uninterrupted_one_has() -> None:
+    whole, _ = Ranks(2, loader("shuffled", 40, 4)).take()
+    first = Ranks(2, loader("shuffled", 40, 4))
+    begun, _ = first.take(2)
+    rest, _ = Ranks(2, loader("shuffled", 40, 4), first.positions()).take()
+    assert begun + rest == whole
+
+
+def test_set_epoch_and_a_look_at_a_batch() -> None:
+    group = Ranks(1, loader("shuffled", 20, 4))
+    group.loaders[0].sampler.set_epoch(5)
+    taken, _ = group.take(2)
+    start = group.positions()
+    assert (start[0]["epoch"], start[0]["rows"]) == (5, 8)
+
+    resumed = Ranks(1, loader("shuffled", 20, 4), start)
+    assert resumed.loaders[0].sampler.epoch == 5
+    look, _ = resumed.take(1)
+    resumed.loaders[0].sampler.set_epoch(5)
+    rest, _ = resumed.take()
+    assert rest[0] == look[0], "a look loses nothing"
+    assert sorted(row for step in (*taken, *rest) for row in step) == list(range(20))
+
+    other = Ranks(1, loader("shuffled", 20, 4), start)
+    other.loaders[0].sampler.set_epoch(6)
+    assert len(other.take()[0]) == 5, "another epoch begins with its first row"
+
+
+def test_a_checkpoint_after_the_last_batch_in_the_loop_keeps_loops_in_step(capfd: pytest.CaptureFixture[str]) -> None:
+    group = Ranks(2, loader("shuffled", 20, 5))
+    assert group.take(2) == (group.take(2)[0], False)
+    resumed = Ranks(2, loader("shuffled", 20, 5), group.positions())
+    assert "loader 1 goes on in epoch 0 after 20 of 20 rows; resume=False turns this off" in capfd.readouterr().err
+    assert resumed.take() == ([], True)
+    assert len(resumed.take()[0]) == 2
+
+
+def test_ranks_that_have_come_less_far_decide() -> None:
+    group = Ranks(1, loader("in order", 20, 2))
+    group.take(2)
+    behind, ahead = group.positions()[0], {**group.positions()[0], "rows": 8}
+    resumed = Ranks(2, loader("in order", 20, 2), {0: ahead, 1: behind})
+    assert resumed.take(1)[0] == [[4, 6, 5, 7]]
+
+
+def test_other_data_is_refused() -> None:
+    group = Ranks(1, loader("shuffled", 20, 4))
+    group.take(2)
+    with pytest.raises(
+        DataError, match=r"loader 1 is not the one of the checkpoint: it was \{'length': 20.*resume=False"
+    ):
+        Ranks(1, loader("shuffled", 21, 4), group.positions())
+    begun = Ranks(1, loader("shuffled", 21, 4), group.positions(), resume=False)
+    assert len(begun.take()[0]) == 6
+    assert begun.sessions[0].positions == {}
+
+
+class Rows(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_loader_with_states_is_asked_for_its_own() -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(rank: int, ranks: int) -> Any:
+        return StatefulDataLoader(Rows(), batch_size=3)
+
+    group = Ranks(1, make)
+    assert group.take(2) == ([[0, 1, 2], [3, 4, 5]], False)
+    resumed = Ranks(1, make, group.positions())
+    assert resumed.take() == ([[6, 7, 8], [9]], True)
+    after = Ranks(1, make, resumed.positions())
+    assert len(after.take()[0]) == 4
+    with pytest.raises(DataError, match="has a state for each of 1 workers, and cannot go on with 2; resume=False"):
+        Ranks(2, make, group.positions())
