@@ -213,3 +213,19 @@ def test_transformers(tmp_path: Path) -> None:
 def test_accelerate(tmp_path: Path) -> None:
     output = output_of("accelerate_example", tmp_path)
     assert number("accuracy after epoch 7", output) > number("accuracy after epoch 3", output) > 0.7
+
+
+@sampled
+def test_parquet_data(tmp_path: Path) -> None:
+    output = output_of("parquet_data", tmp_path)
+    assert output.startswith("2 workers: one was killed in the second epoch\n")
+    assert number("3 workers went on: loss", output) < 0.1
+    assert output.endswith("each row was used 2 times in 2 epochs\n")
+
+
+@sampled
+@pytest.mark.parametrize("options", [(), ("--streaming",)])
+def test_huggingface_data(options: tuple[str, ...], tmp_path: Path) -> None:
+    output = output_of("huggingface_data", tmp_path, *options)
+    assert number("a worker was killed in epoch 2, and the run went on: loss", output) < 1
+    assert output.endswith("each image was used 6 times in 6 epochs\n")

@@ -39,3 +39,10 @@ def test_keras_3(tmp_path: Path) -> None:
     output = output_of("keras_3_example", tmp_path)
     assert number("reported loss", output) < 0.6
     assert number("accuracy on the test images", output) > 0.8
+
+
+@pytest.mark.sample(1, of="TensorFlow examples")
+def test_data(tmp_path: Path) -> None:
+    output = output_of("tensorflow_data", tmp_path)
+    assert number("a worker was killed in epoch 2, and the run went on: loss", output) < 1
+    assert output.endswith("each image was used 4 times in 4 epochs\n")
