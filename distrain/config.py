@@ -243,6 +243,7 @@ class DataConfig:
         again; "ignore" goes on at the same place.
     skip_streams: in a stream that has no ``state_dict()``, a run that resumes reads and drops the rows before the
         checkpoint. False: it raises DataError instead.
+    resume: False begins with the first row of epoch 0, also if the run starts from a checkpoint.
 
     Raises TypeError or ValueError for bad values.
 
@@ -254,6 +255,7 @@ class DataConfig:
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
     on_change: Literal["error", "restart", "ignore"] = "error"
     skip_streams: bool = True
+    resume: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.datasets_to_split, str) and self.datasets_to_split != "all":

@@ -213,7 +213,11 @@ def _datasets(datasets: Mapping[str, Any], config: DataConfig) -> RunDatasets:
     from distrain.data.datasets import run_datasets  # it needs numpy
 
     return run_datasets(
-        datasets, config.datasets_to_split, on_change=config.on_change, skip_streams=config.skip_streams
+        datasets,
+        config.datasets_to_split,
+        on_change=config.on_change,
+        skip_streams=config.skip_streams,
+        resume=config.resume,
     )
 
 

@@ -21,9 +21,9 @@ from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Ref
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
 from distrain.decisions.report_rows import CallBack, RowAssembly
 from distrain.storage import retention
-from distrain.storage.commit import Commit, merged_positions
+from distrain.storage.commit import Commit, merged_positions, other_data
 from distrain.storage.files import full_disk_hint, is_full_disk
-from distrain.system.log import warn
+from distrain.system.log import warn, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -321,13 +321,16 @@ class ReportHandler:
         validation = next((report.validation for report in reports if report.validation), None)
         folder = reports[0].folder if reports[0].in_place else None
         then = partial(self._on_committed, self._attempt, commit)
+        positions = {report.rank: report.positions or {} for report in reports}
+        if warning := other_data(positions):
+            warn_once(warning)
         self._store.commit(
             self._attempt,
             commit,
             name=unsettled.directory_name,
             folder=folder,
             validation=validation,
-            positions=merged_positions({report.rank: report.positions or {} for report in reports}),
+            positions=merged_positions(positions),
             then=then,
         )
 

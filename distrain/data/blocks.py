@@ -93,6 +93,8 @@ def as_block(value: Any, source: str) -> Block:
             f"got {type(value).__module__}.{type(value).__qualname__}"
         )
     block = {str(name): _column(values) for name, values in value.items()}
+    if single := [name for name, column in block.items() if not column.ndim]:
+        raise DataError(f"{source}: column {single[0]!r} is one value; it must be an array with a value for each row")
     lengths = {name: len(column) for name, column in block.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"{source} returned columns of different lengths: {lengths}")
@@ -109,6 +111,8 @@ def to_columns(block: Block) -> Columns:
         return {ITEM: _column(block)}
     names = block[0].keys()
     for row in block:
+        if not isinstance(row, dict):
+            raise DataError(f"some rows are dicts, but one is {row!r:.50}")
         if row.keys() != names:
             raise DataError(f"some rows have the columns {sorted(names)}, and others {sorted(row)}")
     return {name: _column([row[name] for row in block]) for name in names}
@@ -156,8 +160,8 @@ def formatter(batch_format: str | None) -> Callable[[Block], Any]:
 
 def _column(values: Any) -> np.ndarray[Any, Any]:
     """Return values as an array; of objects if they have different shapes."""
-    if isinstance(values, np.ndarray):
-        return values
+    if isinstance(values, np.ndarray) or not hasattr(values, "__len__"):
+        return np.asarray(values)
     if is_instance(values, "torch", "Tensor"):
         values = values.detach().cpu()
     try:
@@ -174,7 +178,7 @@ def _column(values: Any) -> np.ndarray[Any, Any]:
 
 
 def _from_arrow(column: Any) -> np.ndarray[Any, Any]:
-    """Return an Arrow column as an array. Raises nothing for nulls: they become NaN or None."""
+    """Return an Arrow column as an array. Nulls among floats become NaN, others None in an array of objects."""
     pa = require("pyarrow")
     column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if isinstance(column, pa.ExtensionArray):
@@ -184,6 +188,8 @@ def _from_arrow(column: Any) -> np.ndarray[Any, Any]:
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.dictionary_decode()
+    elif pa.types.is_integer(kind) and column.null_count:  # as floats, large numbers would change
+        return np.array(column.to_pylist(), dtype=object)
     elif pa.types.is_fixed_size_list(kind) and not column.null_count:
         inner = _from_arrow(pa.chunked_array([column.flatten()]))
         return inner.reshape(len(column), kind.list_size, *inner.shape[1:])

@@ -6,15 +6,17 @@ A Dataset is a description. It opens nothing before its rows are asked for, on t
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from distrain.data import transforms
-from distrain.data.blocks import as_block, is_instance, to_rows
+from distrain.data.blocks import as_block, is_instance, rows_between, to_rows
 from distrain.data.files import ArrowDatasetSource, FileSource
 from distrain.data.order import RowOrder
+from distrain.data.passes import in_order
 from distrain.data.sources import (
     HuggingFaceSource,
     ItemSource,
@@ -29,9 +31,10 @@ from distrain.errors import DataError
 from distrain.system.arguments import check_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain.data.blocks import Block
+    from distrain.data.order import Span
 
 _SHUFFLE_BYTES = 64 << 20
 """Memory of the rows of files that ``random_shuffle()`` mixes, about."""
@@ -169,16 +172,17 @@ class Dataset:
         return self._then(operation)
 
     def limit(self, limit: int) -> Dataset:
-        """Keep the first rows. For a stream, these are counted before any ``filter()``.
+        """Keep the first rows; random ones after ``random_shuffle()``, the same ones in each epoch.
+
+        Of a stream, the first rows are kept. They are counted before any ``filter()``.
 
         ::
 
             rows.limit(1000)
         """
         check_count("limit", limit)
-        return self._then(
-            _Operation(partial(transforms.sliced, start=0, stop=limit), partial(Stream.limited, rows=limit))
-        )
+        part = partial(_part, span_of=lambda rows: (0, min(rows, limit)), seed=self._shuffle and self._shuffle[0])
+        return self._then(_Operation(part, partial(Stream.limited, rows=limit)))
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Dataset:
         """Shuffle the rows anew in each epoch. The order follows from the seed and the epoch.
@@ -203,7 +207,8 @@ class Dataset:
         """Return two datasets: for training, and for tests.
 
         test_size: the number of rows of the second one, or their fraction (a float below 1).
-        shuffle: choose its rows at random; False: they are the last rows. ``seed``: 0 by default.
+        shuffle: choose its rows at random; False: they are the last rows, unless ``random_shuffle()`` came before.
+        seed: of the random choice; 0 by default.
 
         Raises DataError for a stream, when it is opened.
 
@@ -213,8 +218,12 @@ class Dataset:
         """
         if isinstance(test_size, bool) or not isinstance(test_size, (int, float)) or test_size <= 0:
             raise ValueError(f"test_size must be a fraction below 1, or a number of rows, got {test_size!r}")
-        parts = (partial(_split, size=test_size, shuffle=shuffle, seed=seed or 0, test=test) for test in (False, True))
-        train, test = (self._then(_Operation(part, _no_split)) for part in parts)
+        if shuffle:
+            chosen: int | None = seed or 0
+        else:
+            chosen = self._shuffle and self._shuffle[0]
+        spans = (partial(_span_of_split, size=test_size, test=test) for test in (False, True))
+        train, test = (self._then(_Operation(partial(_part, span_of=span, seed=chosen), _no_split)) for span in spans)
         return train, test
 
     def _then(self, operation: _Operation | Callable[[Block], Block]) -> Dataset:
@@ -228,14 +237,15 @@ class Dataset:
     # -- looking at the rows --------------------------------------------------------------------------------------
 
     def take(self, limit: int = 20) -> list[Any]:
-        """Return the first rows as a list of dicts. It reads them in the calling process.
+        """Return the first rows, of epoch 0, as a list of dicts. It reads them in the calling process.
 
         ::
 
             print(rows.take(3))
         """
         check_count("limit", limit)
-        return list(islice((row for block in self._blocks(limit) for row in to_rows(block)), limit))
+        blocks = self._blocks(limit, self.open().order)
+        return list(islice((row for block in blocks for row in to_rows(block)), limit))
 
     def count(self) -> int:
         """Return the number of rows. It opens the files in the calling process. Raises DataError for a stream.
@@ -259,7 +269,11 @@ class Dataset:
         opened = self.open()
         if not opened.functions:
             return opened.source.schema()
-        return schema_of(next(self._blocks(1), []))
+        return schema_of(self.sample())
+
+    def sample(self) -> Block:
+        """Return a block of one row; none if there are no rows."""
+        return next((rows_between(block, 0, 1) for block in self._blocks(1, RowOrder())), [])
 
     def open(self) -> OpenDataset:
         """Open the source in this process, once."""
@@ -281,14 +295,13 @@ class Dataset:
         order = opened.order if self._shuffle is None else _order(source, *self._shuffle)
         return OpenDataset(source, functions, order)
 
-    def _blocks(self, rows: int) -> Iterator[Block]:
-        """Yield the first rows in their own order, and perhaps some more."""
+    def _blocks(self, rows: int, order: RowOrder) -> Iterator[Block]:
+        """Yield the first rows, and perhaps some more; of a stream, in its own order."""
         opened = self.open()
         if isinstance(opened.source, Stream):
             found = OpenStream(opened.source, 0).blocks(lambda: rows)
         else:
-            every = opened.source.block_rows
-            found = opened.source.read(list(_range(len(every))), 0, min(rows, opened.source.rows))
+            found = in_order(opened.source, order, 0, (0, min(rows, opened.source.rows)), rows)
         return map(opened.finished, found)
 
 
@@ -309,13 +322,17 @@ def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOr
     return RowOrder(shuffled=True, window=window, seed=seed)
 
 
-def _split(source: TableSource, *, size: float, shuffle: bool, seed: int, test: bool) -> TableSource:
-    rows = source.rows
+def _part(source: TableSource, *, span_of: Callable[[int], Span], seed: int | None) -> TableSource:
+    """Return some rows. ``seed``: of the random order in which they are counted; None: they are in their own order."""
+    span = span_of(source.rows)
+    return transforms.sliced(source, *span) if seed is None else transforms.split(source, span, seed)
+
+
+def _span_of_split(rows: int, *, size: float, test: bool) -> Span:
     count = round(rows * size) if isinstance(size, float) and size < 1 else int(size)
     if count >= rows:
         raise DataError(f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be for tests")
-    span = (rows - count, rows) if test else (0, rows - count)
-    return transforms.split(source, span, seed) if shuffle else transforms.sliced(source, *span)
+    return (rows - count, rows) if test else (0, rows - count)
 
 
 def _no_split(source: Stream) -> NoReturn:
@@ -323,8 +340,6 @@ def _no_split(source: Stream) -> NoReturn:
 
 
 # -- constructors ----------------------------------------------------------------------------------------------------
-
-_range = range
 
 
 def read_parquet(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:
@@ -340,26 +355,41 @@ def read_parquet(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset
     return _files(paths, "parquet", columns)
 
 
-def read_csv(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:
+def read_csv(
+    paths: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    read_options: Any = None,
+    parse_options: Any = None,
+    convert_options: Any = None,
+) -> Dataset:
     """Return the rows of CSV files, whose first line has the names of the columns. See :func:`read_parquet`.
 
     Each worker reads the files once more at the start, to count their rows.
 
+    read_options, parse_options, convert_options: ``ReadOptions``, ``ParseOptions`` and ``ConvertOptions`` of
+        ``pyarrow.csv``, for other separators, line breaks in values, or the types of columns.
+
     ::
 
-        distrain.data.read_csv("folder/*.csv")
+        distrain.data.read_csv("folder/*.csv", parse_options=pyarrow.csv.ParseOptions(delimiter=";"))
     """
-    return _files(paths, "csv", columns)
+    options = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
+    return _files(paths, "csv", columns, options)
 
 
-def read_json(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:
+def read_json(
+    paths: Any, *, columns: Sequence[str] | None = None, read_options: Any = None, parse_options: Any = None
+) -> Dataset:
     """Return the rows of files with one JSON object per line. See :func:`read_csv`.
+
+    read_options, parse_options: ``ReadOptions`` and ``ParseOptions`` of ``pyarrow.json``.
 
     ::
 
         distrain.data.read_json("rows.jsonl")
     """
-    return _files(paths, "json", columns)
+    return _files(paths, "json", columns, {"read_options": read_options, "parse_options": parse_options})
 
 
 def from_items(items: Sequence[Any]) -> Dataset:
@@ -420,11 +450,18 @@ def range(n: int) -> Dataset:
     return Dataset(partial(RangeSource, n, "id"))
 
 
-def _files(paths: Any, file_format: str | None, columns: Sequence[str] | None = None) -> Dataset:
+def _files(
+    paths: Any,
+    file_format: str | None,
+    columns: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Dataset:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given or not all(isinstance(path, (str, os.PathLike)) for path in given):
         raise TypeError(f"expected a path, a URL or a list of these, got {paths!r}")
-    return Dataset(partial(FileSource, [os.fspath(path) for path in given], file_format, columns))
+    if isinstance(columns, str) or (columns is not None and not columns):
+        raise TypeError(f"columns must be a list of names, got {columns!r}")
+    return Dataset(partial(FileSource, [os.fspath(path) for path in given], file_format, columns, options))
 
 
 def _of_huggingface(value: Any) -> Dataset | None:
@@ -439,11 +476,13 @@ def _of_huggingface(value: Any) -> Dataset | None:
 
 def _has_buffer(stream: Any) -> bool:
     """Return whether a Hugging Face IterableDataset shuffles in a buffer, which its state does not contain."""
-    part = getattr(stream, "_ex_iterable", None)
-    while part is not None:
+    parts = [getattr(stream, "_ex_iterable", None)]
+    while parts:
+        part = parts.pop()
         if type(part).__name__ == "BufferShuffledExamplesIterable":
             return True
-        part = getattr(part, "ex_iterable", None)
+        inner = getattr(part, "ex_iterables", None) or [getattr(part, "ex_iterable", None)]
+        parts += [found for found in inner if found is not None]
     return False
 
 
@@ -479,7 +518,7 @@ def as_dataset(value: Any, name: str) -> Dataset:
         return Dataset(partial(_called, value, name))
     if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
         return Dataset(partial(ItemSource, value))
-    if hasattr(value, "__iter__") and not hasattr(value, "__next__"):
+    if hasattr(value, "__iter__") and not isinstance(value, (Iterator, Set)):
         return Dataset(partial(Stream, _Same(value)))
     raise TypeError(
         f"datasets[{name!r}] is a {type(value).__module__}.{type(value).__qualname__}; pass a dataset of "

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 class RunDatasets:
     """The ``datasets=`` of a trainer, and its ``dataset_config=``.
 
-    split: the names of those that are divided among the workers. on_change, skip_streams: see ``DataConfig``.
+    split: the names of those that are divided among the workers. on_change, skip_streams, resume: see ``DataConfig``.
     """
 
     by_name: dict[str, Dataset]
     split: frozenset[str]
     on_change: str
     skip_streams: bool
+    resume: bool
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -38,14 +39,14 @@ class RunDatasets:
             name=name,
             worker=Worker(rank, ranks) if name in self.split else Worker(0, 1),
             rank=rank,
-            start=start,
+            start=start if self.resume else {},
             on_change=self.on_change,
             skip_streams=self.skip_streams,
         )
 
 
 def run_datasets(
-    datasets: Mapping[str, Any], split: Collection[str] | str, *, on_change: str, skip_streams: bool
+    datasets: Mapping[str, Any], split: Collection[str] | str, *, on_change: str, skip_streams: bool, resume: bool
 ) -> RunDatasets:
     """Return the datasets of a run. Raises TypeError for what is no dataset, ValueError for an unknown name."""
     found = {name: as_dataset(value, name) for name, value in datasets.items()}
@@ -54,4 +55,4 @@ def run_datasets(
         raise ValueError(
             f"DataConfig(datasets_to_split=...) names {min(unknown)!r}, but datasets= has {sorted(found) or 'no names'}"
         )
-    return RunDatasets(found, frozenset(names), on_change, skip_streams)
+    return RunDatasets(found, frozenset(names), on_change, skip_streams, resume)

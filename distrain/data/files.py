@@ -6,6 +6,7 @@ The row groups of Parquet files are blocks. CSV and JSON files are blocks, whose
 from __future__ import annotations
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
+from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
 from distrain.data.sources import Schema, TableSource
@@ -20,7 +22,7 @@ from distrain.errors import DataError
 from distrain.system.extras import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Indices
@@ -34,7 +36,8 @@ SUFFIXES = {
     ".ndjson": "json",
 }
 """By ending of a file name: pyarrow's name of the format."""
-_FORMATS = frozenset(SUFFIXES.values())
+_FORMAT_CLASSES = {"parquet": "ParquetFileFormat", "csv": "CsvFileFormat", "json": "JsonFileFormat"}
+"""The classes of ``pyarrow.dataset``."""
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _SCAN_BYTES = 8 << 20
 """Memory of one batch of the scanner, about; it reads a few ahead."""
@@ -50,12 +53,20 @@ class FileSource(TableSource):
     paths: files, directories and glob patterns, local or URLs of fsspec.
     file_format: ``parquet``, ``csv`` or ``json``; None: the files' names tell it.
     columns: the columns to read; None for all.
+    options: of pyarrow's class for the format.
     """
 
-    def __init__(self, paths: Sequence[str], file_format: str | None, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        file_format: str | None,
+        columns: Sequence[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._paths = list(paths)
         self._format = file_format
         self._columns = None if columns is None else list(columns)
+        self._options = dict(options or {})
 
     # -- files and blocks -----------------------------------------------------------------------------------------
 
@@ -65,48 +76,69 @@ class FileSource(TableSource):
         filesystem, _ = fsspec.core.url_to_fs(self._paths[0])
         found: list[str] = []
         for given in self._paths:
-            path = fsspec.core.url_to_fs(given)[1]
-            if any(character in path for character in "*?["):
-                files = sorted(filesystem.glob(path))
-            elif filesystem.isdir(path):
-                files = sorted(filesystem.find(path))
-            elif filesystem.exists(path):
+            other, path = fsspec.core.url_to_fs(given)
+            if other != filesystem:
+                raise DataError(f"{self._paths[0]} and {given} are on different filesystems")
+            if filesystem.isfile(path):
                 found.append(path)
-                continue
             else:
-                raise DataError(f"there is no file or directory {given}")
-            named = [file for file in files if _is_visible(file, path)]
-            chosen = [
-                file for file in named if format_of(file) == self._format or (not self._format and format_of(file))
-            ]
-            if not chosen:
-                raise DataError(f"{given} has no {self._format or 'Parquet, CSV or JSON'} files ({len(named)} others)")
-            found += chosen
+                found += self._files_in(filesystem, path, given)
         return filesystem, found
+
+    def _files_in(self, filesystem: Any, path: str, given: str) -> list[str]:
+        """Return the files of a directory or a pattern that have the format. Raises DataError if there are none."""
+        if filesystem.isdir(path):
+            files = filesystem.find(path)
+        elif _is_pattern(path):
+            files = filesystem.glob(path)
+        else:
+            raise DataError(f"there is no file or directory {given}")
+        visible = [file for file in sorted(files) if _is_visible(file, path)]
+        chosen = [file for file in visible if (kind := format_of(file)) and kind == (self._format or kind)]
+        if not chosen:
+            raise DataError(f"{given} has no {self._format or 'Parquet, CSV or JSON'} files ({len(visible)} others)")
+        return chosen
 
     @cached_property
     def _dataset(self) -> Any:
         """The files as a ``pyarrow.dataset.Dataset``."""
         filesystem, files = self._files
-        formats = {self._format or format_of(file) for file in files}
-        if len(formats) != 1 or None in formats:
-            raise DataError(f"the files have several formats, or unknown ones: {sorted(map(str, formats))}")
+        formats = {self._format or format_of(file): file for file in files}
+        if None in formats:
+            raise DataError(f"{formats[None]} has no known ending: use read_parquet(), read_csv() or read_json()")
+        if len(formats) > 1:
+            raise DataError(f"the files have several formats: {', '.join(formats.values())}")
+        kind = str(*formats)
         if isinstance(filesystem, LocalFileSystem):
             arrow_filesystem = require("pyarrow.fs").LocalFileSystem()
         else:
             fs = require("pyarrow.fs")
             arrow_filesystem = fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+        datasets = require("pyarrow.dataset")
         try:
-            return require("pyarrow.dataset").dataset(
-                files, format=formats.pop(), filesystem=arrow_filesystem, partitioning="hive"
+            form = getattr(datasets, _FORMAT_CLASSES[kind])(**self._options)
+            options = datasets.FileSystemFactoryOptions(
+                partition_base_dir=self._root(filesystem), partitioning=datasets.HivePartitioning.discover()
             )
+            return datasets.FileSystemDatasetFactory(arrow_filesystem, files, form, options).finish()
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {_named_in(error, files)}: {error}") from error
+
+    def _root(self, filesystem: Any) -> str:
+        """Return the directory below which ``key=value`` in a path is a column."""
+        paths = [fsspec.core.url_to_fs(given)[1] for given in self._paths]
+        fixed = [re.split(r"[*?\[]", path)[0] if not filesystem.exists(path) else path for path in paths]
+        return os.path.commonpath([path if filesystem.isdir(path) else os.path.dirname(path) for path in fixed])
 
     @cached_property
     def _blocks(self) -> tuple[list[Any], Indices, float]:
         """The blocks, the number of rows of each, and the bytes of all of them."""
-        fragments = list(self._dataset.get_fragments())
+        try:
+            fragments = list(self._dataset.get_fragments())
+        except ValueError as error:  # pyarrow refuses it for datasets with a filter
+            raise DataError(
+                f"{error} Use distrain's filter() instead, or pass the table that you have read."
+            ) from error
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
             parts = [part for found in threads.map(self._split, fragments) for part in found]
         rows = np.array([count for _, count, _ in parts], dtype=np.int64)
@@ -245,7 +277,7 @@ class ArrowDatasetSource(FileSource):
 
     @cached_property
     def _files(self) -> tuple[Any, list[str]]:
-        return fsspec.implementations.arrow.ArrowFSWrapper(self._given.filesystem), self._given.files
+        return ArrowFSWrapper(self._given.filesystem), self._given.files
 
 
 def format_of(path: str) -> str | None:
@@ -254,9 +286,13 @@ def format_of(path: str) -> str | None:
     return SUFFIXES.get(os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix)
 
 
+def _is_pattern(path: str) -> bool:
+    return any(character in path for character in "*?[")
+
+
 def _is_visible(file: str, folder: str) -> bool:
     """Return whether no part of the path below ``folder`` begins with a dot or an underscore, as in Spark's folders."""
-    below = os.path.relpath(file, folder) if not any(c in folder for c in "*?[") else os.path.basename(file)
+    below = os.path.basename(file) if _is_pattern(folder) else os.path.relpath(file, folder)
     return not any(part.startswith((".", "_")) for part in below.split("/"))
 
 

@@ -61,8 +61,9 @@ class DataIterator:
     """One worker's part of a dataset; :func:`distrain.get_dataset_shard` returns it.
 
     Each loop over ``iter_batches()`` and the like is one epoch. Every checkpoint that is reported stores how far the
-    loop has come, and a run that resumes goes on with the next row, with any number of workers. A loop that ends after
-    its first batch does not count as an epoch, so that a script may look at a batch first.
+    loop has come, and a run that resumes goes on with the next row, with any number of workers. A loop that is left
+    with ``break`` counts as an epoch, too. One that is left after its first batch does not, so that a script may look
+    at a batch first.
 
     All arguments are keyword-only. ``uneven`` says what happens to rows that do not divide evenly among the workers:
     ``"drop"`` leaves fewer rows than there are workers out, ``"pad"`` repeats some, ``"error"`` raises DataError. All
@@ -95,11 +96,12 @@ class DataIterator:
         self._on_change = on_change
         self._skip_streams = skip_streams
         self._pass: TablePass | StreamPass | None = None
-        self._pass_start: dict[str, Any] | None = None
-        """The position at which this pass has begun; None for the first row."""
         self._pass_batches = 0
         self._pass_done = False
         self._order: RowOrder | None = None
+        self._refusal: DataError | None = None
+        """Why the first pass may not be an epoch. A look at its first batch is allowed."""
+        self._is_read_ahead = False
         self._times = _Times()
         self._said: set[str] = set()
 
@@ -219,6 +221,7 @@ class DataIterator:
 
             model.fit(shard.to_tf("x", "y", batch_size=32))
         """
+        self._is_read_ahead = True
         tensorflow = import_module(_FRAMEWORKS["tensorflow"])
         batches = self.iter_batches(
             prefetch_batches=prefetch_batches,
@@ -295,7 +298,7 @@ class DataIterator:
 
     def _first_row(self) -> Block:
         with self._naming_errors():
-            return to_columns(self._dataset.take(1))
+            return to_columns(self._dataset.sample())
 
     def _options(
         self, batch_size: int | None, drop_last: bool, window: int | None, seed: int | None, uneven: str
@@ -327,11 +330,19 @@ class DataIterator:
         if self._pass is None:
             return self._start or {"epoch": 0}
         assert self._order is not None
+        if self._is_read_ahead and not self._pass_done:
+            self._say_once(
+                "read ahead",
+                "TensorFlow takes batches from to_tf() before it trains on them, so a run that resumes from this "
+                "checkpoint may leave some out. Checkpoints at the end of an epoch are exact, and so is a loop over "
+                "iter_tf_batches()",
+            )
         return {
             "epoch": self.epoch,
             **({} if self._pass_done else self._pass.position()),
             "order": self._order.as_json(),
             "data": self._facts,
+            "ranks": self._worker.ranks,
         }
 
     @cached_property
@@ -346,37 +357,31 @@ class DataIterator:
 
     def _next_start(self, order: RowOrder) -> tuple[int, dict[str, Any] | None]:
         """Return the epoch of the next pass, and the position at which it begins; None for the first row."""
-        if self._pass is None:
+        if self._pass is None or (not self._pass_done and self._pass_batches <= 1):
             return self.epoch, self._checked_start(order)
-        if self._pass_done:
-            return self._pass.epoch + 1, None
-        if self._pass_batches <= 1:
-            return self._pass.epoch, self._pass_start
-        if self._pass_start:
-            self._say_once(
-                "abandoned", f"epoch {self._pass.epoch}, which a checkpoint has begun, was left before its last row"
-            )
         return self._pass.epoch + 1, None
 
     def _checked_start(self, order: RowOrder) -> dict[str, Any] | None:
-        """Return the position of the checkpoint, if it is inside an epoch. Raises DataError if the data has changed."""
-        start = self._start
-        if start is None or not (start.get("divisions") or start.get("rows")):
+        """Return the position of the checkpoint, if it is inside the next epoch. Refuse data that has changed."""
+        start, self._refusal = self._start, None
+        if start is None or start["epoch"] != self.epoch or "data" not in start:
             return None
-        changes = [
-            f"{what} was {start[key]}, and is {now}"
-            for what, key, now in (("the data", "data", self._facts), ("the order", "order", order.as_json()))
-            if start[key] != now
-        ]
+        inside = start if start.get("divisions") or start.get("rows") else None
+        kinds = {"data": self._facts, "order": order.as_json() if inside else start["order"]}
+        changes = {kind: f"the {kind} was {start[kind]}, and is {now}" for kind, now in kinds.items()}
+        changes = {kind: text for kind, text in changes.items() if start[kind] != kinds[kind]}
         if not changes or self._on_change == "ignore":
-            return start
-        text = f"dataset {self._name!r} is not the one of the checkpoint: {'; '.join(changes)}"
-        if self._on_change == "error":
-            raise DataError(
-                f"{text}. DataConfig(on_change='restart') begins epoch {start['epoch']} again, on_change='ignore' goes "
-                "on at the same place"
-            )
-        self._say_once("changed", f"{text}; epoch {start['epoch']} begins again")
+            return inside
+        text = f"dataset {self._name!r} is not the one of the checkpoint: {'; '.join(changes.values())}"
+        if self._on_change == "restart":
+            self._say_once("changed", f"{text}; epoch {start['epoch']} begins with its first row")
+            return None
+        self._refusal = DataError(
+            f"{text}. DataConfig(on_change='restart') begins epoch {start['epoch']} with its first row, "
+            "on_change='ignore' goes on at the same place, and resume=False begins with epoch 0"
+        )
+        if "data" in changes:
+            raise self._refusal
         return None
 
     def _say_once(self, key: str, text: str) -> None:
@@ -394,34 +399,50 @@ class DataIterator:
         epoch, start = self._next_start(options.order)
         with self._naming_errors():
             own = make_pass(opened, self._worker, options, epoch, start)
-        self._pass, self._pass_start, self._order = own, start, options.order
+        self._pass, self._order = own, options.order
         self._pass_batches, self._pass_done = 0, False
         if start:
             self._say_once("continues", f"epoch {epoch} goes on {own.place}")
         began = last = time.monotonic()
         waited = 0.0
-        for batch, rows, note in after(ahead(self._made(own, opened, convert), prefetch)):
-            now = time.monotonic()
-            waited += now - last
-            self._note_times(rows, now - last)
-            if self._pass is own:
-                own.took(rows, note)
-                self._pass_batches += 1
-            yield batch
-            last = time.monotonic()
-            self._times.passed += last - now
-            if last - began > _NOTICE_AFTER_S and waited > (last - began) / 2:
-                self._say_once(
-                    "waits", f"train_func waits for data {waited / (last - began):.0%} of the time\n{self.stats()}"
-                )
+        try:
+            for batch, rows, note in after(ahead(self._made(own, opened, convert), prefetch)):
+                now = time.monotonic()
+                waited += now - last
+                self._note_times(rows, now - last)
+                self._take(own, rows, note)
+                yield batch
+                last = time.monotonic()
+                self._times.passed += last - now
+                if last - began > _NOTICE_AFTER_S and waited > (last - began) / 2:
+                    self._say_once(
+                        "waits", f"train_func waits for data {waited / (last - began):.0%} of the time\n{self.stats()}"
+                    )
+        except GeneratorExit:  # the loop was left
+            self._pass_done = self._pass_done or (self._pass is own and self._pass_batches > 1)
+            raise
         if self._pass is own:
             self._pass_done = True
+            if self._refusal:
+                raise self._refusal
         if own.left_out:
             self._say_once(
                 "left out",
                 f"{own.left_out} rows of an epoch are left out, as they do not divide evenly among "
                 f"{self._worker.ranks} workers; uneven='pad' repeats rows instead",
             )
+
+    def _take(self, own: TablePass | StreamPass, rows: int, note: Any) -> None:
+        """Count a batch that train_func gets. Raises DataError if it may not."""
+        if self._pass is not own:
+            raise DataError(
+                f"dataset {self._name!r}: a second loop over it has begun inside of this one, so it has no position. "
+                "Name it twice in datasets=, or loop over shard.materialize()"
+            )
+        self._pass_batches += 1
+        if self._refusal and self._pass_batches > 1:
+            raise self._refusal
+        own.took(rows, note)
 
     def _note_times(self, rows: int, waited: float) -> None:
         self._times.rows += rows
@@ -496,8 +517,10 @@ def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] |
 
 
 def _differ_in_taken_only(first: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether these are positions of two ranks in the same division. Data of one rank is not divided."""
+
     def fixed(position: dict[str, Any]) -> Any:
         divisions = position.get("divisions") or [[0, 0, 0]]
         return position["epoch"], divisions[:-1], divisions[-1][:2]
 
-    return bool(first.get("divisions")) and fixed(first) == fixed(other)
+    return bool(first.get("divisions")) and first["ranks"] > 1 and fixed(first) == fixed(other)

@@ -77,9 +77,9 @@ class RowOrder:
         """Return the permutation that ``key`` names."""
         return Permutation(size, self.seed, epoch, *key)
 
-    def as_json(self) -> list[int]:
+    def as_json(self) -> dict[str, int]:
         """Return the fields, for a position."""
-        return [int(self.shuffled), self.window, self.seed]
+        return {"shuffled": int(self.shuffled), "window": self.window, "seed": self.seed}
 
 
 class Division(NamedTuple):

@@ -119,12 +119,11 @@ class TablePass:
         )
         for block in in_pieces(found, size):
             count = row_count(block)
+            rows -= count
             if count == size or not self._options.drop_last:
                 yield block, count, None
-
-    def _rows(self, batch_size: int) -> Iterator[Block]:
-        for span in self._spans:
-            yield from in_order(self._source, self._options.order, self.epoch, span, batch_size)
+        if rows:
+            raise DataError(f"{rows} rows fewer were read than it has")
 
     def took(self, rows: int, note: Any) -> None:
         """Note that train_func has got the next batch."""
@@ -138,6 +137,8 @@ class TablePass:
 
 def in_order(source: TableSource, order: RowOrder, epoch: int, span: Span, batch_size: int) -> Iterator[Block]:
     """Yield the rows at these positions of an epoch's order."""
+    if span[0] == span[1]:
+        return
     if not order.window:
         yield from _sequence(source, order, epoch, span, batch_size)
         return
@@ -161,7 +162,7 @@ def _sequence(source: TableSource, order: RowOrder, epoch: int, span: Span, batc
     start, stop = span
     if source.is_random:
         permutation = order.permutation(source.rows, epoch, "rows") if order.shuffled else None
-        step = max(1, getattr(source, "at_once", 1) // batch_size) * batch_size
+        step = max(1, source.at_once // batch_size) * batch_size
         for first in range(start, stop, step):
             places = np.arange(first, min(stop, first + step))
             yield source.take(permutation(places) if permutation else places)

@@ -5,6 +5,7 @@ A :class:`TableSource` knows how many rows it has, in which blocks. A :class:`~d
 
 from __future__ import annotations
 
+import copy
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 1024
 """Rows that are read at a time, at most, by functions that need no batches."""
-_FROM_MEMORY = 1 << 14
+_ROWS_FROM_MEMORY = 1 << 14
+_BYTES_FROM_MEMORY = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class TableSource(ABC):
 
     is_random = False
     """True if :meth:`take` finds any row at once."""
+    at_once = 1
+    """The number of rows that :meth:`take` had better take together, if batches have fewer."""
 
     @property
     @abstractmethod
@@ -89,8 +93,6 @@ class RandomSource(TableSource):
     """Rows that are found at once by their numbers. They are one block."""
 
     is_random = True
-    at_once = 1
-    """The number of rows that are worth being read together, if batches have fewer."""
 
     @property
     def block_rows(self) -> Indices:
@@ -110,12 +112,14 @@ class RandomSource(TableSource):
 
 
 class MemorySource(RandomSource):
-    """A block in memory: a dict of numpy arrays, a pyarrow Table, or a list of rows."""
-
-    at_once = _FROM_MEMORY
+    """A block in memory: a dict of numpy arrays, a pyarrow Table, or a list of rows. Its readers get copies."""
 
     def __init__(self, block: Block) -> None:
         self._block = block
+        if not isinstance(block, list):
+            sizes = [column.nbytes for column in block.values()] if isinstance(block, dict) else [block.nbytes]
+            row_bytes = sum(sizes) / max(1, self.rows)
+            self.at_once = int(min(_ROWS_FROM_MEMORY, max(1, _BYTES_FROM_MEMORY / max(1, row_bytes))))
 
     @property
     def rows(self) -> int:
@@ -124,13 +128,14 @@ class MemorySource(RandomSource):
     def take(self, rows: Indices) -> Block:
         first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, -1)
         if last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all()):
-            return rows_between(self._block, first, last + 1)
-        return rows_at(self._block, rows)
+            found = rows_between(self._block, first, last + 1)
+        else:
+            found = rows_at(self._block, rows)
+        return copy.deepcopy(found) if isinstance(found, (dict, list)) else found
 
     def facts(self) -> dict[str, Any]:
         sample = rows_at(self._block, np.linspace(0, self.rows - 1, min(self.rows, 100), dtype=np.int64))
-        text = repr([(name, column.tolist()) for name, column in to_columns(sample).items()])
-        return {"rows": self.rows, "sample": zlib.crc32(text.encode())}
+        return {"rows": self.rows, "sample": {name: _checksum(col) for name, col in to_columns(sample).items()}}
 
     def schema(self) -> Schema:
         if is_instance(self._block, "pyarrow", "Table"):
@@ -138,10 +143,18 @@ class MemorySource(RandomSource):
         return super().schema()
 
 
+def _checksum(column: np.ndarray[Any, Any]) -> int:
+    """Return a number that is the same in every process. Of objects that are no plain values, it has only the types."""
+    if column.dtype != object:
+        return zlib.crc32(column.tobytes())
+    plain = (str, bytes, int, float, type(None))
+    return zlib.crc32(repr([item if isinstance(item, plain) else type(item).__name__ for item in column]).encode())
+
+
 class RangeSource(RandomSource):
     """The numbers below ``rows``, in a column."""
 
-    at_once = _FROM_MEMORY
+    at_once = _ROWS_FROM_MEMORY
 
     def __init__(self, rows: int, column: str) -> None:
         self._rows, self._column = rows, column

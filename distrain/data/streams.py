@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,12 +59,14 @@ class Stream:
     functions: are applied to each block in turn; they may drop rows.
     most: the number of rows to read; None for all.
     trusts_states: if the iterable can tell its state, that is all that it needs to go on.
+    readers: the passes in this process.
     """
 
     make: Callable[[], Iterable[Any]]
     functions: tuple[Callable[[Block], Block], ...] = ()
     most: int | None = None
     trusts_states: bool = True
+    readers: _Readers = field(default_factory=lambda: _Readers())
 
     def mapped(self, function: Callable[[Block], Block]) -> Stream:
         """Return the stream after a function for its blocks."""
@@ -82,27 +85,53 @@ class Stream:
         return schema_of(next(OpenStream(self, 0).blocks(lambda: 1), []))
 
 
+class _Readers:
+    """The passes over a stream whose iterable has a state of its own: only the newest one may read it.
+
+    begin: the state before the first pass.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.newest: OpenStream | None = None
+        self.begin: Any = None
+
+    def add(self, reader: OpenStream) -> None:
+        """Let a pass read from the beginning, even if the pass before has not come to the end."""
+        with self.lock:
+            before, self.newest = self.newest, reader
+            if before is None:
+                self.begin = reader.state()
+            elif not before.ended:
+                reader.load(self.begin)
+
+
 class OpenStream:
-    """A pass over a stream."""
+    """A pass over a stream.
+
+    ended: it has come to the end.
+    """
 
     def __init__(self, stream: Stream, epoch: int) -> None:
+        self.ended = False
         self._stream = stream
         self._source = stream.make()
+        self._is_stateful = stream.trusts_states and _state_methods(self._source) is not None
+        if self._is_stateful:
+            stream.readers.add(self)
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
         self._iterator: Iterator[Any] | None = None
         self._rows = 0
         self._read = 0
         self._asked_at = -math.inf
-        self._ended = False
 
     def skip_to(self, rows: int, mark: Mark | None) -> int:
         """Go to a place behind the first ``rows`` rows. Return how many rows had to be read for it.
 
         mark: a place before it whose state is known.
         """
-        if mark is not None and (methods := self._methods()) is not None:
-            getattr(self._holder(), methods[1])(mark.state)
+        if mark is not None and self.load(mark.state):
             self._rows, self._read = mark.rows, mark.read
         skipped = rows - self._rows
         while self._rows < rows and (block := next(self.blocks(lambda: rows - self._rows), None)) is not None:
@@ -117,22 +146,26 @@ class OpenStream:
         None at the end, too: many libraries have begun the next epoch by then.
         """
         now = time.monotonic()
-        if self._ended or now - self._asked_at < _SNAPSHOT_S or (methods := self._methods()) is None:
+        if self.ended or now - self._asked_at < _SNAPSHOT_S or (state := self.state()) is None:
             return None
         self._asked_at = now
-        return Mark(self._rows, self._read, copy.deepcopy(getattr(self._holder(), methods[0])()))
+        return Mark(self._rows, self._read, state)
 
-    def _methods(self) -> tuple[str, str] | None:
+    def state(self) -> Any:
+        """Return the state of the source, or of its iterator, as in Grain; None if it has none."""
         if not self._stream.trusts_states:
             return None
-        holder = self._holder()
-        return next((pair for pair in _METHODS if all(callable(getattr(holder, name, None)) for name in pair)), None)
+        holder = self._source if self._is_stateful else self._open()
+        methods = _state_methods(holder)
+        return methods and copy.deepcopy(getattr(holder, methods[0])())
 
-    def _holder(self) -> Any:
-        """Return the object that has the state: the source, or its iterator, as in Grain."""
-        if any(callable(getattr(self._source, pair[1], None)) for pair in _METHODS):
-            return self._source
-        return self._open()
+    def load(self, state: Any) -> bool:
+        """Give a state back. Return False if the source takes none."""
+        holder = self._source if self._is_stateful else self._open()
+        methods = _state_methods(holder) if self._stream.trusts_states else None
+        if methods:
+            getattr(holder, methods[1])(state)
+        return methods is not None
 
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:
@@ -142,8 +175,11 @@ class OpenStream:
     def blocks(self, most: Callable[[], int]) -> Iterator[Block]:
         """Yield the rows after the functions. ``most()``: the number of rows to yield next, at most."""
         while wanted := self._within_limit(min(ROWS_AT_ONCE, most())):
-            rows = list(islice(self._open(), wanted))
-            self._ended = len(rows) < wanted
+            with self._stream.readers.lock:
+                if self._is_stateful and self._stream.readers.newest is not self:
+                    raise DataError("another loop over the stream has begun; it has one state only")
+                rows = list(islice(self._open(), wanted))
+                self.ended = len(rows) < wanted
             if not rows:
                 return
             self._read += len(rows)
@@ -158,3 +194,7 @@ class OpenStream:
     def _within_limit(self, count: int) -> int:
         most = self._stream.most
         return count if most is None else min(count, most - self._read)
+
+
+def _state_methods(holder: Any) -> tuple[str, str] | None:
+    return next((pair for pair in _METHODS if all(callable(getattr(holder, name, None)) for name in pair)), None)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
+_NUMBERS_AT_ONCE = 1 << 16
+
 
 class Batched:
     """A function of the user's for blocks, which keeps the number of rows."""
@@ -90,6 +92,7 @@ class MappedSource(TableSource):
         self.inner = inner
         self.function = function
         self.is_random = inner.is_random
+        self.at_once = inner.at_once
 
     @property
     def block_rows(self) -> Indices:
@@ -121,6 +124,7 @@ class IndexedSource(RandomSource):
         self._rows = rows
         self._places = places
         self._facts = facts
+        self.at_once = inner.at_once
 
     @property
     def rows(self) -> int:
@@ -159,7 +163,7 @@ class SlicedSource(DerivedSource):
         found = np.flatnonzero(kept > 0)
         self._first = int(found[0]) if found.size else 0
         self._skipped = start - int(starts[self._first]) if found.size else 0
-        self._sizes: Indices = kept[found]
+        self._sizes: Indices = np.maximum(0, kept[found[0] : found[-1] + 1]) if found.size else kept[:0]
 
     @property
     def block_rows(self) -> Indices:
@@ -199,35 +203,42 @@ def _runs(blocks: Sequence[int], *, cut_before: int, cut_after: int) -> Iterator
 class ChosenSource(DerivedSource):
     """The rows of each block of another source that :meth:`_kept` chooses."""
 
-    def _kept(self, first: int, rows: Block) -> Mask:
-        """Return whether each of the rows is kept. ``first``: the number of the first one."""
+    def _kept(self, numbers: Indices, rows: Block) -> Mask:
+        """Return whether each of the rows, which have these numbers in the other source, is kept."""
         raise NotImplementedError
 
     @cached_property
-    def _starts(self) -> Indices:
-        starts: Indices = np.cumsum(self._inner.block_rows) - self._inner.block_rows
-        return starts
+    def _ends(self) -> Indices:
+        """The number of the first row after each block."""
+        ends: Indices = np.cumsum(self._inner.block_rows)
+        return ends
 
-    def _chosen(self, block: int) -> Iterator[Block]:
-        first, size = int(self._starts[block]), int(self._inner.block_rows[block])
-        for piece in self._inner.read([block], 0, size):
-            yield rows_at(piece, np.flatnonzero(self._kept(first, piece)))
-            first += row_count(piece)
+    def _chosen(self, blocks: Sequence[int]) -> Iterator[tuple[Indices, Block]]:
+        """Yield the rows of these blocks that are kept, with their numbers."""
+        sizes = self._inner.block_rows[blocks]
+        ends = np.cumsum(sizes)
+        shifts = self._ends[blocks] - ends
+        first = 0
+        for rows in self._inner.read(blocks, 0, int(sizes.sum())):
+            places = np.arange(first, first + row_count(rows))
+            numbers = places + shifts[np.searchsorted(ends, places, side="right")]
+            kept = np.flatnonzero(self._kept(numbers, rows))
+            yield numbers[kept], rows_at(rows, kept)
+            first += len(places)
 
     def read(self, blocks: Sequence[int], skip: int, count: int) -> Iterator[Block]:
-        for block in blocks:
-            size = int(self.block_rows[block])
-            if skip >= size:
-                skip -= size
-                continue
-            for piece in self._chosen(block):
-                start, end = min(skip, row_count(piece)), min(row_count(piece), skip + count)
-                skip -= start
-                if start < end:
-                    yield rows_between(piece, start, end)
-                    count -= end - start
-                if not count:
-                    return
+        skipped = 0
+        while skipped < len(blocks) and skip >= self.block_rows[blocks[skipped]]:
+            skip -= int(self.block_rows[blocks[skipped]])
+            skipped += 1
+        for _, rows in self._chosen(blocks[skipped:]):
+            start, end = min(skip, row_count(rows)), min(row_count(rows), skip + count)
+            skip -= start
+            if start < end:
+                yield rows_between(rows, start, end)
+                count -= end - start
+            if not count:
+                return
 
 
 class FilteredSource(ChosenSource):
@@ -239,10 +250,12 @@ class FilteredSource(ChosenSource):
 
     @cached_property
     def block_rows(self) -> Indices:
-        count = len(self._inner.block_rows)
-        return np.array([sum(map(row_count, self._chosen(block))) for block in range(count)], dtype=np.int64)
+        counts = np.zeros(len(self._ends), dtype=np.int64)
+        for numbers, _ in self._chosen(range(len(counts))):
+            np.add.at(counts, np.searchsorted(self._ends, numbers, side="right"), 1)
+        return counts
 
-    def _kept(self, first: int, rows: Block) -> Mask:
+    def _kept(self, numbers: Indices, rows: Block) -> Mask:
         return keeps(self._function, rows)
 
     def facts(self) -> dict[str, Any]:
@@ -258,14 +271,15 @@ class SplitSource(ChosenSource):
 
     @cached_property
     def block_rows(self) -> Indices:
-        pairs = zip(self._starts.tolist(), self._inner.block_rows.tolist(), strict=True)
-        return np.array([int(self._inside(first, first + size).sum()) for first, size in pairs], dtype=np.int64)
+        counts = np.zeros(len(self._ends), dtype=np.int64)
+        for start in range(0, self._inner.rows, _NUMBERS_AT_ONCE):
+            numbers = np.arange(start, min(self._inner.rows, start + _NUMBERS_AT_ONCE))
+            kept = numbers[self._kept(numbers, None)]
+            np.add.at(counts, np.searchsorted(self._ends, kept, side="right"), 1)
+        return counts
 
-    def _kept(self, first: int, rows: Block) -> Mask:
-        return self._inside(first, first + row_count(rows))
-
-    def _inside(self, first: int, end: int) -> Mask:
-        places = Permutation(self._inner.rows, self._seed, "split")(np.arange(first, end))
+    def _kept(self, numbers: Indices, rows: Block) -> Mask:
+        places = Permutation(self._inner.rows, self._seed, "split")(numbers)
         return (places >= self._span[0]) & (places < self._span[1])
 
     def facts(self) -> dict[str, Any]:
@@ -282,9 +296,8 @@ def keeps(function: Callable[[Any], bool], rows: Block) -> Mask:
 
 def sliced(source: TableSource, start: int, stop: int) -> TableSource:
     """Return the rows from ``start`` up to ``stop``."""
-    stop = min(stop, source.rows)
     if source.is_random:
-        return IndexedSource(source, max(0, stop - start), lambda rows: rows + start, f"from {start}")
+        return IndexedSource(source, stop - start, lambda rows: rows + start, f"from {start}")
     return SlicedSource(source, start, stop)
 
 

@@ -41,3 +41,18 @@ def merged_positions(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, dict
             if name not in last or position != last[name]:
                 merged.setdefault(name, {})[str(rank)] = last[name] = position
     return merged
+
+
+def other_data(by_rank: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Return a warning if ranks that share a dataset do not read the same data."""
+    seen: dict[str, tuple[int, Any]] = {}
+    for rank, positions in by_rank.items():
+        for name, position in positions.items():
+            data = position.get("data")
+            first, expected = seen.setdefault(name, (rank, data))
+            if data != expected and position["ranks"] > 1:
+                return (
+                    f"dataset {name!r} is not the same on all ranks: rank {first} reads {expected}, and rank {rank} "
+                    f"reads {data}; some rows come twice, or never"
+                )
+    return None

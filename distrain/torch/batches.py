@@ -52,7 +52,11 @@ def _collated(block: Block, collate_fn: Callable[[Any], Any]) -> Any:
 
 def _tensors(block: Block, dtypes: Any) -> Any:
     if _is_object(block):
-        return map_leaves(default_collate(block), lambda leaf: leaf.to(dtypes) if dtypes and _is_tensor(leaf) else leaf)
+        try:
+            batch = default_collate(block)
+        except (TypeError, RuntimeError) as error:
+            raise DataError(f"rows such as {block[0]!r:.50} cannot be joined: {error}; give a collate_fn") from error
+        return map_leaves(batch, lambda leaf: leaf.to(dtypes) if dtypes and _is_tensor(leaf) else leaf)
     columns = to_columns(block)
     wanted = dtypes if isinstance(dtypes, dict) else dict.fromkeys(columns, dtypes)
     if unknown := wanted.keys() - columns.keys():
@@ -69,9 +73,17 @@ def _tensor(name: str, column: np.ndarray[Any, Any], dtype: torch.dtype | None) 
         return torch.as_tensor(column, dtype=dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"column {name!r} ({column.dtype}) cannot become a tensor: {error}; leave it out with columns=, convert it "
-            "with map_batches(), or give a collate_fn"
+            f"column {name!r} ({column.dtype}) cannot become a tensor: {_cause(column) or error}; leave it out with "
+            "columns=, convert it with map_batches(), or give a collate_fn"
         ) from error
+
+
+def _cause(column: np.ndarray[Any, Any]) -> str | None:
+    """Return why a column of objects has no type of its own."""
+    if column.dtype != object:
+        return None
+    kinds = sorted({type(value).__name__ for value in column})
+    return "its arrays have different shapes" if kinds == ["ndarray"] else f"it has values of type {', '.join(kinds)}"
 
 
 def _is_tensor(leaf: Any) -> bool:

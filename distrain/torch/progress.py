@@ -46,7 +46,7 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
         size = order.batch_size if type(order) is BatchSampler else 1
         progress = SamplerProgress(name, sampler, size)
     elif callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
-        progress = StateProgress(name, loader, session.context.world_size)
+        progress = StateProgress(name, loader, session.context.world_rank, session.context.world_size)
     else:
         return None
     if start:
@@ -95,9 +95,17 @@ class SamplerProgress:
     def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of a pass, and count them. At the end, go to the next epoch."""
         self._epoch, self._first, self._batches = self._sampler.epoch, self._sampler.first_row, 0
-        for batch in batches:
-            self._batches += 1
-            yield batch
+        try:
+            for batch in batches:
+                self._batches += 1
+                yield batch
+        except GeneratorExit:  # the loop was left; after one batch, it was only a look
+            if self._batches > 1:
+                self._complete()
+            raise
+        self._complete()
+
+    def _complete(self) -> None:
         self._sampler.complete(self._epoch)
         self._epoch, self._first, self._batches = self._epoch + 1, 0, 0
 
@@ -111,16 +119,23 @@ class SamplerProgress:
 class StateProgress:
     """The progress of a loader that tells its own state, such as torchdata's StatefulDataLoader."""
 
-    def __init__(self, name: str, loader: Any, ranks: int) -> None:
+    def __init__(self, name: str, loader: Any, rank: int, ranks: int) -> None:
         self._name = name
         self._loader = loader
-        self._ranks = ranks
+        self._rank, self._ranks = rank, ranks
         self._ended = True
         """True before the first batch and after the last one: the next pass is a whole epoch."""
 
     def resume(self, start: Mapping[int, dict[str, Any]], rank: int) -> None:
         """Give the loader the state of this rank. Raises DataError for a state among another number of ranks."""
-        position = start[max(number for number in start if number <= rank)]
+        position = start.get(rank)
+        if position is None or len(start) < position["ranks"]:
+            if rank == 0:
+                say(
+                    f"prepare_data_loader: {self._name} begins its epoch again, because the checkpoint has the states "
+                    f"of {len(start)} of its ranks only; report the checkpoint on every rank"
+                )
+            return
         if position["ranks"] != self._ranks:
             raise DataError(
                 f"prepare_data_loader: {self._name} has a state for each of {position['ranks']} workers, and cannot go "
@@ -135,10 +150,17 @@ class StateProgress:
     def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of a pass."""
         self._ended = False
-        yield from batches
+        taken = 0
+        try:
+            for batch in batches:
+                taken += 1
+                yield batch
+        except GeneratorExit:  # the loop was left; after one batch, it was only a look
+            self._ended = taken > 1
+            raise
         self._ended = True
 
     def position(self) -> dict[str, Any]:
         """Return the state. At the end of a pass there is none, as many loaders have one that ends again at once."""
         state = None if self._ended else encode_state(self._loader.state_dict())
-        return {"ranks": self._ranks, "state": state}
+        return {"rank": self._rank, "ranks": self._ranks, "state": state}

@@ -5,6 +5,7 @@ The ranks are objects in one process. Each gets a pickled copy of the dataset, a
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from functools import partial
@@ -24,6 +25,7 @@ from distrain.data import streams
 from distrain.data.dataset import Dataset, as_dataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
+from distrain.data.sources import MemorySource
 from distrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -183,14 +185,26 @@ def test_an_epoch_of_as_many_ranks_has_the_same_batches_when_it_resumes(folder: 
 
     def epoch(start: dict[int, Any], most: int = 100) -> tuple[list[list[list[int]]], Any]:
         parts = iterators(dataset, 3, start)
-        loops = zip(*(part.iter_batches(batch_size=4) for part in parts), strict=True)
-        batches = [[batch["id"].tolist() for batch in ranks] for _, ranks in zip(range(most), loops, strict=False)]
+        loops = [iter(part.iter_batches(batch_size=4)) for part in parts]
+        steps = itertools.islice(zip(*loops, strict=True), most)
+        batches = [[batch["id"].tolist() for batch in step] for step in steps]
         return batches, json.loads(json.dumps(parts[0].position()))
 
     whole, _ = epoch({})
     first, position = epoch({}, most=2)
     rest, _ = epoch({0: position})
     assert first + rest == whole
+
+
+def test_a_rank_of_undivided_data_goes_on_with_its_own_rows() -> None:
+    first = [DataIterator(data.range(20), name="x", worker=Worker(0, 1), rank=rank) for rank in (0, 1)]
+    loops = [iter(part.iter_batches(batch_size=2)) for part in first]
+    for loop, count in zip(loops, (2, 5), strict=True):
+        assert len([next(loop) for _ in range(count)]) == count
+    start = {rank: json.loads(json.dumps(first[rank].position())) for rank in (0, 1)}
+    for rank, row in ((0, 4), (1, 10)):
+        part = DataIterator(data.range(20), name="x", worker=Worker(0, 1), rank=rank, start=start)
+        assert next(iter(part.iter_batches()))["id"][0] == row
 
 
 def test_ranks_that_have_taken_different_numbers_of_rows_go_on_each_with_its_own() -> None:
@@ -243,6 +257,60 @@ def test_a_look_at_one_batch_is_no_epoch() -> None:
     assert [batch["id"].tolist() for batch in resumed.iter_batches()] == [[8, 9]]
 
 
+def test_a_loop_that_is_left_is_an_epoch() -> None:
+    """A position after it is the beginning of the next epoch, as the next loop of the same run would be."""
+    (part,) = iterators(data.range(10), 1, {})
+    for number, _ in enumerate(part.iter_batches(batch_size=3)):
+        if number == 1:
+            inside = part.position()
+            break
+    after = part.position()
+    assert (part.epoch, after["epoch"], inside["epoch"]) == (1, 1, 0)
+    for position, rows in (inside, [6, 7, 8, 9]), (after, list(range(10))):
+        (resumed,) = iterators(data.range(10), 1, {0: position})
+        assert [row for batch in resumed.iter_batches() for row in batch["id"]] == rows
+
+
+def test_a_look_may_have_other_options_than_the_loop() -> None:
+    (part,) = iterators(data.range(10), 1, {})
+    loop = iter(part.iter_batches(batch_size=2, local_shuffle_buffer_size=5))
+    seen = [*next(loop)["id"], *next(loop)["id"]]
+    (resumed,) = iterators(data.range(10), 1, {0: part.position()})
+    assert len(next(iter(resumed.iter_batches(batch_size=1)))["id"]) == 1
+    seen += [row for batch in resumed.iter_batches(local_shuffle_buffer_size=5) for row in batch["id"]]
+    assert sorted(seen) == list(range(10))
+
+    (resumed,) = iterators(data.range(10), 1, {0: part.position()})
+    with pytest.raises(DataError, match=r"the order was \{'shuffled': 0, 'window': 5, 'seed': 0\}, and is"):
+        list(resumed.iter_batches())
+
+
+def test_a_stream_with_a_state_of_its_own_begins_again_after_a_look(folder: Path) -> None:
+    for prefetch in (0, 2):
+        (part,) = iterators(as_dataset(Stateful(), "x"), 1, {})
+        assert part.schema().names == ["id"]
+        assert next(iter(part.iter_batches(batch_size=4, prefetch_batches=prefetch)))["id"].tolist() == [0, 1, 2, 3]
+        for _ in range(2):
+            batches = part.iter_batches(batch_size=4, prefetch_batches=prefetch)
+            assert [row for batch in batches for row in batch["id"]] == list(range(ROWS))
+
+
+def test_loops_inside_of_each_other_are_refused() -> None:
+    (part,) = iterators(data.range(10), 1, {})
+    outer = iter(part.iter_batches(batch_size=2))
+    next(outer)
+    list(part.iter_batches(batch_size=2))
+    with pytest.raises(DataError, match="dataset 'x': a second loop over it has begun inside of this one"):
+        next(outer)
+
+
+def test_objects_are_the_same_data_in_every_process() -> None:
+    """Neither their addresses nor the order of a set are."""
+    facts = [MemorySource([{"x": object(), "y": {"a", "b", "c"}, "z": 1}]).facts() for _ in range(2)]
+    assert facts[0] == facts[1]
+    assert facts[0] != MemorySource([{"x": object(), "y": {"a", "b", "c"}, "z": 2}]).facts()
+
+
 def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
     (part,) = iterators(data.range(10), 1, {})
     next(iter(part.iter_batches(batch_size=4)))
@@ -258,7 +326,12 @@ def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
     assert "DataConfig(on_change='restart')" in str(raised.value)
     assert resumed("ignore") == [list(range(4, 12))]
     assert resumed("restart") == [list(range(12))]
-    assert "begins again" in capfd.readouterr().err
+    assert "epoch 0 begins with its first row" in capfd.readouterr().err
+    list(part.iter_batches())
+    start = {0: part.position()}
+    assert start[0]["epoch"] == 1
+    with pytest.raises(DataError, match="resume=False begins with epoch 0"):
+        resumed("error")
 
 
 def test_a_stream_without_states_can_be_refused() -> None:

@@ -94,7 +94,8 @@ def test_columns_of_arrow_become_arrays(tmp_path: Path) -> None:
         "ragged": [[1], [2, 3]],
         "fixed": pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)),
         "word": pa.array(["a", "b"]).dictionary_encode(),
-        "hole": [1, None],
+        "gap": [1.5, None],
+        "hole": [2**60 + 1, None],
     })  # fmt: skip
     pq.write_table(table, tmp_path / "a.parquet")
     (batch,) = shard(data.read_parquet(tmp_path)).iter_batches()
@@ -103,9 +104,12 @@ def test_columns_of_arrow_become_arrays(tmp_path: Path) -> None:
     assert batch["fixed"].shape == (2, 2)
     assert batch["fixed"].dtype == np.int8
     assert batch["word"].tolist() == ["a", "b"]
-    assert np.isnan(batch["hole"][1])
-    with pytest.raises(DataError, match=r"dataset 'x': column 'ragged' \(object\) cannot become a tensor"):
-        list(shard(data.read_parquet(tmp_path)).iter_torch_batches(device="cpu"))
+    assert np.isnan(batch["gap"][1])
+    assert batch["hole"].tolist() == [2**60 + 1, None]
+    for name, cause in {"ragged": "its arrays have different shapes", "hole": "values of type NoneType, int"}.items():
+        rows = data.read_parquet(tmp_path, columns=[name])
+        with pytest.raises(DataError, match=rf"'x': column '{name}' \(object\) cannot become a tensor: .*{cause}"):
+            list(shard(rows).iter_torch_batches(device="cpu"))
 
 
 def test_rows_that_are_no_dicts_are_collated_as_a_data_loader_does() -> None:
@@ -124,16 +128,52 @@ def test_operations() -> None:
     rows = data.range(10)
     assert [row["half"] for row in rows.map_batches(half, batch_size=3).take(3)] == [0, 0.5, 1]
     assert rows.map(lambda row: {"y": row["id"] + 1}).filter(lambda row: row["y"] > 5).limit(3).count() == 3
-    train, test = rows.train_test_split(0.3)
+    _, test = rows.train_test_split(0.3)
     assert [row["id"] for row in test.take()] == [7, 8, 9]
-    train, test = rows.train_test_split(3, shuffle=True, seed=1)
-    found = [[int(row["id"]) for row in part.take()] for part in (train, test)]
-    assert list(map(len, found)) == [7, 3]
-    assert sorted(found[0] + found[1]) == list(range(10))
+    for shuffled in rows.train_test_split(3, shuffle=True, seed=1), rows.random_shuffle(seed=1).train_test_split(3):
+        found = [[int(row["id"]) for row in part.take()] for part in shuffled]
+        assert list(map(len, found)) == [7, 3]
+        assert sorted(found[0] + found[1]) == list(range(10))
+        assert sorted(found[1]) != [7, 8, 9]
+    assert [row["id"] for row in rows.random_shuffle(seed=1).limit(3).take()] != [0, 1, 2]
     with pytest.raises(DataError, match=r"map_batches\(\) returned 1 rows for 10; it must keep the number of rows"):
         list(shard(rows.map_batches(lambda batch: {"x": batch["id"][:1]})).iter_batches())
     with pytest.raises(AttributeError, match=r"has no groupby\(\): use pyarrow, pandas, Polars or DuckDB"):
         rows.groupby("id")
+
+
+def test_functions_may_change_what_they_get() -> None:
+    """What they get is a copy, so the next epoch begins with the same values."""
+
+    def half(batch: dict[str, Any]) -> dict[str, Any]:
+        batch["x"] /= 2
+        return batch
+
+    def more(row: dict[str, Any]) -> dict[str, Any]:
+        row["x"] += 1
+        row["list"].append(row["x"])
+        return row
+
+    halved = shard(data.from_numpy({"x": np.ones(4)}).map_batches(half)).iter_torch_batches(device="cpu")
+    counted = shard(data.from_items([{"x": 1, "list": []}]).map(more)).iter_rows()
+    for _ in range(2):
+        (batch,) = halved
+        assert batch["x"].tolist() == [0.5] * 4
+        batch["x"] += 1
+        assert list(counted) == [{"x": 2, "list": [2]}]
+
+
+def test_parts_of_files_of_which_some_are_empty(tmp_path: Path) -> None:
+    for number, rows in enumerate([10, 0, 10, 10]):
+        table = pa.table({"id": pa.array(range(number * 10, number * 10 + rows), pa.int64())})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=5)
+    rows = data.read_parquet(tmp_path)
+    assert [row["id"] for row in rows.limit(12).take(30)] == [*range(10), 20, 21]
+    some = rows.filter(lambda row: row["id"] < 5 or row["id"] >= 25)
+    for part in (some, some.random_shuffle(seed=1)):
+        train, test = part.train_test_split(0.2)
+        assert sorted(row["id"] for row in train.take() + test.take()) == [*range(5), *range(25, 40)]
+        assert (train.count(), test.count()) == (16, 4)
 
 
 def test_a_function_that_raises_is_shown_with_its_own_line() -> None:
@@ -163,6 +203,16 @@ def test_rows_that_do_not_divide_evenly(uneven: str, capfd: pytest.CaptureFixtur
     else:
         with pytest.raises(DataError, match="10 rows do not divide evenly among 4 ranks"):
             rows(4)
+
+
+@pytest.mark.parametrize(("value", "error"), [
+    (lambda: {"x": 1}, r"column 'x' is one value; it must be an array"),
+    (lambda: [{"x": 1}, 3], r"some rows are dicts, but one is 3"),
+    (lambda: [None], r"rows such as None cannot be joined: .*; give a collate_fn"),
+])  # fmt: skip
+def test_data_without_rows_and_columns(value: Any, error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        list(shard(as_dataset(value, "x")).iter_torch_batches(device="cpu"))
 
 
 def test_no_rows_are_an_error() -> None:
