@@ -138,20 +138,23 @@ def test_some_ranks_bring_files(any_fit: Fit) -> None:
 
 
 def test_a_rank_that_is_ahead_waits_in_report(any_fit: Fit, tmp_path: Path) -> None:
-    """Rank 1 makes its next report when rank 0 has begun its third one beyond that."""
+    """Rank 1 makes its next report when rank 0 has begun its third one beyond that.
+
+    Before its first one, nobody would wait for it.
+    """
 
     def train(config: dict[str, str]) -> None:
         rank, place = distrain.get_context().get_world_rank(), Path(config["place"])
         for number in range(6):
             begun, done = place / f"begun-{number + 2}", place / f"done-{number + 2}"
-            while rank == 1 and 1 <= number < 4 and not begun.exists():
+            awaited = place / "first" if (rank, number) == (0, 1) else begun if rank == 1 and 1 <= number < 4 else place
+            while not awaited.exists():
                 time.sleep(0.001)
             assert rank == 0 or not done.exists()
             if rank == 0:
                 Path(place, f"begun-{number}").touch()
             save(f"shard-{rank}.txt", f"{number}", {"number": number})
-            if rank == 0:
-                Path(place, f"done-{number}").touch()
+            Path(place, f"done-{number}" if rank == 0 else "first").touch()
 
     result = any_fit(train, {"place": str(tmp_path)})
     assert [files_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [

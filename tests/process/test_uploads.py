@@ -442,9 +442,9 @@ def test_an_upload_that_fails_is_raised_by_a_later_call(any_fit: Fit) -> None:
 
 
 def test_a_restart_waits_for_the_checkpoint_that_is_being_stored(
-    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fit: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pids = tmp_path / "pids"
+    pid = tmp_path / "pid"
 
     def train() -> str:
         checkpoint = distrain.get_checkpoint()
@@ -452,21 +452,18 @@ def test_a_restart_waits_for_the_checkpoint_that_is_being_stored(
             return Path(checkpoint.path, "model.txt").read_text()
         uploader = report_and_stop_the_uploader()
         report_async("second")
-        pids.write_text(f"{os.getpid()} {uploader.pid}")
+        pid.write_text(f"{uploader.pid}")
         raise RuntimeError("on purpose")
 
-    def resume_when_the_worker_is_gone() -> None:
-        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, what="the failure")
-        worker, uploader = map(int, pids.read_text().split())
-        wait_until(lambda: not psutil.pid_exists(worker), what="the end of the worker")
-        psutil.Process(uploader).resume()
+    def resume_when_it_is_awaited() -> None:
+        wait_until(lambda: "waiting for the checkpoint that is being stored" in caplog.text, what="the notice")
+        psutil.Process(int(pid.read_text())).resume()
 
-    helper = threading.Thread(target=resume_when_the_worker_is_gone)
+    helper = threading.Thread(target=resume_when_it_is_awaited)
     helper.start()
     result = fit(train, workers=1, failure_config=FailureConfig(max_failures=1))
     helper.join()
     assert result.return_value == "second"
-    assert "waiting for the checkpoint that is being stored" in capsys.readouterr().err
 
 
 def test_an_uploader_that_is_killed_is_an_error_and_the_next_attempt_has_another(fit: Fit) -> None:
