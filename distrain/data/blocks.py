@@ -118,6 +118,13 @@ def to_columns(block: Block) -> Columns:
     return {name: _column([row[name] for row in block]) for name in names}
 
 
+def writable(batch: Any) -> Any:
+    """Return a batch whose arrays may be changed; those that belong to Arrow are copied."""
+    if not isinstance(batch, dict):
+        return batch
+    return {name: column if column.flags.writeable else column.copy() for name, column in batch.items()}
+
+
 def to_rows(block: Block) -> list[Any]:
     """Return a list of the rows; dicts, unless the source has other objects."""
     if isinstance(block, list):

@@ -12,11 +12,13 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from distrain.data import transforms
-from distrain.data.blocks import as_block, is_instance, rows_between, to_rows
+from distrain.data.blocks import ITEM, as_block, is_instance, rows_between, to_rows
 from distrain.data.files import ArrowDatasetSource, FileSource
 from distrain.data.order import RowOrder
-from distrain.data.passes import in_order
+from distrain.data.reading import in_order
 from distrain.data.sources import (
     HuggingFaceSource,
     ItemSource,
@@ -29,6 +31,7 @@ from distrain.data.sources import (
 from distrain.data.streams import OpenStream, Stream
 from distrain.errors import DataError
 from distrain.system.arguments import check_type
+from distrain.system.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +84,7 @@ class OpenDataset:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """An operation on a source. Those that keep the rows' number, and do not look at them, need not be first."""
+    """An operation on a source. ``reads_rows``: it needs the rows after the functions that came before it."""
 
     on_table: Callable[[TableSource], TableSource]
     on_stream: Callable[[Stream], Stream]
@@ -216,7 +219,8 @@ class Dataset:
 
             train, test = rows.train_test_split(0.2)
         """
-        if isinstance(test_size, bool) or not isinstance(test_size, (int, float)) or test_size <= 0:
+        is_fraction = isinstance(test_size, float) and 0 < test_size < 1
+        if not is_fraction and (isinstance(test_size, bool) or not isinstance(test_size, int) or test_size < 1):
             raise ValueError(f"test_size must be a fraction below 1, or a number of rows, got {test_size!r}")
         if shuffle:
             chosen: int | None = seed or 0
@@ -329,8 +333,8 @@ def _part(source: TableSource, *, span_of: Callable[[int], Span], seed: int | No
 
 
 def _span_of_split(rows: int, *, size: float, test: bool) -> Span:
-    count = round(rows * size) if isinstance(size, float) and size < 1 else int(size)
-    if count >= rows:
+    count = round(rows * size) if isinstance(size, float) else size
+    if not 0 < count < rows:
         raise DataError(f"train_test_split(): the dataset has {rows} rows, so {count} of them cannot be for tests")
     return (rows - count, rows) if test else (0, rows - count)
 
@@ -393,36 +397,42 @@ def read_json(
 
 
 def from_items(items: Sequence[Any]) -> Dataset:
-    """Return the items of a list as rows. Items that are no dicts become the column ``item``.
+    """Return the items of a list as rows. If they are no dicts, they become the column ``item``.
 
     ::
 
         distrain.data.from_items([{"x": 1}, {"x": 2}])
     """
     check_type("items", items, (list, tuple))
-    return Dataset(partial(MemorySource, list(items)))
+    rows = [item if isinstance(item, dict) else {ITEM: item} for item in items]
+    return Dataset(partial(MemorySource, rows))
 
 
 def from_pandas(frame: Any) -> Dataset:
-    """Return the rows of a pandas DataFrame, without its index.
+    """Return the rows of a pandas DataFrame, or of a list of them, without the index.
 
     ::
 
         distrain.data.from_pandas(pd.DataFrame({"x": [1, 2]}))
     """
+    if isinstance(frame, list):
+        frame = require("pandas").concat(frame)
     if not is_instance(frame, "pandas", "DataFrame"):
         raise TypeError(f"from_pandas() takes a pandas DataFrame, got {type(frame).__name__}")
     return Dataset(partial(MemorySource, as_block(frame, "from_pandas()")))
 
 
 def from_numpy(arrays: Any) -> Dataset:
-    """Return the rows of a dict of numpy arrays of equal length, or of one array, as the column ``data``.
+    """Return the rows of a dict of numpy arrays of equal length.
+
+    One array, or a list of arrays, which are joined, become the column ``data``.
 
     ::
 
         distrain.data.from_numpy({"x": np.zeros((10, 3)), "y": np.arange(10)})
     """
-    columns = arrays if isinstance(arrays, dict) else {"data": arrays}
+    joined = np.concatenate(arrays) if isinstance(arrays, list) else arrays
+    columns = joined if isinstance(joined, dict) else {"data": joined}
     return Dataset(partial(MemorySource, as_block(columns, "from_numpy()")))
 
 
@@ -513,11 +523,13 @@ def as_dataset(value: Any, name: str) -> Dataset:
     if isinstance(value, (str, os.PathLike)):
         return _files(value, None)
     if isinstance(value, (list, tuple)):
-        return _files(value, None) if value and isinstance(value[0], (str, os.PathLike)) else from_items(value)
+        if value and isinstance(value[0], (str, os.PathLike)):
+            return _files(value, None)
+        return Dataset(partial(MemorySource, list(value)))
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type):
+        return Dataset(partial(ItemSource, value))
     if callable(value):
         return Dataset(partial(_called, value, name))
-    if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
-        return Dataset(partial(ItemSource, value))
     if hasattr(value, "__iter__") and not isinstance(value, (Iterator, Set)):
         return Dataset(partial(Stream, _Same(value)))
     raise TypeError(

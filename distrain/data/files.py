@@ -5,6 +5,7 @@ The row groups of Parquet files are blocks. CSV and JSON files are blocks, whose
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ _COMPRESSED = (".gz", ".bz2", ".zst")
 _SCAN_BYTES = 8 << 20
 """Memory of one batch of the scanner, about; it reads a few ahead."""
 _SCAN_ROWS = 1 << 16
+_SAMPLED_ROWS = 1024
 _BLOCKS_AT_ONCE = 64
 """Row groups that one scanner reads, one after the other."""
 _FOOTERS_AT_ONCE = 16
@@ -176,9 +178,16 @@ class FileSource(TableSource):
     def block_rows(self) -> Indices:
         return self._blocks[1]
 
-    @property
+    @cached_property
     def row_bytes(self) -> float:
-        return self._blocks[2] / max(1, self.rows)
+        """The size of a row in files, or that of the first rows in memory, which may be much larger."""
+        first = next((block for block, rows in enumerate(self.block_rows) if rows), None)
+        if first is None:
+            return 0
+        sample = self._blocks[0][first].head(_SAMPLED_ROWS, columns=self._columns)
+        # The order of the rows depends on this size. So it must not change with each version of pyarrow.
+        in_memory = 2.0 ** math.ceil(math.log2(max(1, sample.nbytes / sample.num_rows)))
+        return max(in_memory, self._blocks[2] / self.rows)
 
     # -- reading --------------------------------------------------------------------------------------------------
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from distrain.data.blocks import formatter, joined, to_columns, to_rows
 from distrain.data.dataset import Dataset, check_count
 from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
-from distrain.data.prefetch import ahead
+from distrain.data.prefetch import Prefetched
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource
 from distrain.data.streams import Stream
 from distrain.errors import DataError
+from distrain.system.extras import require
 from distrain.system.log import say
 
 if TYPE_CHECKING:
@@ -55,6 +56,17 @@ class _Times:
             f"  {self.read:.1f} s reading, {self.made:.1f} s in functions and conversions (while train_func computed, "
             "with prefetch_batches)"
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Loop:
+    """A loop of train_func's, which is one pass over the dataset. ``batches``: those that train_func has got."""
+
+    own: TablePass | StreamPass
+    order: RowOrder
+    items: Prefetched[Any]
+    batches: int = 0
+    is_done: bool = False
 
 
 class DataIterator:
@@ -95,10 +107,7 @@ class DataIterator:
         self._start = _of_rank(start or {}, rank)
         self._on_change = on_change
         self._skip_streams = skip_streams
-        self._pass: TablePass | StreamPass | None = None
-        self._pass_batches = 0
-        self._pass_done = False
-        self._order: RowOrder | None = None
+        self._loop: _Loop | None = None
         self._refusal: DataError | None = None
         """Why the first pass may not be an epoch. A look at its first batch is allowed."""
         self._is_read_ahead = False
@@ -164,7 +173,7 @@ class DataIterator:
             for batch in shard.iter_torch_batches(batch_size=32, dtypes=torch.float32):
                 loss = batch["x"].mean()
         """
-        torch = import_module(_FRAMEWORKS["torch"])
+        torch = _framework("torch")
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
         convert = torch.converter(dtypes, collate_fn, pin_memory=pin_memory)
         after = torch.mover(device)
@@ -191,7 +200,7 @@ class DataIterator:
                 model.train_on_batch(batch["x"], batch["y"])
         """
         options = self._options(batch_size, drop_last, local_shuffle_buffer_size, local_shuffle_seed, uneven)
-        convert = import_module(_FRAMEWORKS["tensorflow"]).converter(dtypes)
+        convert = _framework("tensorflow").converter(dtypes)
         return _Epochs(partial(self._run, options, convert, _count(prefetch_batches)))
 
     def to_tf(
@@ -222,7 +231,7 @@ class DataIterator:
             model.fit(shard.to_tf("x", "y", batch_size=32))
         """
         self._is_read_ahead = True
-        tensorflow = import_module(_FRAMEWORKS["tensorflow"])
+        tensorflow = _framework("tensorflow")
         batches = self.iter_batches(
             prefetch_batches=prefetch_batches,
             batch_size=batch_size,
@@ -244,20 +253,21 @@ class DataIterator:
             for row in shard.iter_rows():
                 print(row["x"])
         """
-        is_stream = isinstance(self._dataset.open().source, Stream)
+        with self._naming_errors():
+            is_stream = isinstance(self._dataset.open().source, Stream)
         options = self._options(1 if is_stream else _ROWS_PER_READ, False, None, None, uneven)
         return _Epochs(partial(self._run, options, to_rows, 1, _one_by_one))
 
     def materialize(self) -> DataIterator:
-        """Read this worker's rows into memory. The result's position is not stored in checkpoints.
+        """Read this worker's rows into memory, in the order of epoch 0. Checkpoints do not store the result's position.
 
         ::
 
             in_memory = shard.materialize()
         """
-        opened = self._dataset.open()
         options = self._options(ROWS_AT_ONCE, False, None, None, "drop")
         with self._naming_errors():
+            opened = self._dataset.open()
             own = make_pass(opened, self._worker, options, 0, None)
             blocks = [opened.finished(block) for block, _, _ in own.blocks()]
         dataset = Dataset(partial(MemorySource, joined(blocks) if blocks else []))
@@ -321,16 +331,16 @@ class DataIterator:
     @property
     def epoch(self) -> int:
         """The number of the epoch, from 0, that is being read, or that the next loop begins or continues."""
-        if self._pass is None:
+        if self._loop is None:
             return self._start["epoch"] if self._start else 0
-        return self._pass.epoch + self._pass_done
+        return self._loop.own.epoch + self._loop.is_done
 
     def position(self) -> dict[str, Any]:
         """Return the position after the batches that train_func has got, as JSON. A checkpoint stores it."""
-        if self._pass is None:
+        loop = self._loop
+        if loop is None:
             return self._start or {"epoch": 0}
-        assert self._order is not None
-        if self._is_read_ahead and not self._pass_done:
+        if self._is_read_ahead and not loop.is_done:
             self._say_once(
                 "read ahead",
                 "TensorFlow takes batches from to_tf() before it trains on them, so a run that resumes from this "
@@ -339,8 +349,8 @@ class DataIterator:
             )
         return {
             "epoch": self.epoch,
-            **({} if self._pass_done else self._pass.position()),
-            "order": self._order.as_json(),
+            **({} if loop.is_done else loop.own.position()),
+            "order": loop.order.as_json(),
             "data": self._facts,
             "ranks": self._worker.ranks,
         }
@@ -357,9 +367,9 @@ class DataIterator:
 
     def _next_start(self, order: RowOrder) -> tuple[int, dict[str, Any] | None]:
         """Return the epoch of the next pass, and the position at which it begins; None for the first row."""
-        if self._pass is None or (not self._pass_done and self._pass_batches <= 1):
+        if self._loop is None or (not self._loop.is_done and self._loop.batches <= 1):
             return self.epoch, self._checked_start(order)
-        return self._pass.epoch + 1, None
+        return self._loop.own.epoch + 1, None
 
     def _checked_start(self, order: RowOrder) -> dict[str, Any] | None:
         """Return the position of the checkpoint, if it is inside the next epoch. Refuse data that has changed."""
@@ -372,16 +382,17 @@ class DataIterator:
         changes = {kind: text for kind, text in changes.items() if start[kind] != kinds[kind]}
         if not changes or self._on_change == "ignore":
             return inside
-        text = f"dataset {self._name!r} is not the one of the checkpoint: {'; '.join(changes.values())}"
+        text = f"it is not the one of the checkpoint: {'; '.join(changes.values())}"
         if self._on_change == "restart":
             self._say_once("changed", f"{text}; epoch {start['epoch']} begins with its first row")
             return None
-        self._refusal = DataError(
+        text = (
             f"{text}. DataConfig(on_change='restart') begins epoch {start['epoch']} with its first row, "
             "on_change='ignore' goes on at the same place, and resume=False begins with epoch 0"
         )
         if "data" in changes:
-            raise self._refusal
+            raise DataError(text)
+        self._refusal = DataError(f"dataset {self._name!r}: {text}")
         return None
 
     def _say_once(self, key: str, text: str) -> None:
@@ -395,22 +406,25 @@ class DataIterator:
         self, options: PassOptions, convert: Callable[[Block], Any], prefetch: int, after: Callable[..., Any] = iter
     ) -> Iterator[Any]:
         """Yield the batches of the next pass. ``after``: gets and returns the iterator in train_func's own thread."""
-        opened = self._dataset.open()
-        epoch, start = self._next_start(options.order)
+        if self._loop:
+            self._loop.items.stop()  # a dataset of the user's is read by one thread at a time
         with self._naming_errors():
+            opened = self._dataset.open()
+            epoch, start = self._next_start(options.order)
             own = make_pass(opened, self._worker, options, epoch, start)
-        self._pass, self._order = own, options.order
-        self._pass_batches, self._pass_done = 0, False
-        if start:
+        items = Prefetched(self._made(own, opened, convert), prefetch)
+        before, loop = self._loop, _Loop(own=own, order=options.order, items=items)
+        self._loop = loop
+        if start and own.begun:
             self._say_once("continues", f"epoch {epoch} goes on {own.place}")
         began = last = time.monotonic()
         waited = 0.0
         try:
-            for batch, rows, note in after(ahead(self._made(own, opened, convert), prefetch)):
+            for batch, rows, note in after(iter(items)):
                 now = time.monotonic()
                 waited += now - last
                 self._note_times(rows, now - last)
-                self._take(own, rows, note)
+                self._take(loop, rows, note)
                 yield batch
                 last = time.monotonic()
                 self._times.passed += last - now
@@ -418,13 +432,16 @@ class DataIterator:
                     self._say_once(
                         "waits", f"train_func waits for data {waited / (last - began):.0%} of the time\n{self.stats()}"
                     )
-        except GeneratorExit:  # the loop was left
-            self._pass_done = self._pass_done or (self._pass is own and self._pass_batches > 1)
+        except GeneratorExit:  # train_func has left the loop
+            if loop.batches > 1:
+                loop.is_done = True
+            elif self._loop is loop:  # it was only a look
+                self._loop = before
             raise
-        if self._pass is own:
-            self._pass_done = True
-            if self._refusal:
-                raise self._refusal
+        self._check_newest(loop)
+        loop.is_done = True
+        if self._refusal:
+            raise self._refusal
         if own.left_out:
             self._say_once(
                 "left out",
@@ -432,17 +449,20 @@ class DataIterator:
                 f"{self._worker.ranks} workers; uneven='pad' repeats rows instead",
             )
 
-    def _take(self, own: TablePass | StreamPass, rows: int, note: Any) -> None:
+    def _take(self, loop: _Loop, rows: int, note: Any) -> None:
         """Count a batch that train_func gets. Raises DataError if it may not."""
-        if self._pass is not own:
+        self._check_newest(loop)
+        loop.batches += 1
+        if self._refusal and loop.batches > 1:
+            raise self._refusal
+        loop.own.took(rows, note)
+
+    def _check_newest(self, loop: _Loop) -> None:
+        if self._loop is not loop:
             raise DataError(
                 f"dataset {self._name!r}: a second loop over it has begun inside of this one, so it has no position. "
                 "Name it twice in datasets=, or loop over shard.materialize()"
             )
-        self._pass_batches += 1
-        if self._refusal and self._pass_batches > 1:
-            raise self._refusal
-        own.took(rows, note)
 
     def _note_times(self, rows: int, waited: float) -> None:
         self._times.rows += rows
@@ -485,6 +505,12 @@ class _Epochs:
         return self._run()
 
 
+def _framework(name: str) -> Any:
+    """Return the module that makes batches for a framework. Raises ImportError if the framework is not installed."""
+    require(name)
+    return import_module(_FRAMEWORKS[name])
+
+
 def _count(prefetch_batches: int) -> int:
     if isinstance(prefetch_batches, bool) or not isinstance(prefetch_batches, int) or prefetch_batches < 0:
         raise ValueError(f"prefetch_batches must be an integer from 0 on, got {prefetch_batches!r}")
@@ -500,27 +526,30 @@ def _one_by_one(batches: Iterator[tuple[list[Any], int, Any]]) -> Iterator[tuple
 def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] | None:
     """Return the position to go on from. ``start``: by rank; a rank that is not in it has that of the next lower one.
 
-    If the ranks had taken different numbers of rows of the same division, all numbers are in it.
+    All ranks go on in the epoch of the one that has come least far. What the ranks have taken of it may differ.
     """
     if not start:
         return None
-    ranks = sorted(start)
-    own = start[max((other for other in ranks if other <= rank), default=ranks[0])]
-    first = start[ranks[0]]
-    if len(ranks) == 1 or not all(_differ_in_taken_only(first, position) for position in start.values()):
+    own = start[max((other for other in start if other <= rank), default=min(start))]
+    if own.get("ranks", 1) == 1:  # it is not divided
         return own
-    *before, (count, share, _) = first["divisions"]
+    least = min(start.values(), key=lambda position: (position["epoch"], position.get("rows", 0)))
+    if not least.get("divisions"):
+        return least
+    *before, (count, share, _) = least["divisions"]
     taken: list[int] = []
     for number in range(count):
-        taken.append(start[number]["divisions"][-1][2] if number in start else taken[-1])
-    return {**first, "divisions": [*before, [count, share, taken]]}
+        position = start.get(number)
+        if position is None:
+            taken.append(taken[-1] if taken else 0)
+        elif position["epoch"] > least["epoch"]:
+            taken.append(share)
+        else:
+            taken.append(_taken_of(position, [*before, [count, share]]))
+    return {**least, "divisions": [*before, [count, share, taken if len(set(taken)) > 1 else taken[0]]]}
 
 
-def _differ_in_taken_only(first: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether these are positions of two ranks in the same division. Data of one rank is not divided."""
-
-    def fixed(position: dict[str, Any]) -> Any:
-        divisions = position.get("divisions") or [[0, 0, 0]]
-        return position["epoch"], divisions[:-1], divisions[-1][:2]
-
-    return bool(first.get("divisions")) and first["ranks"] > 1 and fixed(first) == fixed(other)
+def _taken_of(position: dict[str, Any], divisions: list[Any]) -> int:
+    """Return the rows that a rank has taken of the last of these divisions; 0 if it does not know that division."""
+    *before, (count, share, taken) = position.get("divisions") or [[0, 0, 0]]
+    return taken if [*before, [count, share]] == divisions else 0

@@ -13,6 +13,7 @@ import numpy as np
 
 from distrain.data.blocks import in_pieces, joined, row_count, rows_at, rows_between
 from distrain.data.order import Division, length, rows_left, share_of, shares
+from distrain.data.reading import in_order, shuffled
 from distrain.data.streams import Mark, OpenStream, Stream
 from distrain.errors import DataError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from distrain.data.blocks import Block
     from distrain.data.dataset import OpenDataset
-    from distrain.data.order import RowOrder, Span
+    from distrain.data.order import RowOrder
     from distrain.data.sources import TableSource
 
 UNEVEN = ("drop", "pad", "error")
@@ -56,8 +57,8 @@ class Worker:
 def _check_division(rows: int, ranks: int, uneven: str, before: int) -> None:
     if uneven == "error" and rows % ranks:
         raise DataError(
-            f"{rows} rows do not divide evenly among {ranks} ranks; uneven='drop' leaves {rows % ranks} of them out, "
-            "uneven='pad' repeats some"
+            f"{rows} rows{' that are left of the epoch' if before else ''} do not divide evenly among {ranks} ranks; "
+            f"uneven='drop' leaves {rows % ranks} of them out, uneven='pad' repeats some"
         )
     if not before and rows < ranks and uneven == "drop":
         raise DataError(f"{rows} rows are too few for {ranks} ranks; uneven='pad' repeats some")
@@ -70,7 +71,7 @@ class TablePass:
     """A pass over a source that knows its rows. Each rank has consecutive rows of the order.
 
     left_out: rows of the pass that no rank gets, as they do not divide evenly.
-    place: where it begins, for people.
+    begun: rows before the one with which it begins. place: the same, for people.
     """
 
     def __init__(
@@ -79,20 +80,20 @@ class TablePass:
         self.epoch = epoch
         self._source = source
         self._options = options
-        self._before = [Division(*fields) for fields in position["divisions"]] if position else []
+        self._before = [Division(*fields) for fields in position.get("divisions", [])] if position else []
         rows = source.rows
         if not rows:
             raise DataError("it has no rows")
         left = rows_left(rows, self._before)
-        begun = rows - length(left)
-        self.place = f"after {begun:,} of {rows:,} rows"
+        self.begun = rows - length(left)
+        self.place = f"after {self.begun:,} of {rows:,} rows"
         self._taken = 0
         if (last := self._last_division(rows, worker.ranks)) is not None:
             self._before.pop()
             left, share, self._taken = rows_left(rows, self._before), last.share, last.taken_by(worker.rank)
         else:
             share = shares(left, worker.ranks, pad=options.uneven == "pad")
-            _check_division(length(left), worker.ranks, options.uneven, begun)
+            _check_division(length(left), worker.ranks, options.uneven, self.begun)
         self.left_out = max(0, length(left) - share * worker.ranks)
         self._division = Division(worker.ranks, share, 0)
         self._spans = share_of(left, worker.rank, share, self._taken)
@@ -131,51 +132,7 @@ class TablePass:
 
     def position(self) -> dict[str, Any]:
         """Return the position after the batches that were taken, as JSON."""
-        now = self._division._replace(taken=self._taken)
-        return {"divisions": [*self._before, now] if self._taken else list(self._before)}
-
-
-def in_order(source: TableSource, order: RowOrder, epoch: int, span: Span, batch_size: int) -> Iterator[Block]:
-    """Yield the rows at these positions of an epoch's order."""
-    if span[0] == span[1]:
-        return
-    if not order.window:
-        yield from _sequence(source, order, epoch, span, batch_size)
-        return
-    start, stop = span
-    size, rows = order.window, source.rows
-    first, end = start // size * size, min(rows, -(-stop // size) * size)
-    for window in in_pieces(_sequence(source, order, epoch, (first, end), batch_size), size):
-        yield _shuffled(window, order, epoch, first, span)
-        first += size
-
-
-def _shuffled(window: Block, order: RowOrder, epoch: int, first: int, span: Span) -> Block:
-    """Return the rows at the positions in ``span`` of a window that begins at ``first``, after shuffling it."""
-    rows = row_count(window)
-    inside = np.arange(max(0, span[0] - first), min(rows, span[1] - first))
-    return rows_at(window, order.permutation(rows, epoch, "window", first)(inside))
-
-
-def _sequence(source: TableSource, order: RowOrder, epoch: int, span: Span, batch_size: int) -> Iterator[Block]:
-    """Yield the rows at these positions of the order that has no windows."""
-    start, stop = span
-    if source.is_random:
-        permutation = order.permutation(source.rows, epoch, "rows") if order.shuffled else None
-        step = max(1, source.at_once // batch_size) * batch_size
-        for first in range(start, stop, step):
-            places = np.arange(first, min(stop, first + step))
-            yield source.take(permutation(places) if permutation else places)
-        return
-    sizes = source.block_rows
-    blocks = np.arange(len(sizes))
-    if order.shuffled:
-        blocks = order.permutation(len(sizes), epoch, "blocks")(blocks)
-    ends = np.cumsum(sizes[blocks])
-    first = int(np.searchsorted(ends, start, side="right"))
-    last = int(np.searchsorted(ends, stop, side="left")) + 1
-    skip = start - int(ends[first] - sizes[blocks[first]])
-    yield from source.read(blocks[first:last].tolist(), skip, stop - start)
+        return {"divisions": [*self._before, self._division._replace(taken=self._taken)]}
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
@@ -199,8 +156,8 @@ class StreamPass:
         self._options = options
         self._size = options.batch_size
         self._stream = OpenStream(stream, epoch)
-        self._rows = position["rows"] if position else 0
-        self._mark = Mark.from_json(position["mark"]) if position and position["mark"] else None
+        self._rows = self.begun = position.get("rows", 0) if position else 0
+        self._mark = Mark.from_json(position["mark"]) if position and position.get("mark") else None
         self.place = f"after {self._rows:,} rows"
         if self._rows and self._mark is None:
             if not options.skip_streams:
@@ -266,7 +223,7 @@ class StreamPass:
                 missing -= row_count(block)
             if not parts:
                 return
-            yield _shuffled(joined(parts), order, self.epoch, start, (self._rows, start + order.window))
+            yield shuffled(joined(parts), order, self.epoch, start, (self._rows, start + order.window))
             start += order.window
 
     def took(self, rows: int, note: Any) -> None:

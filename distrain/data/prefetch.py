@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,33 +13,52 @@ _T = TypeVar("_T")
 _END = object()
 
 
-def ahead(items: Iterator[_T], count: int) -> Iterator[_T]:
-    """Yield the items. A thread makes up to ``count`` of them ahead of time; with 0, the caller makes them."""
-    return _made_ahead(items, count) if count else items
+class Prefetched(Generic[_T]):
+    """The items of an iterator. A thread makes up to ``count`` of them ahead of time; with 0, the caller makes them."""
 
+    def __init__(self, items: Iterator[_T], count: int) -> None:
+        self._items = items
+        self._count = count
+        self._made: SimpleQueue[Any] = SimpleQueue()
+        self._allowed: SimpleQueue[None] = SimpleQueue()
+        """One entry for each item that may be made."""
+        self._errors: list[BaseException] = []
+        self._thread = threading.Thread(target=self._make, name="distrain-data", daemon=True)
+        self._is_stopped = False
 
-def _made_ahead(items: Iterator[_T], count: int) -> Iterator[_T]:
-    made: SimpleQueue[Any] = SimpleQueue()
-    allowed: SimpleQueue[bool] = SimpleQueue()  # a True for each item that may be made, and a False at the end
-    errors: list[BaseException] = []
-
-    def make() -> None:
+    def __iter__(self) -> Iterator[_T]:
+        if not self._count:
+            yield from self._items
+            return
+        self._thread.start()
         try:
-            while allowed.get():
-                made.put(next(items, _END))
-        except BaseException as error:
-            errors.append(error)
+            for _ in range(self._count):
+                self._allowed.put(None)
+            while (item := self._made.get()) is not _END:
+                self._allowed.put(None)
+                yield item
+            if self._errors:
+                raise self._errors[0]
         finally:
-            made.put(_END)
+            self._stop()
 
-    threading.Thread(target=make, name="distrain-data", daemon=True).start()
-    try:
-        for _ in range(count):
-            allowed.put(True)
-        while (item := made.get()) is not _END:
-            allowed.put(True)
-            yield item
-        if errors:
-            raise errors[0]
-    finally:
-        allowed.put(False)
+    def _make(self) -> None:
+        try:
+            self._allowed.get()
+            while not self._is_stopped:
+                self._made.put(next(self._items, _END))
+                self._allowed.get()
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            self._made.put(_END)
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        self._allowed.put(None)
+
+    def stop(self) -> None:
+        """Make no more items. Return when the one that is being made is there."""
+        if self._thread.is_alive():
+            self._stop()
+            self._thread.join()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +204,10 @@ class HuggingFaceSource(RandomSource):
     def take(self, rows: Indices) -> Block:
         from distrain.data.blocks import as_block
 
-        return as_block(dict(self._dataset[rows]), "the dataset's format or transform")
+        found = self._dataset[rows]
+        return as_block(dict(found) if isinstance(found, Mapping) else found, "the dataset's format or transform")
 
     def facts(self) -> dict[str, Any]:
-        return {"rows": self.rows, "columns": sorted(self._dataset.column_names)}
+        places = np.linspace(0, self.rows - 1, min(self.rows, 10), dtype=np.int64)
+        sample = self._dataset.with_format("arrow")[places]
+        return {"rows": self.rows, "sample": zlib.crc32(repr(sample.to_pylist()).encode())}

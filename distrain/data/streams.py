@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
 import time
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -92,18 +91,16 @@ class _Readers:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
         self.newest: OpenStream | None = None
         self.begin: Any = None
 
     def add(self, reader: OpenStream) -> None:
         """Let a pass read from the beginning, even if the pass before has not come to the end."""
-        with self.lock:
-            before, self.newest = self.newest, reader
-            if before is None:
-                self.begin = reader.state()
-            elif not before.ended:
-                reader.load(self.begin)
+        before, self.newest = self.newest, reader
+        if before is None:
+            self.begin = reader.state()
+        elif not before.ended:
+            reader.load(self.begin)
 
 
 class OpenStream:
@@ -125,6 +122,8 @@ class OpenStream:
         self._rows = 0
         self._read = 0
         self._asked_at = -math.inf
+        self._loaded: Mark | None = None
+        """The mark whose state was given back, until the next row is read: many sources then still tell another one."""
 
     def skip_to(self, rows: int, mark: Mark | None) -> int:
         """Go to a place behind the first ``rows`` rows. Return how many rows had to be read for it.
@@ -132,7 +131,7 @@ class OpenStream:
         mark: a place before it whose state is known.
         """
         if mark is not None and self.load(mark.state):
-            self._rows, self._read = mark.rows, mark.read
+            self._rows, self._read, self._loaded = mark.rows, mark.read, mark
         skipped = rows - self._rows
         while self._rows < rows and (block := next(self.blocks(lambda: rows - self._rows), None)) is not None:
             del block
@@ -145,6 +144,8 @@ class OpenStream:
 
         None at the end, too: many libraries have begun the next epoch by then.
         """
+        if self._loaded is not None:
+            return self._loaded
         now = time.monotonic()
         if self.ended or now - self._asked_at < _SNAPSHOT_S or (state := self.state()) is None:
             return None
@@ -175,11 +176,11 @@ class OpenStream:
     def blocks(self, most: Callable[[], int]) -> Iterator[Block]:
         """Yield the rows after the functions. ``most()``: the number of rows to yield next, at most."""
         while wanted := self._within_limit(min(ROWS_AT_ONCE, most())):
-            with self._stream.readers.lock:
-                if self._is_stateful and self._stream.readers.newest is not self:
-                    raise DataError("another loop over the stream has begun; it has one state only")
-                rows = list(islice(self._open(), wanted))
-                self.ended = len(rows) < wanted
+            if self._is_stateful and self._stream.readers.newest is not self:
+                raise DataError("another loop over the stream has begun; it has one state only")
+            rows = list(islice(self._open(), wanted))
+            self._loaded = None
+            self.ended = len(rows) < wanted
             if not rows:
                 return
             self._read += len(rows)

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distrain.data.blocks import as_block, formatter, in_pieces, row_count, rows_at, rows_between, to_columns, to_rows
+from distrain.data.blocks import (
+    as_block,
+    formatter,
+    in_pieces,
+    row_count,
+    rows_at,
+    rows_between,
+    to_columns,
+    to_rows,
+    writable,
+)
 from distrain.data.order import Permutation
 from distrain.data.sources import RandomSource, TableSource
 from distrain.errors import DataError
@@ -59,6 +69,9 @@ class Constructed:
     def __init__(self, kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._make = partial(kind, *args, **kwargs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_make": self._make}
+
     @cached_property
     def _function(self) -> Callable[..., Any]:
         made: Callable[..., Any] = self._make()
@@ -77,12 +90,19 @@ def for_batches(
 ) -> Batched:
     """Return the function of ``map_batches()``."""
     to_format = formatter(batch_format)
-    return Batched(lambda block: function(to_format(block), *args, **kwargs), "map_batches()", batch_size)
+    return Batched(lambda block: function(writable(to_format(block)), *args, **kwargs), "map_batches()", batch_size)
 
 
 def for_rows(function: Callable[[Any], Any]) -> Batched:
     """Return the function of ``map()``."""
-    return Batched(lambda block: [function(row) for row in to_rows(block)], "map()", None)
+
+    def mapped(block: Block) -> list[Any]:
+        rows = [function(row) for row in to_rows(block)]
+        if any(row is None for row in rows):
+            raise DataError("map(): the function returned None for a row; it must return the new row")
+        return rows
+
+    return Batched(mapped, "map()", None)
 
 
 class MappedSource(TableSource):

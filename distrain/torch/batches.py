@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,20 @@ def converter(
 
 def mover(device: Any) -> Callable[[Iterator[tuple[Any, int, Any]]], Iterator[tuple[Any, int, Any]]]:
     """Return the function that moves batches to a device; ``"auto"``: the worker's own."""
-    target = get_device() if device == "auto" else torch.device(device)
-    return partial(on_device, device=target)
+    return partial(_moved, device=get_device() if device == "auto" else torch.device(device))
+
+
+def _moved(items: Iterator[tuple[Any, int, Any]], device: torch.device) -> Iterator[tuple[Any, int, Any]]:
+    """Move the batches. What comes with them stays where it is: it may be the state of a stream, which has tensors."""
+    others: deque[tuple[int, Any]] = deque()
+
+    def batches() -> Iterator[Any]:
+        for batch, rows, note in items:
+            others.append((rows, note))
+            yield batch
+
+    for batch in on_device(batches(), device):
+        yield batch, *others.popleft()
 
 
 def _is_object(block: Block) -> bool:

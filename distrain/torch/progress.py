@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "progress_of"]
 
 
+_BEGIN = {"epoch": 0, "rows": 0}
+
+
 class Progress(Protocol):
     """The progress of a loader."""
 
@@ -45,15 +48,29 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
     if isinstance(sampler, ResumableSampler) and getattr(loader, "in_order", True):
         size = order.batch_size if type(order) is BatchSampler else 1
         progress = SamplerProgress(name, sampler, size)
+        _note_repetition(progress.position()["order"], session)
     elif callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
         progress = StateProgress(name, loader, session.context.world_rank, session.context.world_size)
     else:
+        if resume and session.started_from is not None and session.context.world_rank == 0:
+            say(f"prepare_data_loader: {name} begins an epoch, because a loader of its kind has no position")
         return None
     if start:
         progress.resume(start, session.context.world_rank)
     if resume:
         session.positions[name] = progress.position
     return progress
+
+
+def _note_repetition(order: dict[str, Any], session: Session) -> None:
+    """Say once on rank 0 that a loader is prepared again and again, and so is not found again by its number."""
+    earlier = [position() for position in session.positions.values()]
+    used = [position for position in earlier if position.get("order") == order and position != {**position, **_BEGIN}]
+    if len(used) == 1 and session.context.world_rank == 0:
+        say(
+            "prepare_data_loader: a loader was prepared again after its first epoch. Prepare it once, before the loop "
+            "over the epochs: only then does a run resume in the middle of an epoch"
+        )
 
 
 class SamplerProgress:
@@ -99,9 +116,11 @@ class SamplerProgress:
             for batch in batches:
                 self._batches += 1
                 yield batch
-        except GeneratorExit:  # the loop was left; after one batch, it was only a look
+        except GeneratorExit:  # train_func has left the loop; after one batch, it was only a look
             if self._batches > 1:
                 self._complete()
+            else:
+                self._batches = 0
             raise
         self._complete()
 
@@ -123,6 +142,8 @@ class StateProgress:
         self._name = name
         self._loader = loader
         self._rank, self._ranks = rank, ranks
+        self._start: Any = None
+        """The state with which the next pass begins, if it is not the first row."""
         self._ended = True
         """True before the first batch and after the last one: the next pass is a whole epoch."""
 
@@ -142,21 +163,27 @@ class StateProgress:
                 f"on with {self._ranks}; resume=False begins with its first row"
             )
         if position["state"] is not None:
-            self._loader.load_state_dict(decode_state(position["state"]))
-            self._ended = False
+            self._load(position["state"])
             if rank == 0:
                 say(f"prepare_data_loader: {self._name} goes on where the checkpoint was; resume=False turns this off")
 
+    def _load(self, state: Any) -> None:
+        self._start, self._ended = state, False
+        self._loader.load_state_dict(decode_state(state))
+
     def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of a pass."""
+        start, self._start = self._start, None
         self._ended = False
         taken = 0
         try:
             for batch in batches:
                 taken += 1
                 yield batch
-        except GeneratorExit:  # the loop was left; after one batch, it was only a look
-            self._ended = taken > 1
+        except GeneratorExit:  # train_func has left the loop; after one batch, it was only a look
+            self._ended = taken > 1 or start is None
+            if taken <= 1 and start is not None:
+                self._load(start)
             raise
         self._ended = True
 

@@ -202,3 +202,10 @@ def test_a_loader_with_states_is_asked_for_its_own() -> None:
     assert len(after.take()[0]) == 4
     with pytest.raises(DataError, match="has a state for each of 1 workers, and cannot go on with 2; resume=False"):
         Ranks(2, make, group.positions())
+
+
+def test_a_loader_that_is_prepared_in_each_epoch_cannot_resume_in_one(capfd: pytest.CaptureFixture[str]) -> None:
+    with acting_as(0, 1, {}):
+        for _ in range(3):
+            list(prepare_data_loader(DataLoader(range(10), 2)))
+    assert capfd.readouterr().err.count("a loader was prepared again after its first epoch") == 1

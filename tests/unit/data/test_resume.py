@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,12 @@ def _huggingface(*, streamed: bool) -> Any:
     return whole.to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=5) if streamed else whole
 
 
+def _plain_stream() -> Any:
+    import datasets
+
+    return datasets.Dataset.from_dict({"id": list(range(ROWS))}).to_iterable_dataset(num_shards=3)
+
+
 def generate() -> Iterator[dict[str, int]]:
     yield from ({"id": place} for place in range(ROWS))
 
@@ -109,6 +116,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Dataset], frozenset[int] | None]] = {
     "callable": (lambda folder: as_dataset(Items, "callable").map(lambda row: row), ALL),
     "huggingface": (lambda folder: as_dataset(_huggingface(streamed=False), "huggingface").random_shuffle(), ALL),
     "huggingface stream": (lambda folder: as_dataset(partial(_huggingface, streamed=True), "hf"), ALL),
+    "huggingface windows": (lambda folder: data.from_huggingface(_plain_stream()).random_shuffle(buffer_rows=9), ALL),
     "stateful stream": (lambda folder: as_dataset(Stateful(), "stream"), ALL),
     "stateless stream": (lambda folder: as_dataset(Stateless(), "stream").random_shuffle(buffer_rows=9), ALL),
     "filtered generator": (lambda folder: as_dataset(generate, "generator").filter(is_even), EVEN),
@@ -138,8 +146,8 @@ def test_an_epoch_that_resumes_has_every_row(name: str, folder: Path, drawn: st.
     check_epoch(name, folder, drawn)
 
 
-@pytest.mark.parametrize("name", ["huggingface", "huggingface stream"])
-@settings(max_examples=2, deadline=None, suppress_health_check=CHECKS)
+@pytest.mark.parametrize("name", ["huggingface", "huggingface stream", "huggingface windows"])
+@settings(max_examples=3, deadline=None, suppress_health_check=CHECKS)
 @given(drawn=st.data())
 def test_an_epoch_of_hugging_face_that_resumes_has_every_row(name: str, folder: Path, drawn: st.DataObject) -> None:
     """Opening one of its datasets takes long."""
@@ -271,6 +279,51 @@ def test_a_loop_that_is_left_is_an_epoch() -> None:
         assert [row for batch in resumed.iter_batches() for row in batch["id"]] == rows
 
 
+def test_a_position_after_a_look_is_the_one_before_it() -> None:
+    (part,) = iterators(data.range(10), 1, {})
+    next(iter(part.iter_batches(batch_size=4)))
+    assert part.position() == {"epoch": 0}
+
+
+def test_ranks_of_which_one_is_behind_go_on_with_what_each_has_left() -> None:
+    """One has taken nothing, or one has ended the epoch already."""
+    dataset = data.range(40)
+    for counts in (0, 5), (10, 3):
+        first = iterators(dataset, 2, {})
+        loops = [iter(part.iter_batches(batch_size=2)) for part in first]
+        seen = []
+        for loop, count in zip(loops, counts, strict=True):
+            seen += [row for batch in itertools.islice(loop, count + 1) for row in batch["id"]][: 2 * count]
+        if counts[0]:
+            assert list(loops[0]) == []
+        start = {rank: json.loads(json.dumps(first[rank].position())) for rank in (0, 1)}
+        for rank, count in enumerate(counts):
+            if count < 10:
+                start[rank]["divisions"][-1][2] = 2 * count
+        for ranks in (2, 1):
+            rest = [list(part.iter_batches(batch_size=1)) for part in iterators(dataset, ranks, start)]
+            assert sorted(seen + [row for part in rest for batch in part for row in batch["id"]]) == list(range(40))
+
+
+def test_one_thread_at_a_time_reads_a_dataset() -> None:
+    class Slow(Items):
+        readers, most = 0, 0
+
+        def __getitem__(self, place: int) -> dict[str, int]:
+            Slow.readers += 1
+            Slow.most = max(Slow.most, Slow.readers)
+            time.sleep(0.001)
+            Slow.readers -= 1
+            return {"id": place}
+
+    part = DataIterator(as_dataset(Slow(), "x"), name="x", worker=Worker(0, 1))
+    for _ in range(5):
+        for number, _ in enumerate(part.iter_batches(batch_size=2, prefetch_batches=8)):
+            if number == 2:
+                break
+    assert Slow.most == 1
+
+
 def test_a_look_may_have_other_options_than_the_loop() -> None:
     (part,) = iterators(data.range(10), 1, {})
     loop = iter(part.iter_batches(batch_size=2, local_shuffle_buffer_size=5))
@@ -313,7 +366,8 @@ def test_objects_are_the_same_data_in_every_process() -> None:
 
 def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
     (part,) = iterators(data.range(10), 1, {})
-    next(iter(part.iter_batches(batch_size=4)))
+    loop = iter(part.iter_batches(batch_size=4))
+    next(loop)
     start = {0: part.position()}
 
     def resumed(on_change: str) -> list[list[int]]:
@@ -322,7 +376,7 @@ def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
 
     with pytest.raises(DataError) as raised:
         resumed("error")
-    assert "dataset 'x' is not the one of the checkpoint: the data was {'rows': 10" in str(raised.value)
+    assert "dataset 'x': it is not the one of the checkpoint: the data was {'rows': 10" in str(raised.value)
     assert "DataConfig(on_change='restart')" in str(raised.value)
     assert resumed("ignore") == [list(range(4, 12))]
     assert resumed("restart") == [list(range(12))]
@@ -336,7 +390,8 @@ def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_stream_without_states_can_be_refused() -> None:
     (part,) = iterators(as_dataset(Stateless(), "x"), 1, {})
-    next(iter(part.iter_batches(batch_size=4)))
+    loop = iter(part.iter_batches(batch_size=4))
+    next(loop)
     again = DataIterator(
         as_dataset(Stateless(), "x"), name="x", worker=Worker(0, 1), start={0: part.position()}, skip_streams=False
     )

@@ -11,6 +11,7 @@ import fsspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
@@ -136,6 +137,14 @@ def test_operations() -> None:
         assert sorted(found[0] + found[1]) == list(range(10))
         assert sorted(found[1]) != [7, 8, 9]
     assert [row["id"] for row in rows.random_shuffle(seed=1).limit(3).take()] != [0, 1, 2]
+    assert data.from_items([1, 2]).take() == [{"item": 1}, {"item": 2}]
+    assert data.from_numpy([np.arange(2), np.arange(1)]).count() == data.from_pandas([pd.DataFrame(ROWS)]).count() - 2
+    with pytest.raises(DataError, match=r"map\(\): the function returned None for a row"):
+        list(shard(rows.map(lambda row: None)).iter_batches())
+    with pytest.raises(ValueError, match=r"test_size must be a fraction below 1, or a number of rows, got 1\.5"):
+        rows.train_test_split(1.5)
+    with pytest.raises(DataError, match="the dataset has 10 rows, so 0 of them cannot be for tests"):
+        rows.train_test_split(0.01)[0].count()
     with pytest.raises(DataError, match=r"map_batches\(\) returned 1 rows for 10; it must keep the number of rows"):
         list(shard(rows.map_batches(lambda batch: {"x": batch["id"][:1]})).iter_batches())
     with pytest.raises(AttributeError, match=r"has no groupby\(\): use pyarrow, pandas, Polars or DuckDB"):
@@ -219,6 +228,43 @@ def test_no_rows_are_an_error() -> None:
     for empty in ({"x": np.zeros(0)}, lambda: iter(())):
         with pytest.raises(DataError, match="dataset 'x': it has no rows"):
             list(shard(as_dataset(empty, "x")).iter_batches())
+
+
+def test_files_among_others(tmp_path: Path) -> None:
+    """Only files with the format count, and only ``key=value`` below the given directory is a column."""
+    folder = tmp_path / "lr=0.1" / "rows"
+    for part in (1, 2):
+        (folder / f"part={part}").mkdir(parents=True)
+        pq.write_table(pa.table({"x": [part]}), folder / f"part={part}" / "rows[1].parquet")
+    (folder / "README.md").write_text("text")
+    both = [{"x": 1, "part": 1}, {"x": 2, "part": 2}]
+    assert as_dataset(folder, "x").take() == data.read_parquet(f"{folder}/*/*.parquet").take() == both
+    assert as_dataset(str(folder / "part=2" / "rows[1].parquet"), "x").take() == [{"x": 2}]
+    with pytest.raises(DataError, match=r"README.md has no known ending: use read_parquet\(\), read_csv\(\) or"):
+        as_dataset(folder / "README.md", "x").count()
+    with pytest.raises(DataError, match=r"README.md and memory://x are on different filesystems"):
+        data.read_csv([str(folder / "README.md"), "memory://x"]).count()
+    with pytest.raises(TypeError, match="columns must be a list of names, got 'x'"):
+        data.read_parquet(folder, columns="x")
+    filtered = pyarrow.dataset.dataset(folder / "part=1", format="parquet").filter(pyarrow.dataset.field("x") > 0)
+    with pytest.raises(DataError, match=r"Use distrain's filter\(\) instead"):
+        as_dataset(filtered, "x").count()
+
+
+def test_options_of_pyarrow(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x;y\n1;a\n")
+    options = pyarrow.csv.ParseOptions(delimiter=";")
+    types = pyarrow.csv.ConvertOptions(column_types={"x": pa.float32()})
+    rows = data.read_csv(tmp_path, parse_options=options, convert_options=types)
+    assert next(iter(shard(rows).iter_batches()))["x"].dtype == np.float32
+    assert rows.take() == [{"x": 1.0, "y": "a"}]
+
+
+def test_the_rows_to_shuffle_depend_on_their_size_in_memory(tmp_path: Path) -> None:
+    """In Parquet, many equal texts take almost no space."""
+    pq.write_table(pa.table({"text": ["a" * 1000] * 300_000}), tmp_path / "a.parquet")
+    order = data.read_parquet(tmp_path).random_shuffle().open().order
+    assert order.window == 65536
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
