@@ -376,7 +376,9 @@ def read_csv(
 
     ::
 
-        distrain.data.read_csv("folder/*.csv", parse_options=pyarrow.csv.ParseOptions(delimiter=";"))
+        from pyarrow.csv import ParseOptions
+
+        distrain.data.read_csv("folder/*.csv", parse_options=ParseOptions(delimiter=";"))
     """
     options = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
     return _files(paths, "csv", columns, options)
