@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _SHUFFLE_BYTES = 64 << 20
 """Memory of the rows of files that ``random_shuffle()`` mixes, about."""
-_LEAST_SHUFFLED = 1024
+_LEAST_SHUFFLED, _MOST_SHUFFLED = 1 << 10, 1 << 18
 _ELSEWHERE = (
     "use pyarrow, pandas, Polars or DuckDB before training, and pass the result to distrain: joins, groups and "
     "shuffles of all data among hosts are not a part of it"
@@ -191,10 +191,11 @@ class Dataset:
         """Shuffle the rows anew in each epoch. The order follows from the seed and the epoch.
 
         Data in memory, and other data that finds any row at once, is shuffled completely. Of files, the blocks (row
-        groups of Parquet, or files) come in a random order, and about 64 MB of consecutive rows are mixed in memory.
+        groups of Parquet, or files) come in a random order, and consecutive rows are mixed in memory: about 64 MB, from
+        1,024 to 262,144 rows.
 
         seed: 0 by default.
-        buffer_rows: the number of rows to mix in memory, in place of 64 MB.
+        buffer_rows: the number of rows to mix in memory.
 
         ::
 
@@ -322,7 +323,8 @@ def _order(source: TableSource | Stream, seed: int, window: int | None) -> RowOr
             raise DataError("a stream cannot be shuffled as a whole: name random_shuffle(buffer_rows=...)")
         return RowOrder(window=window, seed=seed)
     if window is None:
-        window = 0 if source.is_random else max(_LEAST_SHUFFLED, int(_SHUFFLE_BYTES / max(1.0, source.row_bytes)))
+        rows = int(_SHUFFLE_BYTES / max(1.0, source.row_bytes))
+        window = 0 if source.is_random else max(_LEAST_SHUFFLED, min(_MOST_SHUFFLED, rows))
     return RowOrder(shuffled=True, window=window, seed=seed)
 
 

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import threading
+import time
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _T = TypeVar("_T")
-_END = object()
+_TOGETHER_S = 0.002
+"""Items that are made within this time are handed over together, because the two threads wait for each other then."""
 
 
 class Prefetched(Generic[_T]):
-    """The items of an iterator. A thread makes up to ``count`` of them ahead of time; with 0, the caller makes them."""
+    """The items of an iterator, which a thread makes ahead of time.
+
+    count: the number of groups that are made ahead; 0: the caller makes the items. A group is one item, or as many as
+        are made in 2 ms.
+    """
 
     def __init__(self, items: Iterator[_T], count: int) -> None:
         self._items = items
         self._count = count
-        self._made: SimpleQueue[Any] = SimpleQueue()
+        self._made: SimpleQueue[list[_T]] = SimpleQueue()
+        """Groups. An empty one is the end."""
         self._allowed: SimpleQueue[None] = SimpleQueue()
-        """One entry for each item that may be made."""
-        self._errors: list[BaseException] = []
+        """One entry for each group that may be made."""
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._make, name="distrain-data", daemon=True)
         self._is_stopped = False
 
@@ -34,31 +41,41 @@ class Prefetched(Generic[_T]):
         try:
             for _ in range(self._count):
                 self._allowed.put(None)
-            while (item := self._made.get()) is not _END:
+            while group := self._made.get():
                 self._allowed.put(None)
-                yield item
-            if self._errors:
-                raise self._errors[0]
+                yield from group
+            if self._error is not None:
+                raise self._error
         finally:
-            self._stop()
+            self._tell_to_stop()
 
     def _make(self) -> None:
+        group: list[_T] = []
         try:
             self._allowed.get()
-            while not self._is_stopped:
-                self._made.put(next(self._items, _END))
-                self._allowed.get()
+            began = time.monotonic()
+            for item in self._items:
+                group.append(item)
+                if self._is_stopped or time.monotonic() - began > _TOGETHER_S:
+                    self._made.put(group)
+                    group = []
+                    self._allowed.get()
+                    began = time.monotonic()
+                if self._is_stopped:
+                    return
         except BaseException as error:
-            self._errors.append(error)
+            self._error = error
         finally:
-            self._made.put(_END)
+            if group:
+                self._made.put(group)
+            self._made.put([])
 
-    def _stop(self) -> None:
+    def _tell_to_stop(self) -> None:
         self._is_stopped = True
         self._allowed.put(None)
 
     def stop(self) -> None:
         """Make no more items. Return when the one that is being made is there."""
         if self._thread.is_alive():
-            self._stop()
+            self._tell_to_stop()
             self._thread.join()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -18,6 +20,7 @@ import pytest
 import torch
 
 from distrain import data
+from distrain.data import iterator
 from distrain.data.dataset import Dataset, as_dataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
@@ -313,6 +316,23 @@ def test_a_materialized_shard_has_the_ranks_own_rows() -> None:
     in_memory = shard(data.range(10).map(lambda row: {"x": row["id"] * 2}), 1, 2).materialize()
     assert [row["x"] for row in in_memory.iter_rows()] == [10, 12, 14, 16, 18]
     assert in_memory.count() == 5
+
+
+def test_waiting_for_data_is_said_once_on_rank_0(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def slow(row: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.002)
+        return row
+
+    monkeypatch.setattr(iterator, "_NOTICE_AFTER_S", 0.01)
+    for rank in (0, 1):
+        part = shard(data.range(20).map(slow), rank, 2)
+        for _ in range(2):
+            list(part.iter_batches(batch_size=2))
+    errors = capfd.readouterr().err
+    assert len(re.findall(r"dataset 'x': train_func waits for data \d+% of the time", errors)) == 1
+    assert "s in functions and conversions" in errors
 
 
 def test_the_statistics_name_the_dataset() -> None:
