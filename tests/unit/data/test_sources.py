@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from distrain import data
-from distrain.data import iterator
+from distrain.data import loops
 from distrain.data.dataset import Dataset, as_dataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
@@ -325,7 +325,7 @@ def test_waiting_for_data_is_said_once_on_rank_0(
         time.sleep(0.002)
         return row
 
-    monkeypatch.setattr(iterator, "_NOTICE_AFTER_S", 0.01)
+    monkeypatch.setattr(loops, "_NOTICE_AFTER_S", 0.01)
     for rank in (0, 1):
         part = shard(data.range(20).map(slow), rank, 2)
         for _ in range(2):

@@ -1,0 +1,293 @@
+"""The loops of train_func over a dataset, one after the other, and the position in the data. Runs in: worker."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from distrain.data.passes import make_pass
+from distrain.data.prefetch import Prefetched
+from distrain.data.streams import Stream
+from distrain.errors import DataError
+from distrain.system.log import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from distrain.data.blocks import Block
+    from distrain.data.dataset import Dataset, OpenDataset
+    from distrain.data.order import RowOrder
+    from distrain.data.passes import PassOptions, StreamPass, TablePass, Worker
+
+_NOTICE_AFTER_S = 20.0
+"""Seconds of a pass after which a worker may say that it mostly waits for data."""
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds that passes took. ``waited``: train_func waited for a batch. ``read``, ``made``: see :meth:`text`."""
+
+    rows: int = 0
+    batches: int = 0
+    passed: float = 0.0
+    waited: float = 0.0
+    read: float = 0.0
+    made: float = 0.0
+
+    def count(self, rows: int, waited: float) -> None:
+        """Count a batch."""
+        self.rows += rows
+        self.batches += 1
+        self.waited += waited
+        self.passed += waited
+
+    def text(self, name: str) -> str:
+        """Return the figures in three lines."""
+        share = self.waited / self.passed if self.passed else 0.0
+        return (
+            f"dataset {name!r}: {self.rows:,} rows in {self.batches:,} batches in {self.passed:.1f} s\n"
+            f"  {self.waited:.1f} s ({share:.0%}) train_func waited for a batch\n"
+            f"  {self.read:.1f} s reading, {self.made:.1f} s in functions and conversions (while train_func computed, "
+            "with prefetch_batches)"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Loop:
+    """A loop of train_func's, which is one pass over the dataset. ``batches``: those that train_func has got."""
+
+    own: TablePass | StreamPass
+    order: RowOrder
+    items: Prefetched[Any]
+    batches: int = 0
+    is_done: bool = False
+
+
+class Loops:
+    """The loops over one dataset. Each is an epoch, or what is left of one.
+
+    name: of the dataset. rank: of this worker; rank 0 tells people what happens. start: a checkpoint's positions, by
+        rank. on_change: see ``DataConfig``.
+    is_read_ahead: train_func gets batches before it trains on them.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        name: str,
+        worker: Worker,
+        *,
+        rank: int,
+        start: Mapping[int, dict[str, Any]] | None,
+        on_change: str,
+    ) -> None:
+        self.times = Times()
+        self.is_read_ahead = False
+        self._dataset = dataset
+        self._name = name
+        self._worker = worker
+        self._speaks = rank == 0
+        self._start = _of_rank(start or {}, rank)
+        self._on_change = on_change
+        self._loop: _Loop | None = None
+        self._refusal: DataError | None = None
+        """Why the first loop may not be an epoch. A look at its first batch is allowed."""
+        self._said: set[str] = set()
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch, from 0, that is being read, or that the next loop begins or continues."""
+        if self._loop is None:
+            return self._start["epoch"] if self._start else 0
+        return self._loop.own.epoch + self._loop.is_done
+
+    def position(self) -> dict[str, Any]:
+        """Return the position after the batches that train_func has got, as JSON. A checkpoint stores it."""
+        loop = self._loop
+        if loop is None:
+            return self._start or {"epoch": 0}
+        if self.is_read_ahead and not loop.is_done:
+            self._say_once(
+                "read ahead",
+                "TensorFlow takes batches from to_tf() before it trains on them, so a run that resumes from this "
+                "checkpoint may leave some out. Checkpoints at the end of an epoch are exact, and so is a loop over "
+                "iter_tf_batches()",
+            )
+        return {
+            "epoch": self.epoch,
+            **({} if loop.is_done else loop.own.position()),
+            "order": loop.order.as_json(),
+            "data": self._facts,
+            "ranks": self._worker.ranks,
+        }
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        """What identifies the data: few facts for people, and a hash of all."""
+        source = self._dataset.open().source
+        if isinstance(source, Stream):
+            return {}
+        facts = source.facts()
+        shown: dict[str, Any] = {name: facts[name] for name in ("rows", "files") if name in facts}
+        return {**shown, "hash": hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()}
+
+    def _next_start(self, order: RowOrder) -> tuple[int, dict[str, Any] | None]:
+        """Return the epoch of the next pass, and the position at which it begins; None for the first row."""
+        if self._loop is None or (not self._loop.is_done and self._loop.batches <= 1):
+            return self.epoch, self._checked_start(order)
+        return self._loop.own.epoch + 1, None
+
+    def _checked_start(self, order: RowOrder) -> dict[str, Any] | None:
+        """Return the position of the checkpoint, if it is inside the next epoch. Refuse data that has changed."""
+        start, self._refusal = self._start, None
+        if start is None or start["epoch"] != self.epoch or "data" not in start:
+            return None
+        inside = start if start.get("divisions") or start.get("rows") else None
+        now = {"data": self._facts, "order": order.as_json() if inside else start["order"]}
+        changes = [kind for kind in now if now[kind] != start[kind]]
+        if not changes or self._on_change == "ignore":
+            return inside
+        differences = "; ".join(f"the {kind} was {start[kind]}, and is {now[kind]}" for kind in changes)
+        text = f"it is not the one of the checkpoint: {differences}"
+        if self._on_change == "restart":
+            self._say_once("changed", f"{text}; epoch {start['epoch']} begins with its first row")
+            return None
+        text = (
+            f"{text}. DataConfig(on_change='restart') begins epoch {start['epoch']} with its first row, "
+            "on_change='ignore' goes on at the same place, and resume=False begins with epoch 0"
+        )
+        if "data" in changes:
+            raise DataError(text)
+        self._refusal = DataError(f"dataset {self._name!r}: {text}")
+        return None
+
+    def _say_once(self, key: str, text: str) -> None:
+        if self._speaks and key not in self._said:
+            self._said.add(key)
+            say(f"dataset {self._name!r}: {text}")
+
+    # -- one pass -------------------------------------------------------------------------------------------------
+
+    def run(
+        self, options: PassOptions, convert: Callable[[Block], Any], prefetch: int, after: Callable[..., Any] = iter
+    ) -> Iterator[Any]:
+        """Yield the batches of the next pass. ``after``: gets and returns the iterator in train_func's own thread."""
+        if self._loop:
+            self._loop.items.stop()  # a dataset of the user's is read by one thread at a time
+        with self.naming_errors():
+            opened = self._dataset.open()
+            epoch, start = self._next_start(options.order)
+            own = make_pass(opened, self._worker, options, epoch, start)
+        items = Prefetched(self._made(own, opened, convert), prefetch)
+        before, loop = self._loop, _Loop(own=own, order=options.order, items=items)
+        self._loop = loop
+        if start and own.begun:
+            self._say_once("continues", f"epoch {epoch} goes on {own.place}")
+        began = last = time.monotonic()
+        waited = 0.0
+        try:
+            for batch, rows, note in after(iter(items)):
+                now = time.monotonic()
+                waited += now - last
+                self.times.count(rows, now - last)
+                self._take(loop, rows, note)
+                yield batch
+                last = time.monotonic()
+                self.times.passed += last - now
+                if last - began > _NOTICE_AFTER_S and waited > (last - began) / 2:
+                    share = waited / (last - began)
+                    self._say_once(
+                        "waits", f"train_func waits for data {share:.0%} of the time\n{self.times.text(self._name)}"
+                    )
+        except GeneratorExit:  # train_func has left the loop
+            if loop.batches > 1:
+                loop.is_done = True
+            elif self._loop is loop:  # it was only a look
+                self._loop = before
+            raise
+        self._check_newest(loop)
+        loop.is_done = True
+        if self._refusal:
+            raise self._refusal
+        if own.left_out:
+            self._say_once(
+                "left out",
+                f"{own.left_out} rows of an epoch are left out, as they do not divide evenly among "
+                f"{self._worker.ranks} workers; uneven='pad' repeats rows instead",
+            )
+
+    def _take(self, loop: _Loop, rows: int, note: Any) -> None:
+        """Count a batch that train_func gets. Raises DataError if it may not."""
+        self._check_newest(loop)
+        loop.batches += 1
+        if self._refusal and loop.batches > 1:
+            raise self._refusal
+        loop.own.took(rows, note)
+
+    def _check_newest(self, loop: _Loop) -> None:
+        if self._loop is not loop:
+            raise DataError(
+                f"dataset {self._name!r}: a second loop over it has begun inside of this one, so it has no position. "
+                "Name it twice in datasets=, or loop over shard.materialize()"
+            )
+
+    def _made(
+        self, own: TablePass | StreamPass, opened: OpenDataset, convert: Callable[[Block], Any]
+    ) -> Iterator[tuple[Any, int, Any]]:
+        """Yield the converted batches. It runs in the thread that reads ahead."""
+        with self.naming_errors():
+            last = time.monotonic()
+            for block, rows, note in own.blocks():
+                now = time.monotonic()
+                self.times.read += now - last
+                batch = convert(opened.finished(block))
+                last = time.monotonic()
+                self.times.made += last - now
+                yield batch, rows, note
+                last = time.monotonic()
+
+    @contextlib.contextmanager
+    def naming_errors(self) -> Iterator[None]:
+        """Add the dataset's name to errors."""
+        try:
+            yield
+        except DataError as error:
+            error.args = (f"dataset {self._name!r}: {error}",)
+            raise
+
+
+def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] | None:
+    """Return the position to go on from. ``start``: by rank; a rank that is not in it has that of the next lower one.
+
+    All ranks go on in the epoch of the one that has come least far. What the ranks have taken of it may differ.
+    """
+    if not start:
+        return None
+    own = start[max((other for other in start if other <= rank), default=min(start))]
+    if own.get("ranks", 1) == 1:  # it is not divided
+        return own
+    least = min(start.values(), key=lambda position: (position["epoch"], position.get("rows", 0)))
+    if not least.get("divisions"):
+        return least
+    *before, (count, share, _) = least["divisions"]
+    taken: list[int] = []
+    for number in range(count):
+        position = start.get(number)
+        if position is None:
+            taken.append(taken[-1] if taken else 0)
+        elif position["epoch"] > least["epoch"]:
+            taken.append(share)
+        else:
+            taken.append(_taken_of(position, [*before, [count, share]]))
+    return {**least, "divisions": [*before, [count, share, taken if len(set(taken)) > 1 else taken[0]]]}
+
+
+def _taken_of(position: dict[str, Any], divisions: list[Any]) -> int:
+    """Return the rows that a rank has taken of the last of these divisions; 0 if it does not know that division."""
+    *before, (count, share, taken) = position.get("divisions") or [[0, 0, 0]]
+    return taken if [*before, [count, share]] == divisions else 0
