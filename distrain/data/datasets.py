@@ -10,7 +10,7 @@ from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,15 @@ class RunDatasets:
         files = any(dataset.reads_files for dataset in self.by_name.values())
         return ("distrain.data.iterator", *(("pyarrow.dataset", "pyarrow.fs") if files else ()))
 
-    def shard(self, name: str, rank: int, ranks: int, start: Mapping[int, dict[str, Any]]) -> DataIterator:
-        """Return a worker's part of a dataset. ``start``: the positions of a checkpoint, by rank."""
+    def shard(
+        self,
+        name: str,
+        rank: int,
+        ranks: int,
+        start: Mapping[int, dict[str, Any]],
+        is_stopping: Callable[[], bool],
+    ) -> DataIterator:
+        """Return a worker's part of a dataset. See :class:`~distrain.data.loops.Loops`."""
         return DataIterator(
             self.by_name[name],
             name=name,
@@ -42,6 +49,7 @@ class RunDatasets:
             start=start if self.resume else {},
             on_change=self.on_change,
             skip_streams=self.skip_streams,
+            is_stopping=is_stopping,
         )
 
 

@@ -31,8 +31,8 @@ class DataIterator:
 
     Each loop over ``iter_batches()`` and the like is one epoch. Every checkpoint that is reported stores how far the
     loop has come, and a run that resumes goes on with the next row, with any number of workers. A loop that is left
-    with ``break`` counts as an epoch, too. One that is left after its first batch does not, so that a script may look
-    at a batch first.
+    with ``break`` counts as an epoch, too, unless ``should_stop()`` was true. One that is left after its first batch
+    does not, so that a script may look at a batch first.
 
     All arguments are keyword-only. ``uneven`` says what happens to rows that do not divide evenly among the workers:
     ``"drop"`` leaves fewer rows than there are workers out, ``"pad"`` repeats some, ``"error"`` raises DataError. All
@@ -55,13 +55,14 @@ class DataIterator:
         start: Mapping[int, dict[str, Any]] | None = None,
         on_change: str = "error",
         skip_streams: bool = True,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``worker``: who gets which rows. ``rank``: of this worker. ``start``: a checkpoint's positions, by rank."""
+        """See :class:`~distrain.data.loops.Loops`. ``worker``: who gets which rows."""
         self._dataset = dataset
         self._name = name
         self._worker = worker
         self._skip_streams = skip_streams
-        self._loops = Loops(dataset, name, worker, rank=rank, start=start, on_change=on_change)
+        self._loops = Loops(dataset, name, worker, rank=rank, start=start, on_change=on_change, is_stopping=is_stopping)
 
     # -- batches --------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class Loops:
     """The loops over one dataset. Each is an epoch, or what is left of one.
 
     name: of the dataset. rank: of this worker; rank 0 tells people what happens. start: a checkpoint's positions, by
-        rank. on_change: see ``DataConfig``.
+        rank. on_change: see ``DataConfig``. is_stopping: tells if train_func knows that the run is being stopped.
     is_read_ahead: train_func gets batches before it trains on them.
     """
 
@@ -85,6 +85,7 @@ class Loops:
         rank: int,
         start: Mapping[int, dict[str, Any]] | None,
         on_change: str,
+        is_stopping: Callable[[], bool],
     ) -> None:
         self.times = Times()
         self.is_read_ahead = False
@@ -94,6 +95,7 @@ class Loops:
         self._speaks = rank == 0
         self._start = _of_rank(start or {}, rank)
         self._on_change = on_change
+        self._is_stopping = is_stopping
         self._loop: _Loop | None = None
         self._refusal: DataError | None = None
         """Why the first loop may not be an epoch. A look at its first batch is allowed."""
@@ -205,7 +207,9 @@ class Loops:
                         "waits", f"train_func waits for data {share:.0%} of the time\n{self.times.text(self._name)}"
                     )
         except GeneratorExit:  # train_func has left the loop
-            if loop.batches > 1:
+            if self._is_stopping():
+                pass  # the run goes on here when it is started again
+            elif loop.batches > 1:
                 loop.is_done = True
             elif self._loop is loop:  # it was only a look
                 self._loop = before

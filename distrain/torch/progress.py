@@ -47,16 +47,16 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
     progress: SamplerProgress | StateProgress
     if isinstance(sampler, ResumableSampler) and getattr(loader, "in_order", True):
         size = order.batch_size if type(order) is BatchSampler else 1
-        progress = SamplerProgress(name, sampler, size)
+        progress = SamplerProgress(name, sampler, size, session)
         _note_repetition(progress.position()["order"], session)
     elif callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
-        progress = StateProgress(name, loader, session.context.world_rank, session.context.world_size)
+        progress = StateProgress(name, loader, session)
     else:
         if resume and session.started_from is not None and session.context.world_rank == 0:
             say(f"prepare_data_loader: {name} begins an epoch, because a loader of its kind has no position")
         return None
     if start:
-        progress.resume(start, session.context.world_rank)
+        progress.resume(start)
     if resume:
         session.positions[name] = progress.position
     return progress
@@ -73,21 +73,27 @@ def _note_repetition(order: dict[str, Any], session: Session) -> None:
         )
 
 
+def _was_epoch(batches: int, session: Session) -> bool:
+    """Return whether a loop that train_func has left was an epoch: no look at one batch, and no stop of the run."""
+    return batches > 1 and not session.stopped
+
+
 class SamplerProgress:
     """The progress of a loader whose order is a pure function of the seed and the epoch.
 
     batch_size: items of the sampler in a batch: rows, or batches if the sampler gives whole batches.
     """
 
-    def __init__(self, name: str, sampler: ResumableSampler, batch_size: int) -> None:
+    def __init__(self, name: str, sampler: ResumableSampler, batch_size: int, session: Session) -> None:
         self._name = name
+        self._session = session
         self._sampler = sampler
         self._batch_size = batch_size
         self._epoch = sampler.epoch
         self._first = 0
         self._batches = 0
 
-    def resume(self, start: Mapping[int, dict[str, Any]], rank: int) -> None:
+    def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
         """Begin at the position of a checkpoint. If ranks have come further than others, some rows come again."""
         position = min(start.values(), key=lambda position: (position["epoch"], position["rows"]))
         if position["order"] != self._order:
@@ -97,7 +103,7 @@ class SamplerProgress:
             )
         self._epoch, self._first = position["epoch"], position["rows"]
         self._sampler.resume(self._epoch, self._first)
-        if rank == 0 and self._first:
+        if self._first and self._session.context.world_rank == 0:
             say(
                 f"prepare_data_loader: {self._name} goes on in epoch {self._epoch} after {self._first:,} of "
                 f"{self._sampler.rows:,} rows; resume=False turns this off"
@@ -116,10 +122,10 @@ class SamplerProgress:
             for batch in batches:
                 self._batches += 1
                 yield batch
-        except GeneratorExit:  # train_func has left the loop; after one batch, it was only a look
-            if self._batches > 1:
+        except GeneratorExit:
+            if _was_epoch(self._batches, self._session):
                 self._complete()
-            else:
+            elif not self._session.stopped:
                 self._batches = 0
             raise
         self._complete()
@@ -138,20 +144,21 @@ class SamplerProgress:
 class StateProgress:
     """The progress of a loader that tells its own state, such as torchdata's StatefulDataLoader."""
 
-    def __init__(self, name: str, loader: Any, rank: int, ranks: int) -> None:
+    def __init__(self, name: str, loader: Any, session: Session) -> None:
         self._name = name
         self._loader = loader
-        self._rank, self._ranks = rank, ranks
+        self._session = session
+        self._rank, self._ranks = session.context.world_rank, session.context.world_size
         self._start: Any = None
         """The state with which the next pass begins, if it is not the first row."""
         self._ended = True
         """True before the first batch and after the last one: the next pass is a whole epoch."""
 
-    def resume(self, start: Mapping[int, dict[str, Any]], rank: int) -> None:
+    def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
         """Give the loader the state of this rank. Raises DataError for a state among another number of ranks."""
-        position = start.get(rank)
+        position = start.get(self._rank)
         if position is None or len(start) < position["ranks"]:
-            if rank == 0:
+            if self._rank == 0:
                 say(
                     f"prepare_data_loader: {self._name} begins its epoch again, because the checkpoint has the states "
                     f"of {len(start)} of its ranks only; report the checkpoint on every rank"
@@ -164,7 +171,7 @@ class StateProgress:
             )
         if position["state"] is not None:
             self._load(position["state"])
-            if rank == 0:
+            if self._rank == 0:
                 say(f"prepare_data_loader: {self._name} goes on where the checkpoint was; resume=False turns this off")
 
     def _load(self, state: Any) -> None:
@@ -180,10 +187,11 @@ class StateProgress:
             for batch in batches:
                 taken += 1
                 yield batch
-        except GeneratorExit:  # train_func has left the loop; after one batch, it was only a look
-            self._ended = taken > 1 or start is None
-            if taken <= 1 and start is not None:
-                self._load(start)
+        except GeneratorExit:
+            if not self._session.stopped:
+                self._ended = _was_epoch(taken, self._session) or start is None
+                if not self._ended:
+                    self._load(start)
             raise
         self._ended = True
 

@@ -386,7 +386,9 @@ class Session:
         if name not in self._shards:
             context = self.context
             start = self.positions_at_start(name)
-            self._shards[name] = self.datasets.shard(name, context.world_rank, context.world_size, start)
+            self._shards[name] = self.datasets.shard(
+                name, context.world_rank, context.world_size, start, lambda: self.stopped
+            )
             self.positions[name] = self._shards[name].position
         return self._shards[name]
 

@@ -209,3 +209,13 @@ def test_a_loader_that_is_prepared_in_each_epoch_cannot_resume_in_one(capfd: pyt
         for _ in range(3):
             list(prepare_data_loader(DataLoader(range(10), 2)))
     assert capfd.readouterr().err.count("a loader was prepared again after its first epoch") == 1
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_loop_that_is_left_is_an_epoch_unless_the_run_is_stopped(stopped: bool) -> None:
+    group = Ranks(1, loader("in order", 10, 2))
+    for number, _ in enumerate(group.loaders[0]):
+        group.sessions[0].stopped = stopped
+        if number == 1:
+            break
+    assert (group.positions()[0]["epoch"], group.positions()[0]["rows"]) == ((0, 4) if stopped else (1, 0))

@@ -279,6 +279,14 @@ def test_a_loop_that_is_left_is_an_epoch() -> None:
         assert [row for batch in resumed.iter_batches() for row in batch["id"]] == rows
 
 
+def test_a_loop_that_is_left_for_a_stop_goes_on_in_the_next_run() -> None:
+    part = DataIterator(data.range(10), name="x", worker=Worker(0, 1), is_stopping=lambda: True)
+    for _ in part.iter_batches(batch_size=3):
+        break
+    (resumed,) = iterators(data.range(10), 1, {0: part.position()})
+    assert [row for batch in resumed.iter_batches() for row in batch["id"]] == list(range(3, 10))
+
+
 def test_a_position_after_a_look_is_the_one_before_it() -> None:
     (part,) = iterators(data.range(10), 1, {})
     next(iter(part.iter_batches(batch_size=4)))
