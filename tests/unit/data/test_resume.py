@@ -28,6 +28,7 @@ from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.data.sources import MemorySource
 from distrain.errors import DataError
+from distrain.system.states import decode_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -354,6 +355,22 @@ def test_a_stream_with_a_state_of_its_own_begins_again_after_a_look(folder: Path
         for _ in range(2):
             batches = part.iter_batches(batch_size=4, prefetch_batches=prefetch)
             assert [row for batch in batches for row in batch["id"]] == list(range(ROWS))
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu(1))])
+def test_batches_move_to_the_device_and_the_state_of_a_stream_does_not(device: str) -> None:
+    class Random(Stateful):
+        def state_dict(self) -> Any:
+            return {"next": self.next, "random": torch.get_rng_state()}
+
+    (part,) = iterators(as_dataset(Random(), "x"), 1, {})
+    loop = iter(part.iter_torch_batches(batch_size=8, device=device))
+    batches = [next(loop) for _ in range(3)]
+    assert {batch["id"].device.type for batch in batches} == {device}
+    state = decode_state(part.position()["mark"][2])
+    assert state["random"].device.type == "cpu"
+    if device == "cuda":
+        assert [batch["id"].tolist() for batch in batches] == [list(range(n, n + 8)) for n in (0, 8, 16)]
 
 
 def test_loops_inside_of_each_other_are_refused() -> None:
