@@ -243,7 +243,7 @@ class DataConfig:
         again; "ignore" goes on at the same place.
     skip_streams: in a stream that has no ``state_dict()``, a run that resumes reads and drops the rows before the
         checkpoint. False: it raises DataError instead.
-    resume: False begins with the first row of epoch 0, also if the run starts from a checkpoint.
+    resume: False: a run that starts from the checkpoint of another run begins with the first row of epoch 0.
 
     Raises TypeError or ValueError for bad values.
 

@@ -86,7 +86,7 @@ def as_block(value: Any, source: str) -> Block:
     if isinstance(value, list) or _is_table(value):
         return value
     if is_instance(value, "pandas", "DataFrame"):
-        return {str(name): value[name].to_numpy() for name in value.columns}
+        return {str(name): _from_series(value[name]) for name in value.columns}
     if not isinstance(value, dict):
         raise DataError(
             f"{source} must return a dict of arrays, a pyarrow Table or a pandas DataFrame, "
@@ -182,6 +182,13 @@ def _column(values: Any) -> np.ndarray[Any, Any]:
     objects = np.empty(len(values), dtype=object)
     objects[:] = list(values)
     return objects
+
+
+def _from_series(column: Any) -> np.ndarray[Any, Any]:
+    """Return a column of pandas as an array. Missing integers become None in an array of objects."""
+    if column.dtype.kind in "iub" and column.isna().any():
+        return np.array([None if gap else value for gap, value in zip(column.isna(), column, strict=True)], object)
+    return np.asarray(column.to_numpy())
 
 
 def _from_arrow(column: Any) -> np.ndarray[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from distrain.data.dataset import Dataset, as_dataset
@@ -46,7 +47,7 @@ class RunDatasets:
             name=name,
             worker=Worker(rank, ranks) if name in self.split else Worker(0, 1),
             rank=rank,
-            start=start if self.resume else {},
+            start=start,
             on_change=self.on_change,
             skip_streams=self.skip_streams,
             is_stopping=is_stopping,
@@ -58,6 +59,12 @@ def run_datasets(
 ) -> RunDatasets:
     """Return the datasets of a run. Raises TypeError for what is no dataset, ValueError for an unknown name."""
     found = {name: as_dataset(value, name) for name, value in datasets.items()}
+    for (name, value), (other, same) in combinations(datasets.items(), 2):
+        if value is same and (hasattr(value, "load_state_dict") or hasattr(value, "set_state")):
+            raise ValueError(
+                f"datasets[{name!r}] and datasets[{other!r}] are the same object, which has one state only; pass a "
+                "function that makes it"
+            )
     names = set(found) if split == "all" else set(split)
     if unknown := names - found.keys():
         raise ValueError(

@@ -92,7 +92,8 @@ class FileSource(TableSource):
         if filesystem.isdir(path):
             files = filesystem.find(path)
         elif _is_pattern(path):
-            files = filesystem.glob(path)
+            found = filesystem.glob(path, detail=True)
+            files = [file for name, about in found.items() for file in _below(filesystem, name, about["type"])]
         else:
             raise DataError(f"there is no file or directory {given}")
         visible = [file for file in sorted(files) if _is_visible(file, path)]
@@ -184,7 +185,10 @@ class FileSource(TableSource):
         first = next((block for block, rows in enumerate(self.block_rows) if rows), None)
         if first is None:
             return 0
-        sample = self._blocks[0][first].head(_SAMPLED_ROWS, columns=self._columns)
+        try:
+            sample = self._dataset_of([first]).head(_SAMPLED_ROWS, columns=self._columns)
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"cannot read {self._names([first])}: {error}") from error
         # The order of the rows depends on this size. So it must not change with each version of pyarrow.
         in_memory = 2.0 ** math.ceil(math.log2(max(1, sample.nbytes / sample.num_rows)))
         return max(in_memory, self._blocks[2] / self.rows)
@@ -227,15 +231,15 @@ class FileSource(TableSource):
         if count:
             raise DataError(f"{self._names(blocks)} has {count} rows fewer than when it was opened; it has changed")
 
+    def _dataset_of(self, blocks: Sequence[int]) -> Any:
+        whole, fragments = self._dataset, [self._blocks[0][block] for block in blocks]
+        return require("pyarrow.dataset").FileSystemDataset(fragments, whole.schema, whole.format, whole.filesystem)
+
     def _scanner(self, blocks: Sequence[int]) -> Any:
-        dataset = require("pyarrow.dataset").FileSystemDataset(
-            [self._blocks[0][block] for block in blocks],
-            self._dataset.schema,
-            self._dataset.format,
-            self._dataset.filesystem,
-        )
         rows = int(min(_SCAN_ROWS, max(1, _SCAN_BYTES / max(1.0, self.row_bytes))))
-        return dataset.scanner(columns=self._columns, batch_size=rows, batch_readahead=4, fragment_readahead=1)
+        return self._dataset_of(blocks).scanner(
+            columns=self._columns, batch_size=rows, batch_readahead=4, fragment_readahead=1
+        )
 
     def _culprit(self, blocks: Sequence[int]) -> str:
         """Return the first block that cannot be read, for an error message."""
@@ -293,6 +297,11 @@ def format_of(path: str) -> str | None:
     """Return pyarrow's name of the format of a file, which its name tells, or None."""
     stem, suffix = os.path.splitext(path.lower())
     return SUFFIXES.get(os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix)
+
+
+def _below(filesystem: Any, path: str, kind: str) -> list[str]:
+    """Return the files in a directory, or the file itself."""
+    return filesystem.find(path) if kind == "directory" else [path]
 
 
 def _is_pattern(path: str) -> bool:

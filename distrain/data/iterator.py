@@ -31,8 +31,8 @@ class DataIterator:
 
     Each loop over ``iter_batches()`` and the like is one epoch. Every checkpoint that is reported stores how far the
     loop has come, and a run that resumes goes on with the next row, with any number of workers. A loop that is left
-    with ``break`` counts as an epoch, too, unless ``should_stop()`` was true. One that is left after its first batch
-    does not, so that a script may look at a batch first.
+    with ``break`` counts as an epoch, too. If the first loop is left after its first batch, without a report, it does
+    not count, so that a script may look at a batch first.
 
     All arguments are keyword-only. ``uneven`` says what happens to rows that do not divide evenly among the workers:
     ``"drop"`` leaves fewer rows than there are workers out, ``"pad"`` repeats some, ``"error"`` raises DataError. All

@@ -14,6 +14,7 @@ from distrain.data.passes import make_pass
 from distrain.data.prefetch import Prefetched
 from distrain.data.streams import Stream
 from distrain.errors import DataError
+from distrain.system.data_loop import DataLoop
 from distrain.system.log import say
 
 if TYPE_CHECKING:
@@ -58,14 +59,12 @@ class Times:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Loop:
-    """A loop of train_func's, which is one pass over the dataset. ``batches``: those that train_func has got."""
+class _Loop(DataLoop):
+    """A loop, and the pass over the dataset that it is."""
 
     own: TablePass | StreamPass
     order: RowOrder
     items: Prefetched[Any]
-    batches: int = 0
-    is_done: bool = False
 
 
 class Loops:
@@ -106,14 +105,16 @@ class Loops:
         """The number of the epoch, from 0, that is being read, or that the next loop begins or continues."""
         if self._loop is None:
             return self._start["epoch"] if self._start else 0
-        return self._loop.own.epoch + self._loop.is_done
+        return self._loop.own.epoch + self._loop.is_over
 
     def position(self) -> dict[str, Any]:
         """Return the position after the batches that train_func has got, as JSON. A checkpoint stores it."""
         loop = self._loop
-        if loop is None:
+        if loop is not None:
+            loop.report()
+        if loop is None or loop.is_look:
             return self._start or {"epoch": 0}
-        if self.is_read_ahead and not loop.is_done:
+        if self.is_read_ahead and not loop.is_over:
             self._say_once(
                 "read ahead",
                 "TensorFlow takes batches from to_tf() before it trains on them, so a run that resumes from this "
@@ -122,7 +123,7 @@ class Loops:
             )
         return {
             "epoch": self.epoch,
-            **({} if loop.is_done else loop.own.position()),
+            **({} if loop.is_over else loop.own.position()),
             "order": loop.order.as_json(),
             "data": self._facts,
             "ranks": self._worker.ranks,
@@ -140,7 +141,7 @@ class Loops:
 
     def _next_start(self, order: RowOrder) -> tuple[int, dict[str, Any] | None]:
         """Return the epoch of the next pass, and the position at which it begins; None for the first row."""
-        if self._loop is None or (not self._loop.is_done and self._loop.batches <= 1):
+        if self._loop is None or self._loop.is_look:
             return self.epoch, self._checked_start(order)
         return self._loop.own.epoch + 1, None
 
@@ -186,8 +187,9 @@ class Loops:
             epoch, start = self._next_start(options.order)
             own = make_pass(opened, self._worker, options, epoch, start)
         items = Prefetched(self._made(own, opened, convert), prefetch)
-        before, loop = self._loop, _Loop(own=own, order=options.order, items=items)
-        self._loop = loop
+        loop = self._loop = _Loop(
+            is_stopping=self._is_stopping, is_first=self._loop is None, own=own, order=options.order, items=items
+        )
         if start and own.begun:
             self._say_once("continues", f"epoch {epoch} goes on {own.place}")
         began = last = time.monotonic()
@@ -206,16 +208,11 @@ class Loops:
                     self._say_once(
                         "waits", f"train_func waits for data {share:.0%} of the time\n{self.times.text(self._name)}"
                     )
-        except GeneratorExit:  # train_func has left the loop
-            if self._is_stopping():
-                pass  # the run goes on here when it is started again
-            elif loop.batches > 1:
-                loop.is_done = True
-            elif self._loop is loop:  # it was only a look
-                self._loop = before
+        except GeneratorExit:
+            loop.leave()
             raise
         self._check_newest(loop)
-        loop.is_done = True
+        loop.end()
         if self._refusal:
             raise self._refusal
         if own.left_out:

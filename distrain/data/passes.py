@@ -86,7 +86,7 @@ class TablePass:
             raise DataError("it has no rows")
         left = rows_left(rows, self._before)
         self.begun = rows - length(left)
-        self.place = f"after {self.begun:,} of {rows:,} rows"
+        self.place = f"after {self.begun:,} of {rows:,} rows{'' if left else ', so its loop has no batches'}"
         self._taken = 0
         if (last := self._last_division(rows, worker.ranks)) is not None:
             self._before.pop()
@@ -101,9 +101,10 @@ class TablePass:
     def _last_division(self, rows: int, ranks: int) -> Division | None:
         """Return the last division if it was among as many ranks: each goes on with its own rows, in the same batches.
 
-        None if there was none, or if the user goes on with data that has changed.
+        None if there was none, if the ranks have taken different numbers of rows, or if the user goes on with data that
+        has changed.
         """
-        if not self._before or self._before[-1].ranks != ranks:
+        if not self._before or self._before[-1].ranks != ranks or isinstance(self._before[-1].taken, list):
             return None
         *before, last = self._before
         left = rows_left(rows, before)
@@ -165,7 +166,8 @@ class StreamPass:
                     f"the stream has no state_dict(), so the {self._rows:,} rows before the checkpoint would have to "
                     "be read again, which DataConfig(skip_streams=False) forbids"
                 )
-            self.place += ", which are read again because the stream has no state_dict()"
+            reason = "has no state_dict()" if stream.trusts_states else "shuffles rows that are not in its state_dict()"
+            self.place += f", which are read again because the stream {reason}"
 
     def blocks(self) -> Iterator[tuple[Block, int, Any]]:
         window = self._options.order.window

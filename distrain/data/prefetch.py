@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -25,10 +25,16 @@ class Prefetched(Generic[_T]):
     def __init__(self, items: Iterator[_T], count: int) -> None:
         self._items = items
         self._count = count
-        self._made: SimpleQueue[list[_T]] = SimpleQueue()
-        """Groups. An empty one is the end."""
+        self._made: SimpleQueue[list[_T] | None] = SimpleQueue()
+        """Groups. None is the end."""
         self._allowed: SimpleQueue[None] = SimpleQueue()
         """One entry for each group that may be made."""
+        self._group: list[_T] = []
+        """The group that is being made."""
+        self._is_awaited = False
+        """True if the caller has nothing left: it gets the next item at once."""
+        self._lock = threading.Lock()
+        """For the group, and for moving it."""
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._make, name="distrain-data", daemon=True)
         self._is_stopped = False
@@ -41,24 +47,39 @@ class Prefetched(Generic[_T]):
         try:
             for _ in range(self._count):
                 self._allowed.put(None)
-            while group := self._made.get():
-                self._allowed.put(None)
+            while (group := self._next_group()) is not None:
                 yield from group
             if self._error is not None:
                 raise self._error
         finally:
             self._tell_to_stop()
 
+    def _next_group(self) -> list[_T] | None:
+        """Return what is there. Wait for one item if nothing is."""
+        try:
+            group = self._made.get(timeout=_TOGETHER_S)
+        except Empty:
+            with self._lock:
+                if self._made.empty():
+                    part, self._group = self._group, []
+                    if part:
+                        return part
+                    self._is_awaited = True
+            group = self._made.get()
+        self._allowed.put(None)
+        return group
+
     def _make(self) -> None:
-        group: list[_T] = []
         try:
             self._allowed.get()
             began = time.monotonic()
             for item in self._items:
-                group.append(item)
-                if self._is_stopped or time.monotonic() - began > _TOGETHER_S:
-                    self._made.put(group)
-                    group = []
+                with self._lock:
+                    self._group.append(item)
+                    is_complete = self._is_awaited or time.monotonic() - began > _TOGETHER_S
+                    if is_complete:
+                        self._hand_over()
+                if is_complete:
                     self._allowed.get()
                     began = time.monotonic()
                 if self._is_stopped:
@@ -66,13 +87,21 @@ class Prefetched(Generic[_T]):
         except BaseException as error:
             self._error = error
         finally:
-            if group:
-                self._made.put(group)
-            self._made.put([])
+            with self._lock:
+                self._hand_over()
+            self._made.put(None)
+
+    def _hand_over(self) -> None:
+        if self._group and not self._is_stopped:
+            self._made.put(self._group)
+        self._group, self._is_awaited = [], False
 
     def _tell_to_stop(self) -> None:
         self._is_stopped = True
         self._allowed.put(None)
+        while not self._made.empty():  # else what it holds stays in memory
+            self._made.get()
+        self._made.put(None)  # in case that the caller asks again
 
     def stop(self) -> None:
         """Make no more items. Return when the one that is being made is there."""

@@ -48,7 +48,9 @@ def other_data(by_rank: Mapping[int, Mapping[str, Any]]) -> str | None:
     seen: dict[str, tuple[int, Any]] = {}
     for rank, positions in by_rank.items():
         for name, position in positions.items():
-            data = position.get("data")
+            if "data" not in position:  # the rank has not begun, or it is a loader
+                continue
+            data = position["data"]
             first, expected = seen.setdefault(name, (rank, data))
             if data != expected and position["ranks"] > 1:
                 return (

@@ -122,10 +122,11 @@ class _PreparedLoader(DataLoader[Any]):
     _progress: Progress | None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        loop = self._progress.begin() if self._progress else None
         batches: Iterator[Any] = super().__iter__()
         if self._device.type != "cpu":
             if self._auto_transfer:
                 batches = on_device(batches, self._device)
             else:
                 batches = (moved(batch, self._device) for batch in batches)
-        return batches if self._progress is None else self._progress.counted(batches)
+        return self._progress.counted(batches, loop) if self._progress and loop else batches

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import BatchSampler
 
 from distrain.errors import DataError
+from distrain.system.data_loop import DataLoop
 from distrain.system.log import say
 from distrain.system.states import decode_state, encode_state
 from distrain.torch.sampler import ResumableSampler
@@ -21,14 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "progress_of"]
 
 
-_BEGIN = {"epoch": 0, "rows": 0}
-
-
 class Progress(Protocol):
-    """The progress of a loader."""
+    """The progress of a loader. ``loop``: the newest one over it. ``order``: what identifies the order of its rows."""
 
-    def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a pass, and count them."""
+    loop: DataLoop | None
+
+    @property
+    def order(self) -> dict[str, Any]: ...
+
+    def begin(self) -> DataLoop:
+        """Begin a loop, just before the loader does."""
+
+    def counted(self, batches: Iterator[Any], loop: DataLoop) -> Iterator[Any]:
+        """Yield the batches of a loop, and count them."""
 
     def position(self) -> dict[str, Any]:
         """Return the position after the batches that train_func has got, as JSON."""
@@ -39,8 +45,7 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
 
     Raises DataError if the loader is not the one of the checkpoint.
     """
-    session.loaders += 1
-    name = f"loader {session.loaders}"
+    name = f"loader {len(session.loaders) + 1}"
     start = session.positions_at_start(name) if resume else {}
     order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     sampler = order.sampler if type(order) is BatchSampler else order
@@ -48,24 +53,25 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
     if isinstance(sampler, ResumableSampler) and getattr(loader, "in_order", True):
         size = order.batch_size if type(order) is BatchSampler else 1
         progress = SamplerProgress(name, sampler, size, session)
-        _note_repetition(progress.position()["order"], session)
+        _note_repetition(progress, session)
     elif callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
         progress = StateProgress(name, loader, session)
     else:
         if resume and session.started_from is not None and session.context.world_rank == 0:
             say(f"prepare_data_loader: {name} begins an epoch, because a loader of its kind has no position")
+        session.loaders.append(None)
         return None
     if start:
         progress.resume(start)
     if resume:
         session.positions[name] = progress.position
+    session.loaders.append(progress)
     return progress
 
 
-def _note_repetition(order: dict[str, Any], session: Session) -> None:
+def _note_repetition(progress: SamplerProgress, session: Session) -> None:
     """Say once on rank 0 that a loader is prepared again and again, and so is not found again by its number."""
-    earlier = [position() for position in session.positions.values()]
-    used = [position for position in earlier if position.get("order") == order and position != {**position, **_BEGIN}]
+    used = [other for other in session.loaders if other and other.loop and other.order == progress.order]
     if len(used) == 1 and session.context.world_rank == 0:
         say(
             "prepare_data_loader: a loader was prepared again after its first epoch. Prepare it once, before the loop "
@@ -73,9 +79,8 @@ def _note_repetition(order: dict[str, Any], session: Session) -> None:
         )
 
 
-def _was_epoch(batches: int, session: Session) -> bool:
-    """Return whether a loop that train_func has left was an epoch: no look at one batch, and no stop of the run."""
-    return batches > 1 and not session.stopped
+def _loop_after(before: DataLoop | None, session: Session) -> DataLoop:
+    return DataLoop(is_first=before is None, is_stopping=lambda: session.stopped)
 
 
 class SamplerProgress:
@@ -91,15 +96,15 @@ class SamplerProgress:
         self._batch_size = batch_size
         self._epoch = sampler.epoch
         self._first = 0
-        self._batches = 0
+        self.loop: DataLoop | None = None
 
     def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
         """Begin at the position of a checkpoint. If ranks have come further than others, some rows come again."""
         position = min(start.values(), key=lambda position: (position["epoch"], position["rows"]))
-        if position["order"] != self._order:
+        if position["order"] != self.order:
             raise DataError(
                 f"prepare_data_loader: {self._name} is not the one of the checkpoint: it was {position['order']}, and "
-                f"is {self._order}; resume=False begins with its first row"
+                f"is {self.order}; resume=False begins with its first row"
             )
         self._epoch, self._first = position["epoch"], position["rows"]
         self._sampler.resume(self._epoch, self._first)
@@ -110,35 +115,41 @@ class SamplerProgress:
             )
 
     @property
-    def _order(self) -> dict[str, Any]:
+    def order(self) -> dict[str, Any]:
         """What identifies the order."""
         sampler = self._sampler
         return {"length": len(sampler.dataset), "kind": sampler.kind, "seed": sampler.seed}  # type: ignore[arg-type]
 
-    def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a pass, and count them. At the end, go to the next epoch."""
-        self._epoch, self._first, self._batches = self._sampler.epoch, self._sampler.first_row, 0
+    def begin(self) -> DataLoop:
+        """Begin a loop at the row where the sampler begins."""
+        self.loop = _loop_after(self.loop, self._session)
+        self._epoch, self._first = self._sampler.epoch, self._sampler.first_row
+        return self.loop
+
+    def counted(self, batches: Iterator[Any], loop: DataLoop) -> Iterator[Any]:
+        """Yield the batches of a loop, and count them. Then go to the next epoch."""
         try:
             for batch in batches:
-                self._batches += 1
+                loop.batches += 1
                 yield batch
         except GeneratorExit:
-            if _was_epoch(self._batches, self._session):
-                self._complete()
-            elif not self._session.stopped:
-                self._batches = 0
+            loop.leave()
+            if not loop.is_look:
+                self._sampler.complete(self._epoch)
             raise
-        self._complete()
-
-    def _complete(self) -> None:
+        loop.end()
         self._sampler.complete(self._epoch)
-        self._epoch, self._first, self._batches = self._epoch + 1, 0, 0
 
     def position(self) -> dict[str, Any]:
         """Return the position: the epoch, and the rows that all ranks have taken."""
-        taken = self._batches * self._batch_size * self._sampler.num_replicas
-        rows = min(self._first + taken, self._sampler.rows)
-        return {"epoch": self._epoch, "rows": rows, "order": self._order}
+        epoch, rows = self._epoch, self._first
+        if self.loop:
+            self.loop.report()
+            if self.loop.is_over:
+                epoch, rows = epoch + 1, 0
+            elif not self.loop.is_look:
+                rows += self.loop.batches * self._batch_size * self._sampler.num_replicas
+        return {"epoch": epoch, "rows": min(rows, self._sampler.rows), "order": self.order}
 
 
 class StateProgress:
@@ -150,9 +161,8 @@ class StateProgress:
         self._session = session
         self._rank, self._ranks = session.context.world_rank, session.context.world_size
         self._start: Any = None
-        """The state with which the next pass begins, if it is not the first row."""
-        self._ended = True
-        """True before the first batch and after the last one: the next pass is a whole epoch."""
+        """The state with which the first loop begins, if it is not the first row."""
+        self.loop: DataLoop | None = None
 
     def resume(self, start: Mapping[int, dict[str, Any]]) -> None:
         """Give the loader the state of this rank. Raises DataError for a state among another number of ranks."""
@@ -169,33 +179,40 @@ class StateProgress:
                 f"prepare_data_loader: {self._name} has a state for each of {position['ranks']} workers, and cannot go "
                 f"on with {self._ranks}; resume=False begins with its first row"
             )
-        if position["state"] is not None:
-            self._load(position["state"])
-            if self._rank == 0:
-                say(f"prepare_data_loader: {self._name} goes on where the checkpoint was; resume=False turns this off")
+        self._start = position["state"]
+        if self._rank == 0 and self._start is not None:
+            say(f"prepare_data_loader: {self._name} goes on where the checkpoint was; resume=False turns this off")
 
-    def _load(self, state: Any) -> None:
-        self._start, self._ended = state, False
-        self._loader.load_state_dict(decode_state(state))
+    @property
+    def order(self) -> dict[str, Any]:
+        """Nothing: it is known to the loader alone."""
+        return {}
 
-    def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a pass."""
-        start, self._start = self._start, None
-        self._ended = False
-        taken = 0
+    def begin(self) -> DataLoop:
+        """Begin a loop, the first one with the state of the checkpoint."""
+        if self._start is not None and (self.loop is None or self.loop.is_look):
+            self._loader.load_state_dict(decode_state(self._start))
+        self.loop = _loop_after(self.loop, self._session)
+        return self.loop
+
+    def counted(self, batches: Iterator[Any], loop: DataLoop) -> Iterator[Any]:
+        """Yield the batches of a loop."""
         try:
             for batch in batches:
-                taken += 1
+                loop.batches += 1
                 yield batch
         except GeneratorExit:
-            if not self._session.stopped:
-                self._ended = _was_epoch(taken, self._session) or start is None
-                if not self._ended:
-                    self._load(start)
+            loop.leave()
             raise
-        self._ended = True
+        loop.end()
 
     def position(self) -> dict[str, Any]:
         """Return the state. At the end of a pass there is none, as many loaders have one that ends again at once."""
-        state = None if self._ended else encode_state(self._loader.state_dict())
+        state = self._start
+        if self.loop:
+            self.loop.report()
+            if self.loop.is_over:
+                state = None
+            elif not self.loop.is_look:
+                state = encode_state(self._loader.state_dict())
         return {"rank": self._rank, "ranks": self._ranks, "state": state}

@@ -78,8 +78,8 @@ class Session:
         """The checkpoint that this attempt has started from."""
         self.positions: dict[str, Callable[[], dict[str, Any]]] = {}
         """By the name of a dataset or loader: returns the rank's position in it, as JSON."""
-        self.loaders = 0
-        """The number of prepared loaders, which names them."""
+        self.loaders: list[Any] = []
+        """The progress of each prepared loader, or None. The place in the list names the loader."""
         self.stopped = False
         """True once should_stop() has been true."""
         self.released = False
@@ -264,6 +264,15 @@ class Session:
         stored = start.get_metadata().get(POSITIONS, {}) if start is not None else {}
         return {name: {int(rank): position for rank, position in of.items()} for name, of in stored.items()}
 
+    @property
+    def _goes_on(self) -> bool:
+        """True if this attempt has started from a checkpoint of its own run, and not from one of another run."""
+        start, run = self.started_from, self.context.get_storage().run
+        if start is None:
+            return False
+        place = start.remote_path or Path(os.path.realpath(start.path))
+        return str(place.parent) == (str(run) if isinstance(run, RemotePath) else os.path.realpath(run))
+
     def positions_at_start(self, name: str) -> dict[int, dict[str, Any]]:
         """Return the positions in a dataset or loader that the checkpoint has from which this attempt has started.
 
@@ -385,7 +394,7 @@ class Session:
             raise KeyError(f"there is no dataset {name!r}: the trainer's datasets= {names}")
         if name not in self._shards:
             context = self.context
-            start = self.positions_at_start(name)
+            start = self.positions_at_start(name) if self.datasets.resume or self._goes_on else {}
             self._shards[name] = self.datasets.shard(
                 name, context.world_rank, context.world_size, start, lambda: self.stopped
             )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -10,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+import distrain
 from distrain import (
+    Checkpoint,
     DataConfig,
     DataParallelTrainer,
+    FailureConfig,
     Result,
     RunConfig,
     ScalingConfig,
@@ -70,6 +75,40 @@ def test_only_the_named_datasets_are_divided(storage: Path, workers: int) -> Non
         run_config=RunConfig(storage_path=storage),
     ).fit()
     assert result.return_value == {"train": [[0, 1]] if workers else [[0, 1], [2, 3]], "valid": [[4, 5]]}
+
+
+def train_and_validate() -> int:
+    """Two epochs, of which rank 1 is killed in the second one. Only rank 0 validates."""
+    shard, valid, context = get_dataset_shard("train"), get_dataset_shard("valid"), get_context()
+    first = shard.epoch
+    for epoch in range(first, 2):
+        for number, _ in enumerate(shard.iter_batches(batch_size=2)):
+            if epoch == 1 and number == 2 and context.attempt == 0 and context.get_world_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            distrain.report({}, Checkpoint.from_dict({"step": number}))
+        if context.get_world_rank() == 0:
+            list(valid.iter_batches())
+    return first
+
+
+def test_a_run_from_the_checkpoint_of_another_one_may_begin_with_epoch_0(storage: Path) -> None:
+    """Its restarts go on in the epoch in which it was."""
+
+    def fit(resume: bool, start: Checkpoint | None = None) -> Result:
+        return DataParallelTrainer(
+            train_and_validate,
+            datasets={"train": {"id": range(12)}, "valid": {"id": range(4)}},
+            dataset_config=DataConfig(resume=resume),
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=1)),
+            resume_from_checkpoint=start,
+        ).fit()
+
+    first = fit(resume=False)
+    assert first.return_value == 1
+    assert first.checkpoint is not None
+    assert fit(resume=False, start=first.checkpoint).return_value == 1
+    assert [len(fit(resume, first.checkpoint).best_checkpoints) for resume in (True, False)] == [0, 6]
 
 
 def test_a_trainer_without_datasets_says_so(storage: Path) -> None:

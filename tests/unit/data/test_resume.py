@@ -216,7 +216,7 @@ def test_a_rank_of_undivided_data_goes_on_with_its_own_rows() -> None:
         assert next(iter(part.iter_batches()))["id"][0] == row
 
 
-def test_ranks_that_have_taken_different_numbers_of_rows_go_on_each_with_its_own() -> None:
+def test_what_ranks_that_have_taken_different_numbers_of_rows_have_left_is_divided_anew() -> None:
     dataset = data.range(40)
     first = iterators(dataset, 2, {})
     loops = [iter(part.iter_batches(batch_size=2)) for part in first]
@@ -224,9 +224,10 @@ def test_ranks_that_have_taken_different_numbers_of_rows_go_on_each_with_its_own
     start = {rank: json.loads(json.dumps(first[rank].position())) for rank in (0, 1)}
     for ranks in (2, 3):
         rest = [
-            row for part in iterators(dataset, ranks, start) for batch in part.iter_batches() for row in batch["id"]
+            [row for batch in part.iter_batches() for row in batch["id"]] for part in iterators(dataset, ranks, start)
         ]
-        assert sorted(seen + rest) == list(range(40))
+        assert len({len(rows) for rows in rest}) == 1
+        assert sorted(seen + [row for rows in rest for row in rows]) == list(range(40))
 
 
 def test_epochs_differ_and_each_has_every_row() -> None:
@@ -278,6 +279,35 @@ def test_a_loop_that_is_left_is_an_epoch() -> None:
     for position, rows in (inside, [6, 7, 8, 9]), (after, list(range(10))):
         (resumed,) = iterators(data.range(10), 1, {0: position})
         assert [row for batch in resumed.iter_batches() for row in batch["id"]] == rows
+
+
+def test_a_checkpoint_after_an_exception_has_the_place_in_the_loop() -> None:
+    (part,) = iterators(data.range(10), 1, {})
+    try:
+        for number, _ in enumerate(part.iter_batches(batch_size=3)):
+            if number == 1:
+                raise KeyError
+    except KeyError:
+        inside = part.position()
+    (resumed,) = iterators(data.range(10), 1, {0: inside})
+    assert [row for batch in resumed.iter_batches() for row in batch["id"]] == [6, 7, 8, 9]
+    assert part.position()["epoch"] == part.epoch == 1
+
+
+def test_a_loop_with_one_batch_and_a_report_is_an_epoch() -> None:
+    (part,) = iterators(data.range(10), 1, {})
+    for _ in part.iter_batches(batch_size=3):
+        part.position()
+        break
+    assert part.epoch == part.position()["epoch"] == 1
+
+
+def test_only_the_first_loop_can_be_a_look() -> None:
+    """Else epochs of one batch would never end."""
+    (part,) = iterators(data.range(10), 1, {})
+    for _ in range(3):
+        next(iter(part.iter_batches(batch_size=3)))
+    assert part.epoch == 2
 
 
 def test_a_loop_that_is_left_for_a_stop_goes_on_in_the_next_run() -> None:
@@ -408,7 +438,7 @@ def test_data_that_has_changed(capfd: pytest.CaptureFixture[str]) -> None:
     assert "epoch 0 begins with its first row" in capfd.readouterr().err
     list(part.iter_batches())
     start = {0: part.position()}
-    assert start[0]["epoch"] == 1
+    assert start[0]["epoch"] == 2
     with pytest.raises(DataError, match="resume=False begins with epoch 0"):
         resumed("error")
 

@@ -22,6 +22,7 @@ import torch
 from distrain import data
 from distrain.data import loops
 from distrain.data.dataset import Dataset, as_dataset
+from distrain.data.datasets import run_datasets
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.errors import DataError
@@ -227,6 +228,22 @@ def test_data_without_rows_and_columns(value: Any, error: str) -> None:
         list(shard(as_dataset(value, "x")).iter_torch_batches(device="cpu"))
 
 
+def test_missing_integers_stay_exact() -> None:
+    frame = pd.DataFrame({"x": pd.array([2**60 + 1, None], dtype="Int64")})
+    assert data.from_pandas(frame).take() == [{"x": 2**60 + 1}, {"x": None}]
+
+
+def test_one_object_with_a_state_cannot_be_two_datasets() -> None:
+    class Stateful:
+        def __iter__(self) -> Any: ...
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    stream = Stateful()
+    with pytest.raises(ValueError, match=r"datasets\['a'\] and datasets\['b'\] are the same object"):
+        run_datasets({"a": stream, "b": stream}, "all", on_change="error", skip_streams=True, resume=True)
+
+
 def test_no_rows_are_an_error() -> None:
     for empty in ({"x": np.zeros(0)}, lambda: iter(())):
         with pytest.raises(DataError, match="dataset 'x': it has no rows"):
@@ -241,7 +258,9 @@ def test_files_among_others(tmp_path: Path) -> None:
         pq.write_table(pa.table({"x": [part]}), folder / f"part={part}" / "rows[1].parquet")
     (folder / "README.md").write_text("text")
     both = [{"x": 1, "part": 1}, {"x": 2, "part": 2}]
-    assert as_dataset(folder, "x").take() == data.read_parquet(f"{folder}/*/*.parquet").take() == both
+    for found in as_dataset(folder, "x"), data.read_parquet(f"{folder}/*/*.parquet"), data.read_parquet(f"{folder}/p*"):
+        assert found.take() == both
+    assert data.read_parquet(folder, columns=["part"]).take() == [{"part": 1}, {"part": 2}]
     assert as_dataset(str(folder / "part=2" / "rows[1].parquet"), "x").take() == [{"x": 2}]
     with pytest.raises(DataError, match=r"README.md has no known ending: use read_parquet\(\), read_csv\(\) or"):
         as_dataset(folder / "README.md", "x").count()

@@ -9,7 +9,7 @@ import pytest
 
 from distrain import wire
 from distrain.checkpoint import METADATA_FILE, POSITIONS, Checkpoint
-from distrain.storage.commit import Commit, CommittedFile, merged_positions
+from distrain.storage.commit import Commit, CommittedFile, merged_positions, other_data
 from distrain.storage.executor import StorageExecutor
 from distrain.storage.local_store import LocalStore
 from distrain.storage.records import damage_of
@@ -36,6 +36,18 @@ def test_only_ranks_that_differ_from_the_one_below_have_an_entry(
     by_rank: dict[int, dict[str, Any]], merged: dict[str, Any]
 ) -> None:
     assert merged_positions(by_rank) == merged
+
+
+def test_ranks_that_read_other_data_are_named() -> None:
+    def position(rows: int, ranks: int = 2) -> dict[str, Any]:
+        return {"epoch": 0, "data": {"rows": rows}, "ranks": ranks}
+
+    assert other_data({0: {"a": position(1)}, 1: {"a": position(1)}}) is None
+    assert other_data({0: {"a": {"epoch": 0}}, 1: {"a": position(1)}}) is None  # rank 0 has not begun
+    assert other_data({0: {"a": position(1, ranks=1)}, 1: {"a": position(2, ranks=1)}}) is None
+    warning = other_data({0: {"a": position(1)}, 1: {"a": position(2)}})
+    assert warning is not None
+    assert "'a' is not the same on all ranks: rank 0 reads {'rows': 1}, and rank 1 reads {'rows': 2}" in warning
 
 
 def files_of(folder: Path) -> tuple[CommittedFile, ...]:

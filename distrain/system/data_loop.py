@@ -1,0 +1,56 @@
+"""A loop of train_func over its data, and if it counts as an epoch. Runs in: worker."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(slots=True, kw_only=True)
+class DataLoop:
+    """What train_func has done in one loop.
+
+    is_stopping: tells if train_func knows that the run is being stopped.
+    is_first: no loop over the same data came before.
+    batches: those that train_func has got.
+    """
+
+    is_stopping: Callable[[], bool]
+    is_first: bool
+    batches: int = 0
+    _is_ended: bool = False
+    _is_left: bool = False
+    _is_reported: bool = False
+
+    def end(self) -> None:
+        """Note that train_func has got all batches."""
+        self._is_ended = True
+
+    def leave(self) -> None:
+        """Note that train_func has left the loop before its end."""
+        self._is_left = True
+
+    def report(self) -> None:
+        """Note that train_func has reported a checkpoint."""
+        self._is_reported = self._is_reported or not self._is_left
+
+    @property
+    def is_look(self) -> bool:
+        """True if train_func has only looked at the first batch, as scripts do that need its shape."""
+        has_more = self.batches > 1 or self._is_ended or self._is_reported
+        return self.is_first and not has_more and not self.is_stopping()
+
+    @property
+    def is_over(self) -> bool:
+        """True if a position that is asked for now is the beginning of the next epoch.
+
+        After ``break`` it is. It is not if train_func has left the loop because the run is being stopped, or because of
+        an exception, which it handles now.
+        """
+        if self._is_ended:
+            return True
+        return self._is_left and not self.is_look and not self.is_stopping() and sys.exc_info()[1] is None
