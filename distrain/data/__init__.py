@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING
 from distrain.system.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from distrain.data.constructors import from_huggingface as from_huggingface
+    from distrain.data.constructors import from_items as from_items
+    from distrain.data.constructors import from_numpy as from_numpy
+    from distrain.data.constructors import from_pandas as from_pandas
+    from distrain.data.constructors import range as range
+    from distrain.data.constructors import read_csv as read_csv
+    from distrain.data.constructors import read_json as read_json
+    from distrain.data.constructors import read_parquet as read_parquet
     from distrain.data.dataset import Dataset as Dataset
-    from distrain.data.dataset import from_huggingface as from_huggingface
-    from distrain.data.dataset import from_items as from_items
-    from distrain.data.dataset import from_numpy as from_numpy
-    from distrain.data.dataset import from_pandas as from_pandas
-    from distrain.data.dataset import range as range
-    from distrain.data.dataset import read_csv as read_csv
-    from distrain.data.dataset import read_json as read_json
-    from distrain.data.dataset import read_parquet as read_parquet
     from distrain.data.iterator import DataIterator as DataIterator
     from distrain.data.sources import Schema as Schema
 
 _HOMES = {
-    "dataset": (
-        "Dataset",
+    "constructors": (
         "from_huggingface",
         "from_items",
         "from_numpy",
@@ -34,6 +33,7 @@ _HOMES = {
         "read_json",
         "read_parquet",
     ),
+    "dataset": ("Dataset",),
     "iterator": ("DataIterator",),
     "sources": ("Schema",),
 }

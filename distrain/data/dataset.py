@@ -5,36 +5,26 @@ A Dataset is a description. It opens nothing before its rows are asked for, on t
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from distrain.data import transforms
-from distrain.data.blocks import ITEM, as_block, is_instance, rows_between, to_rows
+from distrain.data.blocks import rows_between, to_rows
 from distrain.data.files import ArrowDatasetSource, FileSource
 from distrain.data.order import RowOrder
-from distrain.data.reading import in_order
 from distrain.data.sources import (
-    HuggingFaceSource,
-    ItemSource,
-    MemorySource,
-    RangeSource,
     Schema,
     TableSource,
+    in_order,
     schema_of,
 )
 from distrain.data.streams import OpenStream, Stream
 from distrain.errors import DataError
-from distrain.system.arguments import check_type
-from distrain.system.extras import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from distrain.data.blocks import Block
     from distrain.data.order import Span
@@ -343,222 +333,6 @@ def _span_of_split(rows: int, *, size: float, test: bool) -> Span:
 
 def _no_split(source: Stream) -> NoReturn:
     raise DataError("train_test_split(): a stream does not know the number of its rows; use two streams")
-
-
-# -- constructors ----------------------------------------------------------------------------------------------------
-
-
-def read_parquet(paths: Any, *, columns: Sequence[str] | None = None) -> Dataset:
-    """Return the rows of Parquet files.
-
-    paths: a file, a directory, a glob pattern, or a list of these; paths or URLs of fsspec, on the workers' hosts.
-    columns: the columns to read; None for all.
-
-    ::
-
-        distrain.data.read_parquet("s3://bucket/folder", columns=["image", "label"])
-    """
-    return _files(paths, "parquet", columns)
-
-
-def read_csv(
-    paths: Any,
-    *,
-    columns: Sequence[str] | None = None,
-    read_options: Any = None,
-    parse_options: Any = None,
-    convert_options: Any = None,
-) -> Dataset:
-    """Return the rows of CSV files, whose first line has the names of the columns. See :func:`read_parquet`.
-
-    Each worker reads the files once more at the start, to count their rows.
-
-    read_options, parse_options, convert_options: ``ReadOptions``, ``ParseOptions`` and ``ConvertOptions`` of
-        ``pyarrow.csv``, for other separators, line breaks in values, or the types of columns.
-
-    ::
-
-        from pyarrow.csv import ParseOptions
-
-        distrain.data.read_csv("folder/*.csv", parse_options=ParseOptions(delimiter=";"))
-    """
-    options = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
-    return _files(paths, "csv", columns, options)
-
-
-def read_json(
-    paths: Any, *, columns: Sequence[str] | None = None, read_options: Any = None, parse_options: Any = None
-) -> Dataset:
-    """Return the rows of files with one JSON object per line. See :func:`read_csv`.
-
-    read_options, parse_options: ``ReadOptions`` and ``ParseOptions`` of ``pyarrow.json``.
-
-    ::
-
-        distrain.data.read_json("rows.jsonl")
-    """
-    return _files(paths, "json", columns, {"read_options": read_options, "parse_options": parse_options})
-
-
-def from_items(items: Sequence[Any]) -> Dataset:
-    """Return the items of a list as rows. If they are no dicts, they become the column ``item``.
-
-    ::
-
-        distrain.data.from_items([{"x": 1}, {"x": 2}])
-    """
-    check_type("items", items, (list, tuple))
-    rows = [item if isinstance(item, dict) else {ITEM: item} for item in items]
-    return Dataset(partial(MemorySource, rows))
-
-
-def from_pandas(frame: Any) -> Dataset:
-    """Return the rows of a pandas DataFrame, or of a list of them, without the index.
-
-    ::
-
-        distrain.data.from_pandas(pd.DataFrame({"x": [1, 2]}))
-    """
-    if isinstance(frame, list):
-        frame = require("pandas").concat(frame)
-    if not is_instance(frame, "pandas", "DataFrame"):
-        raise TypeError(f"from_pandas() takes a pandas DataFrame, got {type(frame).__name__}")
-    return Dataset(partial(MemorySource, as_block(frame, "from_pandas()")))
-
-
-def from_numpy(arrays: Any) -> Dataset:
-    """Return the rows of a dict of numpy arrays of equal length.
-
-    One array, or a list of arrays, which are joined, become the column ``data``.
-
-    ::
-
-        distrain.data.from_numpy({"x": np.zeros((10, 3)), "y": np.arange(10)})
-    """
-    joined = np.concatenate(arrays) if isinstance(arrays, list) else arrays
-    columns = joined if isinstance(joined, dict) else {"data": joined}
-    return Dataset(partial(MemorySource, as_block(columns, "from_numpy()")))
-
-
-def from_huggingface(dataset: Any) -> Dataset:
-    """Return the rows of a Hugging Face ``Dataset`` or ``IterableDataset``.
-
-    ::
-
-        distrain.data.from_huggingface(datasets.Dataset.from_dict({"x": [1, 2]}))
-    """
-    found = _of_huggingface(dataset)
-    if found is None:
-        raise TypeError(f"from_huggingface() takes a datasets.Dataset or IterableDataset, got {type(dataset).__name__}")
-    return found
-
-
-def range(n: int) -> Dataset:
-    """Return the numbers below ``n``, in the column ``id``.
-
-    ::
-
-        distrain.data.range(1000)
-    """
-    check_count("n", n)
-    return Dataset(partial(RangeSource, n, "id"))
-
-
-def _files(
-    paths: Any,
-    file_format: str | None,
-    columns: Sequence[str] | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Dataset:
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    if not given or not all(isinstance(path, (str, os.PathLike)) for path in given):
-        raise TypeError(f"expected a path, a URL or a list of these, got {paths!r}")
-    if isinstance(columns, str) or (columns is not None and not columns):
-        raise TypeError(f"columns must be a list of names, got {columns!r}")
-    return Dataset(partial(FileSource, [os.fspath(path) for path in given], file_format, columns, options))
-
-
-def _of_huggingface(value: Any) -> Dataset | None:
-    if is_instance(value, "datasets", "DatasetDict") or is_instance(value, "datasets", "IterableDatasetDict"):
-        raise TypeError(f"a {type(value).__name__} has several datasets: pass one of them, {sorted(value)}")
-    if is_instance(value, "datasets", "Dataset"):
-        return Dataset(partial(HuggingFaceSource, value))
-    if is_instance(value, "datasets", "IterableDataset"):
-        return Dataset(partial(Stream, _Same(value), trusts_states=not _has_buffer(value)))
-    return None
-
-
-def _has_buffer(stream: Any) -> bool:
-    """Return whether a Hugging Face IterableDataset shuffles in a buffer, which its state does not contain."""
-    parts = [getattr(stream, "_ex_iterable", None)]
-    while parts:
-        part = parts.pop()
-        if type(part).__name__ == "BufferShuffledExamplesIterable":
-            return True
-        inner = getattr(part, "ex_iterables", None) or [getattr(part, "ex_iterable", None)]
-        parts += [found for found in inner if found is not None]
-    return False
-
-
-# -- what users pass to datasets= ------------------------------------------------------------------------------------
-
-
-def as_dataset(value: Any, name: str) -> Dataset:
-    """Return what the user passes as ``datasets={name: value}`` as a Dataset. Raises TypeError."""
-    if isinstance(value, Dataset):
-        return value
-    if (found := _of_huggingface(value)) is not None:
-        return found
-    if is_instance(value, "torch.utils.data", "DataLoader"):
-        raise TypeError(
-            f"datasets[{name!r}] is a DataLoader: pass its dataset, or make the DataLoader in train_func and give it "
-            "to prepare_data_loader()"
-        )
-    if is_instance(value, "torch.utils.data", "IterableDataset"):
-        return Dataset(partial(Stream, _Same(value)))
-    if is_instance(value, "pyarrow", "Table"):
-        return Dataset(partial(MemorySource, value))
-    if is_instance(value, "pyarrow.dataset", "FileSystemDataset"):
-        return Dataset(partial(ArrowDatasetSource, value))
-    if is_instance(value, "pandas", "DataFrame"):
-        return from_pandas(value)
-    if isinstance(value, dict):
-        return from_numpy(value)
-    if isinstance(value, (str, os.PathLike)):
-        return _files(value, None)
-    if isinstance(value, (list, tuple)):
-        if value and isinstance(value[0], (str, os.PathLike)):
-            return _files(value, None)
-        return Dataset(partial(MemorySource, list(value)))
-    if hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type):
-        return Dataset(partial(ItemSource, value))
-    if callable(value):
-        return Dataset(partial(_called, value, name))
-    if hasattr(value, "__iter__") and not isinstance(value, (Iterator, Set)):
-        return Dataset(partial(Stream, _Same(value)))
-    raise TypeError(
-        f"datasets[{name!r}] is a {type(value).__module__}.{type(value).__qualname__}; pass a dataset of "
-        "distrain.data, torch, Hugging Face or pyarrow, a pandas DataFrame, a dict of arrays, a list of dicts, a path "
-        "or URL of Parquet, CSV or JSON files, or a function that makes one of these on the worker"
-    )
-
-
-class _Same:
-    """Returns the same object at each call."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __call__(self) -> Any:
-        return self._value
-
-
-def _called(function: Callable[[], Any], name: str) -> Stream | OpenDataset:
-    """Return the source that a function of the user's makes. An iterator is a stream: each epoch calls it again."""
-    made = function()
-    if hasattr(made, "__next__"):
-        return Stream(function)
-    return as_dataset(made, name).open()
 
 
 def check_callable(name: str, value: object) -> None:

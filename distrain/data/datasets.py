@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from distrain.data.dataset import Dataset, as_dataset
+from distrain.data.constructors import as_dataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+
+    from distrain.data.dataset import Dataset
 
 
 @dataclass(frozen=True, slots=True)

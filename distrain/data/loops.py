@@ -14,8 +14,8 @@ from distrain.data.passes import make_pass
 from distrain.data.prefetch import Prefetched
 from distrain.data.streams import Stream
 from distrain.errors import DataError
-from distrain.system.data_loop import DataLoop
 from distrain.system.log import say
+from distrain.system.positions import DataLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

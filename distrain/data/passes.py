@@ -13,7 +13,7 @@ import numpy as np
 
 from distrain.data.blocks import in_pieces, joined, row_count, rows_at, rows_between
 from distrain.data.order import Division, length, rows_left, share_of, shares
-from distrain.data.reading import in_order, shuffled
+from distrain.data.sources import in_order, shuffled
 from distrain.data.streams import Mark, OpenStream, Stream
 from distrain.errors import DataError
 

@@ -15,7 +15,7 @@ from distrain.data.blocks import row_count, rows_at
 from distrain.data.sources import ROWS_AT_ONCE, schema_of
 from distrain.data.transforms import keeps
 from distrain.errors import DataError
-from distrain.system.states import decode_state, encode_state
+from distrain.system.positions import decode_state, encode_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -125,19 +125,14 @@ class OpenStream:
         self._loaded: Mark | None = None
         """The mark whose state was given back, until the next row is read: many sources then still tell another one."""
 
-    def skip_to(self, rows: int, mark: Mark | None) -> int:
-        """Go to a place behind the first ``rows`` rows. Return how many rows had to be read for it.
-
-        mark: a place before it whose state is known.
-        """
+    def skip_to(self, rows: int, mark: Mark | None) -> None:
+        """Go to a place behind the first ``rows`` rows. ``mark``: a place before it whose state is known."""
         if mark is not None and self.load(mark.state):
             self._rows, self._read, self._loaded = mark.rows, mark.read, mark
-        skipped = rows - self._rows
         while self._rows < rows and (block := next(self.blocks(lambda: rows - self._rows), None)) is not None:
             del block
         if self._rows < rows:
             raise DataError(f"the stream has ended after {self._rows} rows; the checkpoint was taken after {rows}")
-        return skipped
 
     def mark(self) -> Mark | None:
         """Return this place, with the stream's state. None if it has no states, or was asked a moment ago.

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import BatchSampler
 
 from distrain.errors import DataError
-from distrain.system.data_loop import DataLoop
 from distrain.system.log import say
-from distrain.system.states import decode_state, encode_state
+from distrain.system.positions import DataLoop, decode_state, encode_state
 from distrain.torch.sampler import ResumableSampler
 
 if TYPE_CHECKING:

@@ -23,16 +23,18 @@ from hypothesis import strategies as st
 
 from distrain import data
 from distrain.data import streams
-from distrain.data.dataset import Dataset, as_dataset
+from distrain.data.constructors import as_dataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
 from distrain.data.sources import MemorySource
 from distrain.errors import DataError
-from distrain.system.states import decode_state
+from distrain.system.positions import decode_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from distrain.data.dataset import Dataset
 
 ROWS = 67
 

@@ -21,7 +21,7 @@ import torch
 
 from distrain import data
 from distrain.data import loops
-from distrain.data.dataset import Dataset, as_dataset
+from distrain.data.constructors import as_dataset
 from distrain.data.datasets import run_datasets
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
@@ -29,6 +29,8 @@ from distrain.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from distrain.data.dataset import Dataset
 
 ROWS = [{"x": number, "y": number / 2} for number in range(5)]
 

@@ -1,10 +1,16 @@
-"""A loop of train_func over its data, and if it counts as an epoch. Runs in: worker."""
+"""What positions in data depend on: the loop of train_func, and states of other libraries. Runs in: worker."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
+import pickle
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class DataLoop:
-    """What train_func has done in one loop.
+    """What train_func has done in one loop over its data. Most loops are an epoch.
 
     is_stopping: tells if train_func knows that the run is being stopped.
     is_first: no loop over the same data came before.
@@ -54,3 +60,18 @@ class DataLoop:
         if self._is_ended:
             return True
         return self._is_left and not self.is_look and not self.is_stopping() and sys.exc_info()[1] is None
+
+
+def encode_state(state: Any) -> dict[str, Any]:
+    """Return a state as JSON: as it is, or pickled."""
+    with contextlib.suppress(TypeError, ValueError):
+        if json.loads(json.dumps(state)) == state:
+            return {"json": state}
+    return {"pickle": base64.b64encode(cloudpickle.dumps(state)).decode()}
+
+
+def decode_state(encoded: dict[str, Any]) -> Any:
+    """Return the state that :func:`encode_state` was given. Unpickles: it trusts the checkpoint."""
+    if "json" in encoded:
+        return encoded["json"]
+    return pickle.loads(base64.b64decode(encoded["pickle"]))  # noqa: S301 - documented
