@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from distrain.data.order import Division
 from distrain.data.passes import make_pass
 from distrain.data.prefetch import Prefetched
 from distrain.data.streams import Stream
@@ -269,6 +270,7 @@ def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] |
     """
     if not start:
         return None
+    lowest = start[min(start)]
     own = start[max((other for other in start if other <= rank), default=min(start))]
     if own.get("ranks", 1) == 1:  # it is not divided
         return own
@@ -277,18 +279,15 @@ def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] |
         return least
     *before, (count, share, _) = least["divisions"]
     taken: list[int] = []
+    position = lowest
     for number in range(count):
-        position = start.get(number)
-        if position is None:
-            taken.append(taken[-1] if taken else 0)
-        elif position["epoch"] > least["epoch"]:
-            taken.append(share)
-        else:
-            taken.append(_taken_of(position, [*before, [count, share]]))
+        position = start.get(number, position)
+        is_ahead = position["epoch"] > least["epoch"]
+        taken.append(share if is_ahead else _taken_by(number, position, [*before, [count, share]]))
     return {**least, "divisions": [*before, [count, share, taken if len(set(taken)) > 1 else taken[0]]]}
 
 
-def _taken_of(position: dict[str, Any], divisions: list[Any]) -> int:
+def _taken_by(rank: int, position: dict[str, Any], divisions: list[Any]) -> int:
     """Return the rows that a rank has taken of the last of these divisions; 0 if it does not know that division."""
     *before, (count, share, taken) = position.get("divisions") or [[0, 0, 0]]
-    return taken if [*before, [count, share]] == divisions else 0
+    return Division(count, share, taken).taken_by(rank) if [*before, [count, share]] == divisions else 0
