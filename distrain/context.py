@@ -114,9 +114,8 @@ class TrainContext(WorkerFacts):
 
     def get_dataset_shard(self, dataset_name: str | None = None) -> DataIterator:
         """Return this worker's part of a dataset; see :func:`distrain.get_dataset_shard`."""
-        shard: DataIterator = import_module("distrain.session").get_dataset_shard(
-            dataset_name
-        )  # it imports this module
+        session = import_module("distrain.session")  # which imports this module
+        shard: DataIterator = session.get_dataset_shard(dataset_name)
         return shard
 
     def get_metadata(self) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class Loops:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        """What identifies the data: few facts for people, and a hash of all."""
+        """The data's identity: few facts for people, and a hash of all."""
         source = self._dataset.open().source
         if isinstance(source, Stream):
             return {}

@@ -1,4 +1,4 @@
-"""What positions in data depend on: the loop of train_func, and states of other libraries. Runs in: worker."""
+"""Parts of positions in data: the loop of train_func, and states of other libraries. Runs in: worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class DataLoop:
-    """What train_func has done in one loop over its data. Most loops are an epoch.
+    """A loop of train_func over its data. Most loops are an epoch.
 
     is_stopping: tells if train_func knows that the run is being stopped.
     is_first: no loop over the same data came before.
@@ -43,6 +43,11 @@ class DataLoop:
     def report(self) -> None:
         """Note that train_func has reported a checkpoint."""
         self._is_reported = self._is_reported or not self._is_left
+
+    @property
+    def is_open(self) -> bool:
+        """True if train_func has neither left it nor come to the end."""
+        return not self._is_ended and not self._is_left
 
     @property
     def is_look(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from distrain.torch.device import get_device
-from distrain.torch.progress import progress_of
+from distrain.torch.progress import counted, progress_of
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import is_distributed, shared
 from distrain.torch.transfer import moved, on_device
@@ -129,4 +129,4 @@ class _PreparedLoader(DataLoader[Any]):
                 batches = on_device(batches, self._device)
             else:
                 batches = (moved(batch, self._device) for batch in batches)
-        return self._progress.counted(batches, loop) if self._progress and loop else batches
+        return counted(batches, self._progress, loop) if self._progress and loop else batches

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from distrain.worker.session import Session
 
-__all__ = ["Progress", "progress_of"]
+__all__ = ["Progress", "counted", "progress_of"]
 
 
 class Progress(Protocol):
-    """The progress of a loader. ``loop``: the newest one over it. ``order``: what identifies the order of its rows."""
+    """The progress of a loader. ``loop``: the newest one over it. ``order``: the identity of its order."""
 
     loop: DataLoop | None
 
@@ -32,8 +32,8 @@ class Progress(Protocol):
     def begin(self) -> DataLoop:
         """Begin a loop, just before the loader does."""
 
-    def counted(self, batches: Iterator[Any], loop: DataLoop) -> Iterator[Any]:
-        """Yield the batches of a loop, and count them."""
+    def end(self, loop: DataLoop) -> None:
+        """Note that a loop has ended, or that train_func has left it."""
 
     def position(self) -> dict[str, Any]:
         """Return the position after the batches that train_func has got, as JSON."""
@@ -66,6 +66,20 @@ def progress_of(loader: DataLoader[Any], session: Session, *, resume: bool) -> P
         session.positions[name] = progress.position
     session.loaders.append(progress)
     return progress
+
+
+def counted(batches: Iterator[Any], progress: Progress, loop: DataLoop) -> Iterator[Any]:
+    """Yield the batches of a loop, and count them."""
+    try:
+        for batch in batches:
+            loop.batches += 1
+            yield batch
+    except GeneratorExit:
+        loop.leave()
+        progress.end(loop)
+        raise
+    loop.end()
+    progress.end(loop)
 
 
 def _note_repetition(progress: SamplerProgress, session: Session) -> None:
@@ -115,29 +129,23 @@ class SamplerProgress:
 
     @property
     def order(self) -> dict[str, Any]:
-        """What identifies the order."""
+        """The identity of the order."""
         sampler = self._sampler
         return {"length": len(sampler.dataset), "kind": sampler.kind, "seed": sampler.seed}  # type: ignore[arg-type]
 
     def begin(self) -> DataLoop:
-        """Begin a loop at the row where the sampler begins."""
+        """Begin a loop at the row where the sampler begins. A loop that is still open is left by that."""
+        if self.loop and self.loop.is_open:
+            self.loop.leave()
+            self.end(self.loop)
         self.loop = _loop_after(self.loop, self._session)
         self._epoch, self._first = self._sampler.epoch, self._sampler.first_row
         return self.loop
 
-    def counted(self, batches: Iterator[Any], loop: DataLoop) -> Iterator[Any]:
-        """Yield the batches of a loop, and count them. Then go to the next epoch."""
-        try:
-            for batch in batches:
-                loop.batches += 1
-                yield batch
-        except GeneratorExit:
-            loop.leave()
-            if not loop.is_look:
-                self._sampler.complete(self._epoch)
-            raise
-        loop.end()
-        self._sampler.complete(self._epoch)
+    def end(self, loop: DataLoop) -> None:
+        """Go to the next epoch."""
+        if loop is self.loop and not loop.is_look:
+            self._sampler.complete(self._epoch)
 
     def position(self) -> dict[str, Any]:
         """Return the position: the epoch, and the rows that all ranks have taken."""
@@ -194,16 +202,8 @@ class StateProgress:
         self.loop = _loop_after(self.loop, self._session)
         return self.loop
 
-    def counted(self, batches: Iterator[Any], loop: DataLoop) -> Iterator[Any]:
-        """Yield the batches of a loop."""
-        try:
-            for batch in batches:
-                loop.batches += 1
-                yield batch
-        except GeneratorExit:
-            loop.leave()
-            raise
-        loop.end()
+    def end(self, loop: DataLoop) -> None:
+        """Do nothing: the loader knows it."""
 
     def position(self) -> dict[str, Any]:
         """Return the state. At the end of a pass there is none, as many loaders have one that ends again at once."""

@@ -260,9 +260,14 @@ class Session:
 
     @cached_property
     def _positions_at_start(self) -> dict[str, dict[int, dict[str, Any]]]:
-        start = self.started_from
+        start, datasets = self.started_from, self.datasets
         stored = start.get_metadata().get(POSITIONS, {}) if start is not None else {}
-        return {name: {int(rank): position for rank, position in of.items()} for name, of in stored.items()}
+        ignored = datasets.by_name if datasets and not datasets.resume and not self._goes_on else {}
+        return {
+            name: {int(rank): position for rank, position in of.items()}
+            for name, of in stored.items()
+            if name not in ignored
+        }
 
     @property
     def _goes_on(self) -> bool:
@@ -394,7 +399,7 @@ class Session:
             raise KeyError(f"there is no dataset {name!r}: the trainer's datasets= {names}")
         if name not in self._shards:
             context = self.context
-            start = self.positions_at_start(name) if self.datasets.resume or self._goes_on else {}
+            start = self.positions_at_start(name)
             self._shards[name] = self.datasets.shard(
                 name, context.world_rank, context.world_size, start, lambda: self.stopped
             )

@@ -219,3 +219,11 @@ def test_a_loop_that_is_left_is_an_epoch_unless_the_run_is_stopped(stopped: bool
         if number == 1:
             break
     assert (group.positions()[0]["epoch"], group.positions()[0]["rows"]) == ((0, 4) if stopped else (1, 0))
+
+
+def test_an_iterator_that_is_replaced_is_left() -> None:
+    group = Ranks(1, loader("in order", 10, 2))
+    for epoch in range(3):
+        batches = iter(group.loaders[0])
+        assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+        assert (group.positions()[0]["epoch"], group.positions()[0]["rows"]) == (epoch, 4)

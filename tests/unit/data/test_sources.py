@@ -158,7 +158,7 @@ def test_operations() -> None:
 
 
 def test_functions_may_change_what_they_get() -> None:
-    """What they get is a copy, so the next epoch begins with the same values."""
+    """They get copies, so the next epoch begins with the same values."""
 
     def half(batch: dict[str, Any]) -> dict[str, Any]:
         batch["x"] /= 2
