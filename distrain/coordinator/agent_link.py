@@ -258,8 +258,11 @@ class AgentLink:
 
     @property
     def was_turned_away(self) -> bool:
-        """True if a sshd that is busy has hung up, after :meth:`why_it_ended`. It may be a jump host for many hosts."""
-        return not self.greeted and self._process.returncode == 255 and bool(_TURNED_AWAY.search(self._stray))
+        """True if a sshd that is busy has hung up. It may be a jump host for many hosts."""
+        if self.greeted or self._process.returncode != 255:
+            return False
+        self._read_stderr()
+        return bool(_TURNED_AWAY.search(self._stray))
 
     def _await_end(self) -> None:
         """Wait for the end of the process after that of its output, for a limited time, without blocking the loop."""
