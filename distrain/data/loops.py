@@ -272,7 +272,7 @@ def _of_rank(start: Mapping[int, dict[str, Any]], rank: int) -> dict[str, Any] |
         return None
     lowest = start[min(start)]
     own = start[max((other for other in start if other <= rank), default=min(start))]
-    if own.get("ranks", 1) == 1:  # it is not divided
+    if len(start) == 1 or own.get("ranks", 1) == 1:  # all ranks are at the same place, or the data is not divided
         return own
     least = min(start.values(), key=lambda position: (position["epoch"], position.get("rows", 0)))
     if not least.get("divisions"):
