@@ -19,13 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
 from distrain.config import DataConfig, RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
-from distrain.coordinator import resting_agents
-from distrain.coordinator.callbacks import Callbacks
-from distrain.coordinator.coordinator import Coordinator
-from distrain.coordinator.manifest import RunManifest
-from distrain.coordinator.run_errors import RunErrors
-from distrain.coordinator.stop_signals import refuse_after_stop
-from distrain.coordinator.transport import (
+from distrain.connection import resting_agents
+from distrain.connection.transport import (
     LocalTransport,
     Transport,
     hosts_of,
@@ -33,6 +28,11 @@ from distrain.coordinator.transport import (
     ssh_args_of,
     transports_for,
 )
+from distrain.coordinator.callbacks import Callbacks
+from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.run_errors import RunErrors
+from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.decisions.events import RunRequest, RunSummary, Validator
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.states import RunState

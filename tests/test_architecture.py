@@ -26,8 +26,8 @@ ROOT = Path(distrain.__file__).parent
 
 LAYERS = [
     "errors", "system", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "result",
-    "config", "decisions", "worker", "session", "collective", "agent", "coordinator", "inprocess", "trainer",
-    "torch", "tensorflow", "lightning", "huggingface", "cli", "launch",
+    "config", "decisions", "worker", "session", "collective", "agent", "connection", "coordinator", "inprocess",
+    "trainer", "torch", "tensorflow", "lightning", "huggingface", "cli", "launch",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 

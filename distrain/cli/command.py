@@ -11,8 +11,8 @@ from distrain.cli.preflight import Preflight
 from distrain.cli.preflight_table import show
 from distrain.cli.target import work_of, workers_path
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from distrain.connection.transport import hosts_of, settings_for, ssh_args_of, transports_for
 from distrain.coordinator.hang_monitor import request_stacks
-from distrain.coordinator.transport import hosts_of, settings_for, ssh_args_of, transports_for
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus

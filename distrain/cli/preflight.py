@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.config import ScalingConfig
-from distrain.coordinator.agent_link import FILES_PER_HOST, PING_INTERVAL_S, AgentLink, agent_argv, close_all
+from distrain.connection.agent_link import FILES_PER_HOST, PING_INTERVAL_S, AgentLink, agent_argv, close_all
 from distrain.decisions import host_checks
 from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, Question, inspection
 from distrain.decisions.host_pool import HostPool, Readiness, info_of
@@ -33,7 +33,7 @@ from distrain.system.loop import Loop
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from distrain.coordinator.transport import Transport
+    from distrain.connection.transport import Transport
     from distrain.hosts.host import HostSettings
 
 PACKAGES = ("torch", "cloudpickle")

@@ -20,8 +20,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator.agent_link import FILES_PER_HOST
-from distrain.coordinator.connections import Connections
+from distrain.connection.agent_link import FILES_PER_HOST
+from distrain.connection.connections import Connections
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from distrain.config import CheckpointConfig
+    from distrain.connection.transport import Transport
     from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.manifest import RunManifest
-    from distrain.coordinator.transport import Transport
     from distrain.decisions.events import RunRequest
     from distrain.storage.run_store import RunStore
 

@@ -17,8 +17,8 @@ import pytest
 from distrain import ScalingConfig
 from distrain.cli import preflight
 from distrain.cli.preflight import Preflight
-from distrain.coordinator.agent_link import AgentLink
-from distrain.coordinator.transport import settings_for
+from distrain.connection.agent_link import AgentLink
+from distrain.connection.transport import settings_for
 from distrain.hosts.gpus import find_gpus
 from distrain.system.version import __version__
 from tests.conftest import wait_until

@@ -19,7 +19,7 @@ import fsspec
 import pytest
 
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
-from distrain.coordinator.transport import LocalTransport, PrefixTransport, Transport
+from distrain.connection.transport import LocalTransport, PrefixTransport, Transport
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork

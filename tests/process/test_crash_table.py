@@ -29,7 +29,7 @@ import pytest
 import distrain
 from distrain import Checkpoint, FailureConfig, HangError, PreemptionError, Result, RunConfig, ScalingConfig
 from distrain.backend import BackendConfig
-from distrain.coordinator.transport import LocalTransport, Transport
+from distrain.connection.transport import LocalTransport, Transport
 from distrain.decisions import run_machine
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork

@@ -31,8 +31,8 @@ from distrain import (
     RunConfig,
     ScalingConfig,
 )
-from distrain.coordinator import resting_agents
-from distrain.coordinator.transport import PrefixTransport
+from distrain.connection import resting_agents
+from distrain.connection.transport import PrefixTransport
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
@@ -392,7 +392,7 @@ from distrain import BackendConfig, FailureConfig, RunConfig, ScalingConfig
 from distrain.hosts.hostfile import HostSpec
 from distrain.work.job import FunctionWork
 from distrain.trainer import run_work
-from distrain.coordinator.transport import PrefixTransport
+from distrain.connection.transport import PrefixTransport
 
 place = Path(sys.argv[1])
 

@@ -21,7 +21,7 @@ import pytest
 
 import distrain
 from distrain import FailureConfig, WorkerGroupError
-from distrain.coordinator import resting_agents
+from distrain.connection import resting_agents
 from distrain.storage.paths import read_manifest
 from distrain.system.remote_path import locate
 from tests.conftest import is_alive, run_members, wait_until

@@ -23,7 +23,7 @@ from distrain import (
     WorkerGroupError,
     __version__,
 )
-from distrain.coordinator.transport import PrefixTransport
+from distrain.connection.transport import PrefixTransport
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork

@@ -64,7 +64,7 @@ from distrain import Checkpoint, FailureConfig, RunConfig, ScalingConfig, UserCa
 from distrain.hosts.hostfile import HostSpec
 from distrain.work.job import FunctionWork
 from distrain.trainer import run_work
-from distrain.coordinator.transport import LocalTransport, PrefixTransport
+from distrain.connection.transport import LocalTransport, PrefixTransport
 
 place, storage, what, when, where, stall_s, lease_s = Path(sys.argv[1]), *sys.argv[2:6], *map(float, sys.argv[6:])
 

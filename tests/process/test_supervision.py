@@ -33,7 +33,7 @@ from distrain.backend import BackendConfig
 from distrain.hosts.hostfile import HostSpec
 from distrain.work.job import FunctionWork
 from distrain.trainer import run_work
-from distrain.coordinator.transport import LocalTransport, PrefixTransport
+from distrain.connection.transport import LocalTransport, PrefixTransport
 
 place, start_method, ssh, grace_s, end = Path(sys.argv[1]), *sys.argv[2:6]
 

@@ -16,7 +16,7 @@ import pytest
 
 import distrain
 from distrain import FailureConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
-from distrain.coordinator.transport import LocalTransport
+from distrain.connection.transport import LocalTransport
 from distrain.hosts.hostfile import HostSpec
 from distrain.tensorflow import TensorflowConfig, TensorflowTrainer
 from distrain.trainer import run_work

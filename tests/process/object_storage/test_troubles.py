@@ -23,7 +23,7 @@ from distrain import (
     ScalingConfig,
     StorageError,
 )
-from distrain.coordinator.transport import PrefixTransport
+from distrain.connection.transport import PrefixTransport
 from distrain.errors import ControllerError, WorkerGroupError
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.remote_path import OPENING_PATIENCE_S

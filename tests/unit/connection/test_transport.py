@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain.config import ScalingConfig
-from distrain.coordinator.transport import (
+from distrain.connection.transport import (
     LocalTransport,
     PrefixTransport,
     SshTransport,

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.coordinator import resting_agents
-from distrain.coordinator.agent_link import (
+from distrain.connection import resting_agents
+from distrain.connection.agent_link import (
     CLOSE_TIMEOUT_S,
     PING_INTERVAL_S,
     AgentLink,
@@ -16,7 +16,7 @@ from distrain.coordinator.agent_link import (
     run_all,
     sweeper_argv,
 )
-from distrain.coordinator.transport import LocalTransport
+from distrain.connection.transport import LocalTransport
 from distrain.decisions.events import HostLost
 from distrain.hosts.host import Gpu, gpu_problem
 from distrain.system import process
@@ -25,7 +25,7 @@ from distrain.system.log import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from distrain.coordinator.transport import Transport
+    from distrain.connection.transport import Transport
     from distrain.decisions.events import RunRequest
     from distrain.system.loop import Loop
 

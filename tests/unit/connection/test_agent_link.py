@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.coordinator.agent_link import AgentLink, close_all, run_all
-from distrain.coordinator.transport import PrefixTransport
+from distrain.connection.agent_link import AgentLink, close_all, run_all
+from distrain.connection.transport import PrefixTransport
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.loop import Loop
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distrain.coordinator.agent_link import CLOSE_TIMEOUT_S, AgentLink, close_all
+from distrain.connection.agent_link import CLOSE_TIMEOUT_S, AgentLink, close_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

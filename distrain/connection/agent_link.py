@@ -23,7 +23,7 @@ from distrain.wire.child_link import ChildLink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from distrain.coordinator.transport import Transport
+    from distrain.connection.transport import Transport
 
 PING_INTERVAL_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
