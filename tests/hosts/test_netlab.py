@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import wait_until
 from tests.hosts.lab import HOSTS, NETLAB, Lab, end_lab, members, start_lab
 
@@ -32,10 +34,11 @@ def test_a_host_sees_its_own_processes_only(lab: Lab) -> None:
     assert "pytest" not in names
 
 
-def test_nothing_stays_when_the_tests_crash(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["one:1", "one:1:bare"])
+def test_nothing_stays_when_the_tests_crash(tmp_path: Path, host: str) -> None:
     """The holder is killed, and cannot clean up."""
     before = interfaces()
-    holder = start_lab(tmp_path / "lab", "one:1")
+    holder = start_lab(tmp_path / "lab", host)
     assert len(members(tmp_path / "lab")) == 3
     assert interfaces() == before
     holder.kill()
@@ -80,6 +83,40 @@ def test_people_bring_it_up_and_down(lab: Lab, tmp_path: Path) -> None:
     assert down.returncode == 0, down.stderr
     assert not folder.exists()
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in began), what="the end of all hosts")
+
+
+def test_a_bare_host_has_only_the_system_its_home_and_what_is_mounted(tmp_path: Path, test_run_id: str) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "file").write_text("given")
+    mount = f"--mount={tmp_path / 'given'}=/opt/given"
+    holder = start_lab(tmp_path / "lab", mount, "one:1:bare", "two:1:bare", "three")
+    lab = Lab(folder=tmp_path / "lab")
+    try:
+        assert (lab.folder / "hostfile").read_text() == "one slots=1\ntwo slots=1\nthree slots=1\n"
+        for host in ("one", "two"):
+            (lab.folder / "homes" / host / "note").write_text(f"for {host}")
+            look = "pwd; ls -A /home /tmp /var/tmp /root/.ssh /opt/given; cat $HOME/note /opt/given/file"
+            done = lab.run("head", "ssh", host, look, cwd=tmp_path)
+            expected = [f"/home/{host}", "/home:", host, "/opt/given:", "file", "/tmp:", "/var/tmp:"]
+            assert done.stdout.split() == [*expected, "for", f"{host}given"]
+        here = lab.run("one", "sh", "-c", "pwd; echo $HOME", cwd=tmp_path)
+        assert (here.stdout, here.stderr) == ("/\n/home/one\n", "")
+        for path in (tmp_path, NETLAB, lab.folder / "hostkey", lab.folder / "homes"):
+            assert lab.run("one", "ls", str(path)).returncode != 0
+        assert lab.run("one", str(Path(sys.executable).resolve()), "-c", "import json, socket").returncode == 0
+        assert "Read-only" in lab.run("one", "touch", "/opt/given/more").stderr
+        mark = f"/tmp/{test_run_id}"
+        assert lab.run("one", "touch", mark).returncode == 0
+        assert [lab.run(host, "ls", mark).returncode == 0 for host in ("one", "two", "three")] == [True, False, False]
+    finally:
+        end_lab(holder, lab.folder)
+
+
+def test_wrong_hosts_and_mounts_are_refused(tmp_path: Path) -> None:
+    for argument, words in (("one:1:bear", "one:1:bear: the only kind of hosts is bare"), ("--mount=/tmp", "'/tmp'")):
+        argv = [sys.executable, str(NETLAB), "--dir", str(tmp_path / "lab"), "up", argument]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
