@@ -21,11 +21,11 @@ from distrain import wire
 from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.errors import StorageError
 from distrain.storage.local_store import LocalStore
+from distrain.storage.order_link import OrderLink
 from distrain.storage.paths import DAMAGED_FILE, choose_run, is_copy, number_of, read_manifest
 from distrain.storage.records import CommittedCheckpoint, committed_at, remote_damage
 from distrain.storage.run_lock import RemoteLock
 from distrain.storage.run_store import RunStore
-from distrain.storage.uploader_link import UploaderLink
 from distrain.system import process
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath, encode_filesystem, locate, own_temporary_directory
@@ -66,7 +66,7 @@ class RemoteStore(RunStore):
         except OSError as error:
             raise StorageError(f"cannot use the storage: {error}") from error
         super().__init__(run, spool)
-        self._link: UploaderLink | None = None
+        self._link: OrderLink | None = None
         self._waiting: deque[Callable[[str | None], None]] = deque()
         """For each open order, in order: the callback for its answer, which is None or why it failed."""
         self._used: set[str] = set()
@@ -135,7 +135,7 @@ class RemoteStore(RunStore):
     def start(self, loop: Loop | None, background: Background, run_id: str, flags: Sequence[str]) -> None:
         super().start(loop, background, run_id, flags)
         ids = {process.RUN_IDS: process.extended_run_ids(run_id)}
-        self._link = UploaderLink(loop, self._on_answer, flags=flags, environment=ids)
+        self._link = OrderLink(loop, self._on_answer, "uploader", flags=flags, environment=ids)
         self._link.order(
             wire.OpenStorage(
                 url=self.location.url,

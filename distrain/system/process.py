@@ -11,6 +11,7 @@ import ctypes
 import math
 import os
 import resource
+import select
 import shlex
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 from distrain.errors import ResourcesError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import psutil
 
@@ -43,12 +44,15 @@ _LEAST_SPARE_FILES, _SPARE_FILES = 32, 256
 
 # `python -m` and `python -c` put the working directory first on sys.path, where a user's queue.py shadows the standard
 # library's. So this starts with -c, removes that entry before any import, and loads exactly this package. Only a host
-# without the package in this directory uses one of its own.
+# without the package in this directory uses one of its own. A package that was brought to this host has packages that
+# it needs next to it; those of the interpreter come first.
 _BOOTSTRAP = """\
 import sys
 if sys.path and sys.path[0] == "": del sys.path[0]
-from os.path import isfile
+PREPARE
+from os.path import dirname, isfile
 root, program = sys.argv[1:3]
+if isfile(dirname(root) + "/BROUGHT"): sys.path.append(dirname(root))
 if root and isfile(root + "/__init__.py"):
     from importlib.util import module_from_spec, spec_from_file_location
     spec = spec_from_file_location("distrain", root + "/__init__.py", submodule_search_locations=[root])
@@ -57,9 +61,13 @@ if root and isfile(root + "/__init__.py"):
 from importlib import import_module
 import_module(MODULE).main(sys.argv[3:])
 """
+BROUGHT = ".brought"
+"""File next to a distrain that was brought to this host by :mod:`distrain.shipping.program`."""
 _PROGRAMS = {
     "agent": "distrain.agent.main",
     "forkserver": "distrain.agent.forkserver",
+    "mover": "distrain.transfer.mover",
+    "stream-server": "distrain.transfer.stream_server",
     "uploader": "distrain.storage.uploader",
     "validator": "distrain.worker.validator",
     "worker": "distrain.worker.main",
@@ -70,15 +78,29 @@ _PROGRAMS = {
 Process = subprocess.Popen[bytes]
 
 
-def bootstrap_argv(program: str, *arguments: str, python: str = "", flags: Sequence[str] = ()) -> list[str]:
+def bootstrap_argv(
+    program: str,
+    *arguments: str,
+    python: Sequence[str] = (),
+    package: str | None = None,
+    prepare: str = "",
+    flags: Sequence[str] = (),
+) -> list[str]:
     """Return the command line that runs a program of distrain in a fresh interpreter.
 
-    python: an interpreter with a distrain of its own, instead of this one.
+    python: the command that runs the interpreter, instead of this one. package: the directory of the distrain to load,
+    instead of this one; empty for the one that the interpreter has. prepare: code to run before it is loaded.
     """
-    root = "" if python else str(Path(__file__).parents[1])
-    bootstrap = _BOOTSTRAP.replace("MODULE", repr(_PROGRAMS[program]))
+    root = str(own_package()) if package is None else package
+    bootstrap = _BOOTSTRAP.replace("MODULE", repr(_PROGRAMS[program])).replace("BROUGHT", BROUGHT)
+    bootstrap = bootstrap.replace("PREPARE", prepare)
     # On one line: in the C shell, which may be the user's login shell, no quoted text spans lines.
-    return [python or sys.executable, *flags, "-c", f"exec({bootstrap!r})", root, program, *arguments]
+    return [*(python or [sys.executable]), *flags, "-c", f"exec({bootstrap!r})", root, program, *arguments]
+
+
+def own_package() -> Path:
+    """Return the directory of this distrain."""
+    return Path(__file__).parents[1]
 
 
 def extended_run_ids(run_id: str) -> str:
@@ -492,3 +514,69 @@ def _mapped_libraries(part: str) -> set[str]:
     except OSError:
         return set()
     return {path for line in lines if part in (path := line.split(maxsplit=5)[-1]).rpartition("/")[2] and ".so" in path}
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+# Several processes may belong to the command, as a build of a package does. They are in the process group that this
+# one leads, and which it kills when it gets SIGTERM: from the kernel, as soon as its parent is dead.
+_TIED = """\
+import ctypes, os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+if sys.platform == "linux": ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]): sys.exit(1)
+code = subprocess.call(sys.argv[3:], stdin=subprocess.DEVNULL, cwd=sys.argv[2])
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+def run_tied(
+    argv: Sequence[str], on_line: Callable[[str], None], *, directory: str, tick_s: float, pass_fds: Iterable[int] = ()
+) -> int:
+    """Run a command that dies with this process (Linux), and return its exit code: 128 + the number of a signal.
+
+    on_line: called with each line of its output, and with an empty one after ``tick_s`` seconds without any. If it
+    raises, the command is killed. pass_fds: descriptors, such as a lock, that stay open until the command is dead.
+    """
+    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), directory, *argv]
+    child = spawn(tied, stderr=subprocess.STDOUT, pass_fds=pass_fds)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    poll, rest = select.poll(), b""
+    poll.register(child.stdout, select.POLLIN)
+    with child.stdin, child.stdout:
+        try:
+            while not (is_silent := not poll.poll(tick_s * 1000)) or not has_ended(child.pid):
+                data = b"\n" if is_silent else os.read(child.stdout.fileno(), 65536)
+                if not data:
+                    break
+                *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+                for line in lines:
+                    on_line(line.decode(errors="replace"))
+        finally:
+            kill_group(child.pid, signal.SIGKILL)  # it has its exit code if it has ended; else its group ends with it
+            try:
+                child.returncode = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+            except ChildProcessError:  # the end of this process has begun: another thread has killed and reaped it
+                child.returncode = -signal.SIGKILL
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+# -- other programs --------------------------------------------------------------------------------------------------
+
+
+def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:
+    """Return what a program writes to stdout. Return None if there is none, or it fails or takes longer."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            list(argv),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -91,6 +91,10 @@ class Decoder:
         """The bytes before the magic, or all bytes if there was none; the last 16 KiB of them."""
         return self._skipped if self._greeted else self._skipped + bytes(self._buffer)
 
+    def await_greeting(self) -> None:
+        """Skip what comes until the next magic."""
+        self._greeted = False
+
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete now.
 

@@ -6,6 +6,7 @@ The processes and their conversations:
 - coordinator and worker: through the agent of the worker's host, which passes these messages on unopened
   (:class:`ToWorker`, :class:`FromWorker`);
 - uploader and its parent, which is an agent or the coordinator; agents pass its messages on, too;
+- coordinator and mover, which carries files to and from a host that does not share them;
 - coordinator and validator.
 
 Each docstring ends with the direction and, where there is one, the answer. How messages become bytes is in
@@ -14,7 +15,7 @@ Each docstring ends with the direction and, where there is one, the answer. How 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -85,11 +86,20 @@ class ToWorker(Message):
 
 
 @message
+class AskForProgram(Message):
+    """The host does not have this distrain. What the agent is started with waits for it; no message follows before.
+
+    Host -> coordinator; answered by the bytes of :func:`distrain.shipping.program.parcel`.
+    """
+
+
+@message
 class Hello(Message):
     """The first message of an agent: its versions, and what its host has.
 
     gpus: the fields of each :class:`~distrain.hosts.host.Gpu`, or None if the agent was not asked to look for them.
-    driver_problem, network, address: see :class:`~distrain.hosts.host.HostInfo`.
+    driver_problem, network, address: see :class:`~distrain.hosts.host.HostInfo`. executable: its interpreter. package:
+    the directory of its distrain.
 
     Agent -> coordinator; may be answered by :class:`Prepare`.
     """
@@ -106,6 +116,8 @@ class Hello(Message):
     driver_problem: str = ""
     network: str = ""
     address: str = ""
+    executable: str = ""
+    package: str = ""
 
 
 @message
@@ -113,7 +125,8 @@ class Prepare(Message):
     """Start the forkserver. The message holds what all workers of the host have in common.
 
     body: the pickled job. lease_s: seconds of silence after which agent and coordinator count each other as lost.
-    is_local: the host is the coordinator's own, reached without ssh. workers: how many there will be.
+    is_local: the host is the coordinator's own, reached without ssh. workers: how many there will be. python: their
+    interpreter; empty for the agent's own.
 
     Coordinator -> agent.
     """
@@ -127,6 +140,7 @@ class Prepare(Message):
     is_local: bool
     workers: int
     body: bytes
+    python: str = ""
 
 
 @message
@@ -355,7 +369,8 @@ class InspectHost(Message):
 
     directory, sys_path: those of the workers. packages: names of packages whose versions are compared. storage: a
     directory in which a file has to be written and deleted; empty if there is none. probe_file: the name of a file in
-    it that holds ``nonce``, if the directory is the one that the coordinator's machine has.
+    it that holds ``nonce``, if the directory is the one that the coordinator's machine has. with_cache: count what
+    distrain stores there, which takes a while.
 
     Coordinator -> agent; answered by :class:`InspectionResult`.
     """
@@ -366,6 +381,7 @@ class InspectHost(Message):
     storage: str = ""
     probe_file: str = ""
     nonce: str = ""
+    with_cache: bool = False
 
 
 @message
@@ -385,6 +401,27 @@ class InspectionResult(Message):
     storage_problem: str | None
     disk_free_bytes: int
     memory_free_bytes: int
+    cache_bytes: int = 0
+
+
+@message
+class EmptyCache(Message):
+    """Delete what distrain stores on the host, unless a run uses it.
+
+    Coordinator -> agent; answered by :class:`CacheEmptied`.
+    """
+
+
+@message
+class CacheEmptied(Message):
+    """The space that is free now, the names of what runs use, and (``failed``) why something could not be deleted.
+
+    Agent -> coordinator.
+    """
+
+    freed_bytes: int
+    in_use: list[str]
+    failed: str | None = None
 
 
 @message
@@ -539,6 +576,127 @@ class OrderDone(Message):
     Uploader -> coordinator.
     """
 
+    failed: str | None = None
+
+
+# -- hosts that share no files ---------------------------------------------------------------------------------------
+
+
+@message
+class SetUpHost(Message):
+    """Give the workers of the host the files that they need, before :class:`Prepare`.
+
+    files: the fields of a :class:`~distrain.shipping.shipped_file.ShippedFile` for each file of the project.
+    folders: directories of the coordinator's machine that workers may use, also without files.
+    place: name of the directory for the files in the host's cache. cache_bytes: the size up to which the cache may
+    grow. storage, probe_file, nonce: as in :class:`InspectHost`. requirements: text of a requirements file for which a
+    virtual environment is made; empty if the workers use the agent's interpreter. python: its version, such as 3.11.
+    executable: the interpreter of the user's process. interpreter_path, interpreter_variables: entries of ``sys.path``
+    and variables that belong to it, and do not apply if the workers have another one. more_path: directories with
+    packages that the user's process finds by other means than ``sys.path``.
+
+    Coordinator -> agent; answered by :class:`HostSetUp`.
+    """
+
+    files: list[tuple[str, int, int, int, str]]
+    folders: list[str]
+    place: str
+    cache_bytes: int
+    storage: str = ""
+    probe_file: str = ""
+    nonce: str = ""
+    requirements: str = ""
+    python: str = ""
+    executable: str = ""
+    interpreter_path: list[str] = field(default_factory=list)
+    interpreter_variables: list[str] = field(default_factory=list)
+    more_path: list[str] = field(default_factory=list)
+
+
+@message
+class HostSetUp(Message):
+    """How far the host is set up.
+
+    missing: digests of files that the cache lacks; they are awaited in the directory ``blobs``, each under its digest,
+    and :class:`FilesDelivered` continues. storage_problem: why the host does not see the storage; None if it does.
+    checkpoints: the directory for checkpoints that are brought to this host. failed: why no worker can run here.
+
+    Agent -> coordinator.
+    """
+
+    missing: list[str]
+    blobs: str = ""
+    checkpoints: str = ""
+    storage_problem: str | None = None
+    failed: str | None = None
+
+
+@message
+class FilesDelivered(Message):
+    """The missing files are in the cache.
+
+    Coordinator -> agent; answered by :class:`HostSetUp`.
+    """
+
+
+@message
+class DropCheckpoint(Message):
+    """Delete a checkpoint that was brought to this host, unless a process reads it.
+
+    Coordinator -> agent.
+    """
+
+    folder: str
+
+
+@message
+class Deliver(Message):
+    """Copy files into the directory ``folder`` of the host.
+
+    files: for each, its path on this machine, its path below ``folder``, its size in bytes and its digest: as
+    :func:`~distrain.shipping.shipped_file.digest_of` returns it, or ``crc32:`` and the number. complete: the name of an
+    empty file that is made in ``folder`` when all others are there; empty for none. peer: address, port and secret of a
+    :class:`Serving` host that has the files in the same ``folder``; None if they come from this machine.
+
+    Coordinator -> mover; answered by :class:`Delivered`.
+    """
+
+    folder: str
+    files: list[tuple[str, str, int, str]]
+    complete: str = ""
+    peer: tuple[str, int, str] | None = None
+
+
+@message
+class Delivered(Message):
+    """All files are there, and have the right content. Or (``failed``) why not.
+
+    Mover -> coordinator.
+    """
+
+    failed: str | None = None
+
+
+@message
+class Serve(Message):
+    """Let other hosts copy the files of ``folder`` from this host. It listens at ``address`` until the mover ends.
+
+    Coordinator -> mover; answered by :class:`Serving`.
+    """
+
+    folder: str
+    address: str
+
+
+@message
+class Serving(Message):
+    """Where other hosts find the files, and the secret that they have to know. Or (``failed``) why they cannot.
+
+    Mover -> coordinator.
+    """
+
+    port: int = 0
+    secret: str = ""
     failed: str | None = None
 
 
@@ -732,6 +890,28 @@ class CommitDone(ToWorker):
     has_files: bool
 
 
+@message
+class FetchCheckpoint(FromWorker):
+    """The worker waits for the files of a checkpoint that its host does not see.
+
+    Worker -> coordinator; answered by :class:`CheckpointFetched`.
+    """
+
+    path: str
+
+
+@message
+class CheckpointFetched(ToWorker):
+    """The files of the checkpoint ``path`` are in ``folder`` on the worker's host. Or (``failed``) why not.
+
+    Coordinator -> worker.
+    """
+
+    path: str
+    folder: str = ""
+    failed: str | None = None
+
+
 # -- get_all_reported_checkpoints() ----------------------------------------------------------------------------------
 
 
@@ -848,4 +1028,8 @@ def failed_answer(order: Message, why: str) -> Message:
             return StorageStatus(failed=why)
         case PublishCheckpoint() | UpdateManifest() | DeleteCheckpoints() | MirrorRecords():
             return OrderDone(failed=why)
+        case Deliver():
+            return Delivered(failed=why)
+        case Serve():
+            return Serving(failed=why)
     raise AssertionError(f"not an order: {order!r:.200}")

@@ -1,4 +1,4 @@
-"""The parent's end of an uploader process. Runs in: agent, coordinator."""
+"""The parent's end of a process that carries out orders: an uploader or a mover. Runs in: agent, coordinator."""
 
 from __future__ import annotations
 
@@ -29,25 +29,30 @@ _FLUSH_S = 0.1
 """Seconds between attempts to write what the kernel did not take."""
 
 
-class UploaderLink:
-    """An uploader process, started with the first order.
+class OrderLink:
+    """A process that carries out orders, started with the first one.
 
     It answers orders in their order. If it dies, open orders fail, except those that another process may repeat.
 
     loop: without one, answers are read by :meth:`settle` only.
-    answer: gets every message of the uploader.
+    answer: gets every message of the process.
+    program, arguments: its name and arguments for :func:`~distrain.system.process.bootstrap_argv`. The pid of this
+        process comes before the arguments.
     """
 
     def __init__(
         self,
         loop: Loop | None,
         answer: Callable[[wire.Message], None],
-        *,
+        program: str,
+        *arguments: str,
         flags: Sequence[str],
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._loop = loop
         self._answer = answer
+        self._program = program
+        self._arguments = arguments
         self._flags = flags
         self._environment = environment
         self._opening: wire.OpenStorage | None = None
@@ -73,7 +78,7 @@ class UploaderLink:
             child = self._child or self._start(opens=isinstance(order, wire.OpenStorage))
         except OSError as error:
             self._open.append(order)
-            self._fail(f"the uploader cannot be started: {error}")
+            self._fail(f"the {self._program} cannot be started: {error}")
             return
         self._send(child, order)
 
@@ -82,7 +87,7 @@ class UploaderLink:
         child.channel.queue(order)
 
     def _start(self, *, opens: bool) -> ChildLink:
-        argv = process.bootstrap_argv("uploader", str(os.getpid()), flags=self._flags)
+        argv = process.bootstrap_argv(self._program, str(os.getpid()), *self._arguments, flags=self._flags)
         child = self._child = ChildLink(argv, environment=self._environment)
         if self._loop is not None:
             child.channel.attach(self._loop, self._on_frames)
@@ -139,7 +144,7 @@ class UploaderLink:
         for order in (*opening, *repeated):
             self.order(order)
         # At last, since the receiver of an answer may give new orders.
-        self._answer_failed(lost, f"the uploader has died (exit code {code})")
+        self._answer_failed(lost, f"the {self._program} has died (exit code {code})")
 
     def _fail(self, why: str) -> None:
         orders, self._open = list(self._open), deque()

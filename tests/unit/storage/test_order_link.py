@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.storage.uploader_link import UploaderLink
+from distrain.storage.order_link import OrderLink
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ def test_checkpoints_that_a_killed_uploader_was_to_delete_are_deleted_by_the_nex
         return wire.DeleteCheckpoints(directories=[f"of_{number}"])
 
     answers: list[wire.Message] = []
-    link = UploaderLink(None, answers.append, flags=())
+    link = OrderLink(None, answers.append, "uploader", flags=())
     try:
         link.order(wire.OpenStorage(url=f"file://{tmp_path}", filesystem=""))
         link.order(delete(1))
