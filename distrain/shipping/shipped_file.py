@@ -1,0 +1,38 @@
+"""A file of the user's project as the hosts are told of it, and its digest.
+
+Runs in: coordinator, agent, stream server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_READ_BYTES = 1 << 20
+
+
+class ShippedFile(NamedTuple):
+    """One file.
+
+    path: absolute, on the coordinator's machine.
+    size: in bytes. mtime_ns: time of the last change, in nanoseconds since 1970. mode: permission bits.
+    digest: of the content; see :func:`digest_of`.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    mode: int
+    digest: str
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a file's content: 40 hexadecimal digits of BLAKE2b. Raise OSError."""
+    hasher = hashlib.blake2b(digest_size=20)
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(_READ_BYTES):
+            hasher.update(data)
+    return hasher.hexdigest()
