@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imp
     from distrain.config import RunConfig as RunConfig
     from distrain.config import RunContext as RunContext
     from distrain.config import ScalingConfig as ScalingConfig
+    from distrain.config import ShippingConfig as ShippingConfig
     from distrain.config import UserCallback as UserCallback
     from distrain.config import ValidationConfig as ValidationConfig
     from distrain.config import ValidationTaskConfig as ValidationTaskConfig
@@ -64,6 +65,7 @@ _HOMES = {
         "RunConfig",
         "RunContext",
         "ScalingConfig",
+        "ShippingConfig",
         "UserCallback",
         "ValidationConfig",
         "ValidationTaskConfig",

@@ -82,7 +82,7 @@ class Checkpoint(metaclass=ExplainedClass):
         self._check_exists()
         target = Path(_temporary_directory() if path is None else path).expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        match self._location:
+        match self._place:
             case None:
                 self._write_dict(target)
             case RemotePath() as remote:
@@ -96,12 +96,13 @@ class Checkpoint(metaclass=ExplainedClass):
     def as_directory(self) -> Iterator[str]:
         """Yield the files as a local directory, for reading. A committed local checkpoint is not deleted meanwhile.
 
-        A local checkpoint is not copied. A remote one is downloaded into a temporary directory, which all processes of
-        the host that read it at the same time share. One made by :meth:`from_dict` is written to a temporary directory.
-        Both directories are deleted after the context. Raises CheckpointError if the checkpoint cannot be read.
+        A local checkpoint is not copied. If a worker's host does not see the storage, the checkpoint is brought there,
+        for all its workers. A remote one is downloaded into a temporary directory, which all processes of the host that
+        read it at the same time share. One made by :meth:`from_dict` is written to a temporary directory. The latter
+        two are deleted after the context. Raises CheckpointError if the checkpoint cannot be read.
         """
         self._check_exists()
-        match self._location:
+        match self._place:
             case None:
                 with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=scratch_directory()) as temporary:
                     self._write_dict(Path(temporary))
@@ -111,7 +112,7 @@ class Checkpoint(metaclass=ExplainedClass):
                     yield str(path)
             case folder:
                 with locked_for_reading(folder):
-                    yield self.path
+                    yield str(folder)
 
     @contextlib.contextmanager
     def _shared_download(self, remote: RemotePath) -> Iterator[Path]:
@@ -174,9 +175,18 @@ class Checkpoint(metaclass=ExplainedClass):
         if self._location is None:
             return True
         try:
-            return self._location.is_dir() if isinstance(self._location, Path) else self._location.exists()
+            place = self._place
+            return place.is_dir() if isinstance(place, Path) else place is not None and place.exists()
         except OSError as error:
             raise self._unreadable(error) from error
+
+    @property
+    def _place(self) -> Path | RemotePath | None:
+        """Where this process finds the files: in a copy, if its host does not see them. Raises CheckpointError."""
+        place = self._location
+        if _fetch is not None and isinstance(place, Path) and not place.is_dir():
+            return Path(_fetch(self.path))
+        return place
 
     def _check_exists(self) -> None:
         if not self.exists():
@@ -226,9 +236,10 @@ class Checkpoint(metaclass=ExplainedClass):
     def _read_file(self, name: str) -> bytes | None:
         """Return the content of one of the files, or None if it does not exist."""
         self._check_exists()
-        assert self._location is not None
+        place = self._place
+        assert place is not None
         try:
-            return (self._location / name).read_bytes()
+            return (place / name).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -284,6 +295,8 @@ class Checkpoint(metaclass=ExplainedClass):
             self._metadata = dict(metadata)
             return
         self._check_exists()
+        if self._place != self._location:
+            raise CheckpointError(f"{self.path} is on another machine, where its metadata cannot be changed from here")
         with contextlib.suppress(CheckpointError):  # metadata that are damaged are replaced
             text = json.dumps({**self._positions(), **metadata})
         target = self._location / METADATA_FILE
@@ -335,6 +348,17 @@ class Checkpoint(metaclass=ExplainedClass):
             return f"Checkpoint.from_dict({sorted(self._data)})"
         given = self.remote_path.given if self.remote_path else None
         return f"Checkpoint(path={self.path!r}{f', filesystem={type(given).__name__}' if given else ''})"
+
+
+# -- checkpoints on another machine ----------------------------------------------------------------------------------
+
+_fetch: Callable[[str], str] | None = None
+
+
+def fetch_with(function: Callable[[str], str]) -> None:
+    """Read checkpoints that do not exist on this host through a function that brings one and returns where it is."""
+    global _fetch
+    _fetch = function
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

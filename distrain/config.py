@@ -33,6 +33,7 @@ __all__ = [
     "RunConfig",
     "RunContext",
     "ScalingConfig",
+    "ShippingConfig",
     "UserCallback",
     "ValidationConfig",
     "ValidationTaskConfig",
@@ -385,6 +386,38 @@ class LoggingConfig:
 
 
 @without()
+@dataclass(frozen=True, kw_only=True)
+class ShippingConfig:
+    """What distrain brings to hosts that do not see the user's files; see docs/hosts.md.
+
+    enabled: bring distrain and the user's code. False: all hosts have both already, at the same paths.
+    include: further files and directories, such as small data files, relative to the working directory. Only files
+        that are named here are brought in spite of a name that looks like a secret (``.env``, keys), or their size.
+    limit_bytes: the largest size of all files together.
+    env_from: make a virtual environment on each host: from ``"freeze"``, the packages of this interpreter, from a
+        ``uv.lock``, or from a requirements file. None, the default: hosts use the interpreter that they have.
+    cache_bytes: the size up to which the cache of a host may grow.
+
+    >>> RunConfig(shipping_config=ShippingConfig(include=["data/words.txt"])).shipping_config.enabled
+    True
+    """
+
+    enabled: bool = True
+    include: Sequence[str | os.PathLike[str]] = ()
+    limit_bytes: int = 100_000_000
+    env_from: str | os.PathLike[str] | None = None
+    cache_bytes: int = 20 << 30
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_type, "enabled", kind=bool)
+        if isinstance(self.include, (str, os.PathLike)):
+            raise TypeError(f"ShippingConfig.include must be a list of paths, got {self.include!r}")
+        check_fields(self, check_type, "include", kind=Sequence, allowed="a list of paths")
+        check_fields(self, check_int, "limit_bytes", "cache_bytes", minimum=1)
+        check_fields(self, check_type, "env_from", kind=(str, os.PathLike), allowed="a str or a Path", optional=True)
+
+
+@without()
 @dataclass(frozen=True)
 class ValidationTaskConfig:
     """Settings for the validation of one checkpoint.
@@ -454,6 +487,7 @@ class RunConfig:
         The other keys of Ray's runtime environment have no effect; a value causes a warning.
     callbacks: objects of :class:`~distrain.UserCallback`, called in this process.
     logging_config: see :class:`~distrain.LoggingConfig`.
+    shipping_config: see :class:`~distrain.ShippingConfig`.
     verbose: Ray Tune's setting; 0 means log level WARNING.
 
     >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))
@@ -470,6 +504,7 @@ class RunConfig:
     stop_grace_s: float = 10.0
     worker_runtime_env: dict[str, Any] | None = None
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
+    shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
     verbose: int | None = None
     callbacks: Sequence[UserCallback] | None = ()
 
@@ -478,6 +513,7 @@ class RunConfig:
             "failure_config": FailureConfig,
             "checkpoint_config": CheckpointConfig,
             "logging_config": LoggingConfig,
+            "shipping_config": ShippingConfig,
             "callbacks": tuple,
         }
         for name, default in defaults.items():

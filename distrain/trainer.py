@@ -13,23 +13,28 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from distrain import wire
 from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
 from distrain.config import DataConfig, RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
 from distrain.connection import resting_agents
 from distrain.connection.transport import (
+    INTERPRETER_VARIABLES,
     LocalTransport,
     Transport,
     hosts_of,
+    interpreter_entries,
     settings_for,
     ssh_args_of,
     transports_for,
 )
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
+from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.manifest import RunManifest
 from distrain.coordinator.run_errors import RunErrors
 from distrain.coordinator.stop_signals import refuse_after_stop
@@ -250,7 +255,7 @@ def run_work(
     refuse_after_stop()
     resting_agents.idle_s()  # raises for a bad setting
     local.check_launcher(scaling.max_workers, work.backend)
-    transports = transports or _transports(scaling, run.failure_config.host_lease_s)
+    transports = transports or _transports(scaling, run)
     shares = _shares([transport.host for transport in transports], scaling)
     request = _UserRequest(
         work=work,
@@ -264,6 +269,7 @@ def run_work(
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
         on_command_line=on_command_line,
     )
+    shipping = request.shipping()
     if scaling.use_gpu:
         for name, settings in request.host_settings().items():
             if problem := hidden_gpus_problem(settings):
@@ -277,7 +283,7 @@ def run_work(
         store = open_run(run.storage_path, run.name, run.storage_filesystem)
         try:
             with console_threads() if scaling.num_workers else contextlib.nullcontext():
-                return _Run(store, request).train()
+                return _Run(store, request, shipping).train()
         finally:
             store.close()
 
@@ -301,7 +307,7 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
+def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
     """Return the connections to all hosts, including spare hosts that get ranks only if others are lost.
 
     Raises HostfileError, and ResourcesError if the hosts have too few slots.
@@ -310,7 +316,13 @@ def _transports(scaling: ScalingConfig, lease_s: float) -> list[Transport]:
         return [LocalTransport()]
     hosts = hosts_of(scaling, os.environ)
     _shares(hosts, scaling)
-    return transports_for(hosts, ssh_args_of(scaling, os.environ), lease_s)
+    return transports_for(
+        hosts,
+        ssh_args_of(scaling, os.environ),
+        run.failure_config.host_lease_s,
+        ships=run.shipping_config.enabled,
+        makes_environment=run.shipping_config.env_from is not None,
+    )
 
 
 def _shares(hosts: Iterable[HostSpec], scaling: ScalingConfig) -> dict[str, int]:
@@ -354,6 +366,44 @@ class _UserRequest:
             environment=self.run.env_vars,
         )
 
+    def shipping(self) -> Shipping:
+        """Return what is brought to other machines. Raises LaunchError if that is not possible."""
+        from distrain.shipping.project import find_project  # most runs need neither
+        from distrain.shipping.requirements import requirements_of
+
+        config = self.run.shipping_config
+        hosts = [one.host for one in self.transports if one.ships and one.host.cwd is None]
+
+        find = partial(
+            find_project,
+            sys_path=self.sys_path,
+            directory=os.getcwd(),
+            targets=self.work.files,
+            named=[os.fspath(path) for path in config.include],
+            limit_bytes=config.limit_bytes,
+        )
+        project = find() if hosts else None
+        places = {os.path.abspath(path) for path in (".", *self.sys_path, *map(os.path.dirname, self.work.files))}
+        named = {*self.run.env_vars, *(name for one in self.transports for name in one.host.environment)}
+        question = wire.SetUpHost(
+            files=[],
+            folders=[],
+            place="",
+            cache_bytes=config.cache_bytes,
+            requirements=requirements_of(os.fspath(config.env_from), directory=os.getcwd()) if config.env_from else "",
+            python=".".join(map(str, sys.version_info[:2])),
+            executable=sys.executable,
+            interpreter_path=interpreter_entries(self.sys_path),
+            interpreter_variables=[name for name in INTERPRETER_VARIABLES if name not in named],
+            more_path=[folder for folder in (project.folders if project else ()) if folder not in places],
+        )
+        return Shipping(
+            question=question,
+            project=project,
+            find_project=find,
+            takes_project={host.name for host in hosts},
+        )
+
     def host_settings(self) -> dict[str, HostSettings]:
         """Return the settings of each host, by its name."""
         return settings_for(
@@ -391,9 +441,10 @@ class _UserRequest:
 class _Run:
     """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
 
-    def __init__(self, store: RunStore, request: _UserRequest) -> None:
+    def __init__(self, store: RunStore, request: _UserRequest, shipping: Shipping) -> None:
         self._store = store
         self._request = request
+        self._shipping = shipping
         self._config = request.run
         self._run_id = uuid.uuid4().hex
         configs = {
@@ -516,6 +567,7 @@ class _Run:
             console_ranks=self._config.logging_config.ranks,
             stale_run_ids=self._manifest.stale_ids,
             start_without_own=self._start_without_own,
+            shipping=self._shipping.for_run(self._store, self._run_id),
         )
 
     # -- the end --------------------------------------------------------------------------------------------------

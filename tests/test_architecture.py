@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 ROOT = Path(distrain.__file__).parent
 
 LAYERS = [
-    "errors", "system", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "result",
-    "config", "decisions", "worker", "session", "collective", "agent", "connection", "coordinator", "inprocess",
-    "trainer", "torch", "tensorflow", "lightning", "huggingface", "cli", "launch",
+    "errors", "system", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "shipping",
+    "transfer", "result", "config", "decisions", "worker", "session", "collective", "agent", "connection",
+    "coordinator", "inprocess", "trainer", "torch", "tensorflow", "lightning", "huggingface", "cli", "launch",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 

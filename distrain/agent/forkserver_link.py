@@ -58,7 +58,12 @@ class ForkServerLink:
         }
         arguments = (str(theirs.fileno()), str(job_fd), json.dumps(settings))
         self._process = process.spawn_quiet(
-            process.bootstrap_argv("forkserver", *arguments, flags=prepared.python_flags),
+            process.bootstrap_argv(
+                "forkserver",
+                *arguments,
+                python=[prepared.python] if prepared.python else (),
+                flags=prepared.python_flags,
+            ),
             environment=_environment(prepared),
             directory=prepared.directory,
             pass_fds=(theirs.fileno(), job_fd),

@@ -52,6 +52,16 @@ def beat(fd: int, lease_s: float) -> None:
             os.write(fd, f"{lease_s}\n".encode())
 
 
+def clear_cache() -> None:
+    """Delete what a killed agent has left in the cache of this host."""
+    from distrain.shipping.host_cache import existing_cache  # most hosts have none
+
+    with contextlib.suppress(OSError):
+        cache = existing_cache()
+        if cache is not None:
+            cache.clear_leftovers()
+
+
 class _Guard:
     def __init__(self, agent: int, beats_fd: int, parent_fd: int, scratch_path: str | None) -> None:
         self._agent = agent
@@ -101,6 +111,7 @@ class _Guard:
         code = os.waitstatus_to_exitcode(os.waitpid(self._agent, 0)[1])
         process.kill_descendants()
         scratch.remove(self._scratch_path)
+        clear_cache()
         if code < 0:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             with contextlib.suppress(OSError):  # SIGKILL has no handler

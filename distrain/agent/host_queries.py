@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,20 +41,23 @@ class HostQueries:
             case wire.ReservePorts():
                 self._reserve(question)
             case wire.InspectHost():
-                self._inspect(question)
+                self._in_thread(partial(_inspect, question))
+            case wire.EmptyCache():
+                self._in_thread(_empty_cache)
             case wire.OpenProbePort():
                 self._probe.open_port(question)
             case wire.ProbePeers():
                 self._probe.probe_peers(question)
 
-    def _inspect(self, question: wire.InspectHost) -> None:
-        background = Background(self._loop, "inspection")  # of its own, as an earlier inspection may hang
+    def _in_thread(self, find: Callable[[], wire.Message]) -> None:
+        """Send what a function returns. It gets a thread of its own, as an earlier one may hang."""
+        background = Background(self._loop, "inspection")
 
-        def done(result: wire.InspectionResult) -> None:
+        def done(result: wire.Message) -> None:
             background.close()
             self._send(result)
 
-        background.do(partial(inspect, question), done)
+        background.do(find, done)
 
     def look_up(self, find: Callable[[str], _T], peer: str, then: Callable[[_T | None], None]) -> None:
         """Call ``then`` with what ``find`` returns for a peer, or at once with None if ``peer`` is empty."""
@@ -85,3 +89,22 @@ class HostQueries:
         for sock in self._reserved:
             sock.close()
         self._reserved = []
+
+
+def _inspect(asked: wire.InspectHost) -> wire.InspectionResult:
+    from distrain.shipping.host_cache import existing_cache
+
+    cache = existing_cache() if asked.with_cache else None
+    cache_bytes = sum(cache.size().values()) if cache is not None else 0
+    return replace(inspect(asked), cache_bytes=cache_bytes)
+
+
+def _empty_cache() -> wire.CacheEmptied:
+    from distrain.shipping.host_cache import existing_cache
+
+    try:
+        cache = existing_cache()
+        freed_bytes, in_use = cache.empty() if cache is not None else (0, [])
+    except OSError as error:
+        return wire.CacheEmptied(freed_bytes=0, in_use=[], failed=str(error))
+    return wire.CacheEmptied(freed_bytes=freed_bytes, in_use=in_use)

@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import asdict, replace
@@ -19,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.agent.forkserver_link import ForkServerLink
-from distrain.agent.guard import beat, stand_guard
+from distrain.agent.guard import beat, clear_cache, stand_guard
 from distrain.agent.host_queries import HostQueries
+from distrain.agent.host_setup import HostSetup
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.host_info import host_info
 from distrain.hosts.network import interface_variables, network_id, ssh_address
-from distrain.storage.uploader_link import UploaderLink
+from distrain.storage.order_link import OrderLink
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
 from distrain.wire.channel import Channel
@@ -56,6 +58,7 @@ def main(arguments: list[str]) -> None:
     if option == "sweep":
         process.sweep(run_id)
         scratch.remove_abandoned()
+        clear_cache()
         return
     parent_fd, scratch_path = process.open_pidfd(os.getppid()), scratch.claim()
     beats_fd = stand_guard(parent_fd, scratch_path)
@@ -88,7 +91,7 @@ class Agent:
         self._job_fd = -1
         self._has_job = False
         self._forkserver: ForkServerLink | None = None
-        self._uploader: UploaderLink | None = None
+        self._uploader: OrderLink | None = None
         self._attempt = -1
         self._workers: dict[int, WorkerPipes] = {}
         self._started = False
@@ -98,6 +101,7 @@ class Agent:
         self._is_renewing = False
         """True while a forkserver of an earlier run gets ready for this one."""
         self._queries = HostQueries(self._loop, self._up.queue)
+        self._setup = HostSetup(self._loop, self._up.queue)
         self._relay = WorkerRelay(self._loop, self._up, self._on_broken_pipe)
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -136,6 +140,8 @@ class Agent:
             driver_problem=info.driver_problem,
             network=network_id(),
             address=ssh_address(),
+            executable=sys.executable,
+            package=str(process.own_package()),
         )
 
     def _fail(self, text: str) -> None:
@@ -180,6 +186,7 @@ class Agent:
             # whose processes must live: there, only those with the id of this host.
             process.sweep(self._run_id if self._is_local else process.own_run_id())
         scratch.remove(self._scratch_path)
+        self._setup.end()
         self._queries.release_ports()
         self._up.flush()
         if self._beats_fd >= 0 and os.getppid() == self._guard:
@@ -200,9 +207,17 @@ class Agent:
         match message:
             case wire.Ping():
                 self._beat()
+            case wire.SetUpHost():
+                self._setup.begin(message)
+            case wire.FilesDelivered():
+                self._setup.go_on()
+            case wire.DropCheckpoint(folder=folder):
+                self._setup.drop_checkpoint(folder)
             case wire.Prepare():
-                self._prepare(message)
-            case wire.ReservePorts() | wire.InspectHost() | wire.OpenProbePort() | wire.ProbePeers():
+                self._prepare(self._setup.prepare(message))
+            case wire.InspectHost():
+                self._queries.answer(self._setup.inspection(message))
+            case wire.ReservePorts() | wire.OpenProbePort() | wire.ProbePeers() | wire.EmptyCache():
                 self._queries.answer(message)
             case wire.Start():
                 self._queries.look_up(interface_variables, message.rendezvous, partial(self._try_to_start, message))
@@ -245,7 +260,7 @@ class Agent:
         if self._uploader is None:
             assert self._prepared is not None
             flags, environment = self._prepared.python_flags, self._prepared.environment
-            self._uploader = UploaderLink(self._loop, self._up.queue, flags=flags, environment=environment)
+            self._uploader = OrderLink(self._loop, self._up.queue, "uploader", flags=flags, environment=environment)
         self._uploader.order(message)
 
     def _pass_down(self, frame: wire.Frame) -> None:
@@ -384,7 +399,7 @@ class Agent:
         self._attempt = message.attempt
         self._started, self._stopping = True, False
         for fields in message.ranks:
-            spec = wire.WorkerSpec(**fields)
+            spec = self._setup.worker(wire.WorkerSpec(**fields))
             spec = replace(spec, defaults={**network, **spec.defaults})
             worker = self._workers[spec.rank] = WorkerPipes(message.attempt, spec.rank)
             self._relay.add(worker)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from distrain.cli.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
 from distrain.cli.preflight import Preflight
-from distrain.cli.preflight_table import show
+from distrain.cli.preflight_table import show, show_emptied
 from distrain.cli.target import work_of, workers_path
-from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.connection.transport import hosts_of, settings_for, ssh_args_of, transports_for
 from distrain.coordinator.hang_monitor import request_stacks
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
@@ -46,7 +46,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
         hosts = _hosts(options)
-        if options.check:
+        if options.check or options.empty_caches:
             return _check(options, hosts, user_path)
         work = work_of(options, user_path)
         scaling, run = _scaling_config(options, hosts), _run_config(options)
@@ -124,7 +124,13 @@ def _run_config(options: argparse.Namespace) -> RunConfig:
         failure_config=FailureConfig(max_failures=options.max_failures, **host_wait),
         logging_config=LoggingConfig(ranks=shown_ranks(options.ranks_shown)),
         worker_runtime_env={"env_vars": environment_variables(options.env)},
+        shipping_config=_shipping_config(options),
     )
+
+
+def _shipping_config(options: argparse.Namespace) -> ShippingConfig:
+    limit = {} if options.ship_limit is None else {"limit_bytes": options.ship_limit}
+    return ShippingConfig(enabled=not options.no_ship, include=options.ship, env_from=options.env_from, **limit)
 
 
 # -- actions ---------------------------------------------------------------------------------------------------------
@@ -150,11 +156,11 @@ def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]
 
 
 def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Sequence[str]) -> int:
-    """Check the hosts and show a table of them. Return 0 if they can train together, else 1."""
+    """Check the hosts and show a table of them, or empty their caches. Return 0, or 1 if there is a problem."""
     from rich.console import Console
 
     scaling = _scaling_config(options, hosts)
-    transports = transports_for(hosts, ssh_args_of(scaling, os.environ))
+    transports = transports_for(hosts, ssh_args_of(scaling, os.environ), ships=not options.no_ship)
     settings = settings_for(
         transports,
         directory=os.getcwd(),
@@ -164,9 +170,11 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
     )
     preflight = Preflight(transports, settings, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:
-        preflight.run()
+        preflight.empty_caches() if options.empty_caches else preflight.run()
     except KeyboardInterrupt:
         return _SIGINT_EXIT
+    if options.empty_caches:
+        return 0 if show_emptied(preflight) else 1
     show(preflight, Console(highlight=False))
     return 0 if preflight.is_fit else 1
 

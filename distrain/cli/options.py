@@ -33,6 +33,7 @@ examples:
   python -m distrain.launch --num-workers 4 train.py --epochs 3
   python -m distrain.launch --num-workers 2 --config base.json --set lr=0.1 train.py:train_func
   python -m distrain.launch --hosts alpha:4,beta:4 train.py
+  python -m distrain.launch --hosts localhost:1,gpu-box:4 --ship data/words.txt train.py
   python -m distrain.launch --check --hostfile hosts.txt
   python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
 
@@ -89,6 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"distrain {__version__}")
     _add_placement_options(parser)
+    _add_shipping_options(parser)
     _add_run_options(parser)
     _add_target(parser)
     parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)
@@ -128,6 +130,25 @@ def _add_placement_options(parser: argparse.ArgumentParser) -> None:
     add("--start-method", choices=methods, default="forkserver", help="how workers start (default: forkserver)")
 
 
+def _add_shipping_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--ship",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="file or directory that hosts need in addition to your code, such as small data files",
+    )
+    add("--no-ship", action="store_true", help="bring no code to other hosts: they have it at the same paths")
+    add("--ship-limit", type=_size, metavar="SIZE", help="largest size of all that is brought (default: 100MB)")
+    add(
+        "--env-from",
+        metavar="SOURCE",
+        help="make a virtual environment on each host, from freeze (the packages installed here), uv.lock or "
+        "requirements.txt (default: hosts use the Python that they have)",
+    )
+
+
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -156,6 +177,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check if the hosts can train together, and show a table of them; run nothing",
     )
+    add("--empty-caches", action="store_true", help="delete what distrain has stored on the hosts; run nothing")
     add("--stacks", metavar="RUN_DIR", help="show the stacks of all ranks of a running run; run nothing")
 
 
@@ -186,6 +208,13 @@ def _worker_count(text: str) -> str:
     if not re.fullmatch(r"\d+(:\d+)?|gpu|cpu|auto", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"must be a number such as 4, or 2:8, gpu, cpu or auto; got {text!r}")
     return text
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text, re.ASCII)
+    if not match or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"must be a size such as 300MB or 2GB, got {text!r}")
+    return int(float(match[1]) * 1000 ** " kMGT".index(match[2] or " "))
 
 
 def environment_variables(settings: Sequence[str]) -> dict[str, str]:

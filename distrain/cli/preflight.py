@@ -6,12 +6,13 @@ Each host gets an agent as for a run, which starts no workers.
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import signal
 import sys
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +20,16 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.config import ScalingConfig
 from distrain.connection.agent_link import FILES_PER_HOST, PING_INTERVAL_S, AgentLink, agent_argv, close_all
+from distrain.connection.transport import for_another_interpreter
 from distrain.decisions import host_checks
-from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, Question, inspection
+from distrain.decisions.host_checks import (
+    ANSWER_TIMEOUT_S,
+    Finding,
+    HostChecks,
+    Question,
+    directory_findings,
+    inspection,
+)
 from distrain.decisions.host_pool import HostPool, Readiness, info_of
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import ResourcesError
@@ -58,11 +67,17 @@ class _Host:
     inspected: wire.InspectionResult | None = None
     ahead_s: float = 0.0
     probe_port: wire.ProbeAddress | None = None
+    emptied: wire.CacheEmptied | None = None
     failed: bool = False
 
     @property
     def name(self) -> str:
         return self.transport.host.name
+
+    @property
+    def brings_project(self) -> bool:
+        """True if a run brings the user's code there if necessary."""
+        return self.transport.ships and self.transport.host.cwd is None
 
     @property
     def is_connected(self) -> bool:
@@ -97,6 +112,7 @@ class Preflight:
         self._storage = choose_run(storage_path, None).parent
         self._own_versions = package_versions(PACKAGES, sys_path)
         self._scaling = scaling
+        self._sys_path = [os.fspath(entry) for entry in sys_path]
         self._pool = HostPool(dict.fromkeys(self._hosts, 1), ScalingConfig(num_workers=(1, len(self._hosts))))
         self._shares = self._workers_by_host()
         self._id = uuid.uuid4().hex
@@ -136,6 +152,27 @@ class Preflight:
         order = {name: number for number, name in enumerate((HERE, *self._hosts))}
         self.findings.sort(key=lambda finding: (not finding.is_fatal, order[finding.host]))
 
+    def empty_caches(self) -> None:
+        """Delete what distrain stores on the hosts. Whatever is raised, no process remains."""
+        try:
+            with (
+                process.many_open_files(*[len(self._hosts) * FILES_PER_HOST] * 2),
+                self._loop.signals((signal.SIGINT,), _interrupt),
+            ):
+                self._connect_all()
+                asked = [host for host in self._hosts.values() if host.is_connected]
+                for host in asked:
+                    assert host.link is not None
+                    host.link.send(wire.EmptyCache())
+                while any(host.emptied is None and host.is_connected for host in asked):
+                    self._loop.step()
+        finally:
+            self._close()
+
+    def emptied(self) -> dict[str, wire.CacheEmptied | None]:
+        """Return the answer of each host to :meth:`empty_caches`; None if it has not answered."""
+        return {name: host.emptied for name, host in self._hosts.items()}
+
     def _write_probe_file(self) -> None:
         try:
             if isinstance(self._probe_file, Path):
@@ -152,7 +189,7 @@ class Preflight:
     def _ping(self) -> None:
         """Show hosts that wait for slower ones that this process lives."""
         for host in self._hosts.values():
-            if host.link is not None:
+            if host.link is not None and host.link.greeted:
                 host.link.send(wire.Ping())
         self._loop.call_in("ping", PING_INTERVAL_S, self._ping)
 
@@ -240,6 +277,7 @@ class Preflight:
             storage=str(self._storage) if shared else "",
             probe_file=str(self._probe_file) if shared else "",
             content=self._id,
+            with_cache=True,
         )
         checks = self._checks = HostChecks(
             {host.name: question(host.settings) for host in hosts},
@@ -273,9 +311,14 @@ class Preflight:
         match message:
             case wire.Hello():
                 host.hello = message
+                if host.brings_project and message.executable != sys.executable:
+                    path = for_another_interpreter(self._sys_path)
+                    host.settings = replace(host.settings, sys_path=path)
                 self._pool.mark_connected(host.name, info_of(host.name, message, host.settings))
             case wire.InspectionResult():
                 self._on_inspected(host, message)
+            case wire.CacheEmptied():
+                host.emptied = message
             case wire.ProbeAddress():
                 host.probe_port = message
 
@@ -289,7 +332,7 @@ class Preflight:
         workers = self._shares.get(host.name) or host.settings.slots or 1
         named, use_gpu = host.transport.host.gpus, self._scaling.use_gpu
         self.findings += [
-            *host_checks.directory_findings(host.name, result, host.settings.directory),
+            *([] if host.brings_project else directory_findings(host.name, result, host.settings.directory)),
             *host_checks.disk_findings(host.name, result, str(self._storage)),
             *host_checks.clock_findings(host.name, host.ahead_s, uncertain_s),
             *host_checks.gpu_findings(
@@ -317,13 +360,14 @@ class Preflight:
         if (hello := host.hello) is not None and (result := host.inspected) is not None:
             memory = hello.memory_bytes
             row |= {
-                "cwd": "ok",
+                "cwd": "ok" if result.directory_problem is None else "brought",
                 "storage": ("ok" if self._hosts_use_storage else "not tried") if self._has_storage else "",
                 "peers": "ok" if self._tries_connections else "",
                 "clock": f"{round(host.ahead_s, 1) or 0.0:+.1f} s",  # not -0.0
                 "CPUs": str(hello.cpus),
                 "RAM free": f"{_gib(min(result.memory_free_bytes, memory))} of {_gib(memory)} GiB",
                 "disk free": f"{_gib(result.disk_free_bytes)} GiB",
+                "cache": f"{result.cache_bytes / 1e6:,.0f} MB",
                 "GPUs": _gpus([gpu["name"] for gpu in hello.gpus or ()]),
             }
         if (port := host.probe_port) is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     *("host", "ssh", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),
-    *("slots", "CPUs", "RAM free", "disk free", "GPUs"),
+    *("slots", "CPUs", "RAM free", "disk free", "cache", "GPUs"),
 )
 
 
@@ -48,6 +48,20 @@ def show(preflight: Preflight, console: Console) -> None:
         text = without_controls(finding.text).replace("\n", "\n    ")
         console.print(Text.assemble((f"{mark} {finding.host}: ", style), text), soft_wrap=not console.is_terminal)
     console.print(Text(_verdict(preflight, [row["host"] for row in rows]), style="bold"), soft_wrap=True)
+
+
+def show_emptied(preflight: Preflight) -> bool:
+    """Print what was deleted on each host. Return whether all hosts have answered, and none failed."""
+    problems = {finding.host: finding.text for finding in preflight.findings}
+    is_good = True
+    for name, answer in preflight.emptied().items():
+        if answer is None or answer.failed is not None:
+            print(f"{name}: {problems.get(name, 'no answer') if answer is None else answer.failed}")
+            is_good = False
+            continue
+        used = f"; in use: {', '.join(answer.in_use)}" if answer.in_use else ""
+        print(f"{name}: {answer.freed_bytes / 1e6:,.1f} MB freed{used}")
+    return is_good
 
 
 def _tables(console: Console, cells: Mapping[str, Sequence[Text]]) -> list[Table]:

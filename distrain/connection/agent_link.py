@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.decisions.host_checks import refusal
 from distrain.errors import WireError
+from distrain.shipping.program import arrival_argv, parcel
 from distrain.system import process
 from distrain.system.loop import Loop
 from distrain.wire.child_link import ChildLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distrain.connection.transport import Transport
 
@@ -52,16 +53,36 @@ def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Seque
     shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
     hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
     program = _program(transport, *arguments, flags=flags)
-    return transport.argv(["env", *hidden, f"{process.RUN_IDS}={run_ids}", *shown, *program])
+    return transport.argv(["env", *hidden, f"{process.RUN_IDS}={run_ids}", *shown, *_cache(transport), *program])
 
 
 def sweeper_argv(transport: Transport, run_id: str, *, flags: Sequence[str] = ()) -> list[str]:
     """Return the command line that kills all processes of a run on the host."""
-    return transport.argv(_program(transport, run_id, "sweep", flags=flags))
+    return transport.argv(["env", *_cache(transport), *_program(transport, run_id, "sweep", flags=flags)])
+
+
+def stream_argv(
+    transport: Transport, run_ids: str, hello: Mapping[str, Any], *, flags: Sequence[str] = ()
+) -> list[str]:
+    """Return the command line that starts a stream server on a host whose agent has sent ``hello``."""
+    python, package = hello["executable"], hello["package"]
+    program = process.bootstrap_argv("stream-server", python=[python], package=package, flags=flags)
+    return transport.argv(["env", f"{process.RUN_IDS}={run_ids}", *_cache(transport), *program])
 
 
 def _program(transport: Transport, *arguments: str, flags: Sequence[str]) -> list[str]:
-    return process.bootstrap_argv("agent", *arguments, python=transport.host.python or "", flags=flags)
+    python = transport.host.python or ""
+    if transport.ships:
+        return arrival_argv(python, "agent", *arguments, flags=flags)
+    if python:
+        return process.bootstrap_argv("agent", *arguments, python=[python], package="", flags=flags)
+    return process.bootstrap_argv("agent", *arguments, flags=flags)
+
+
+def _cache(transport: Transport) -> list[str]:
+    """Return the assignment that moves the host's cache, if the hostfile has one."""
+    folder = transport.host.environment.get("DISTRAIN_CACHE")
+    return [f"DISTRAIN_CACHE={folder}"] if folder else []
 
 
 class AgentLink:
@@ -96,6 +117,7 @@ class AgentLink:
         self.has_rested = False
         """True if the agent has served another run before."""
         self._is_local = transport.host.is_local
+        self._makes_environment = transport.makes_environment
         self._argv = argv
         self._loop = loop
         self._on_message, self._on_refused, self._on_end = on_message, on_refused, on_end
@@ -127,6 +149,10 @@ class AgentLink:
     def _take(self, frame: wire.Frame) -> None:
         if frame.kind == wire.Ping.__name__:  # the channel has noted when it came
             return
+        if frame.kind == wire.AskForProgram.__name__:
+            self._channel.decoder.await_greeting()
+            self._channel.queue(parcel())
+            return
         is_hello = frame.kind == wire.Hello.__name__
         if self.has_rested and not self.greeted and not is_hello:
             return  # it belongs to the former run
@@ -144,7 +170,7 @@ class AgentLink:
     def _greet(self, hello: dict[str, Any]) -> tuple[str, str] | None:
         self.hello = hello
         self.greeted_in_s = time.monotonic() - self._began
-        return refusal(hello, platform.python_version())
+        return refusal(hello, None if self._makes_environment else platform.python_version())
 
     def _refuse(self, about: str, why: str) -> None:
         self.drop()

@@ -14,6 +14,7 @@ from distrain.connection.agent_link import (
     agent_argv,
     close_all,
     run_all,
+    stream_argv,
     sweeper_argv,
 )
 from distrain.connection.transport import LocalTransport
@@ -175,6 +176,11 @@ class Connections:
         if message is not self._latest:
             self._latest, self._latest_bytes = message, wire.encode(message)
         self._links[name].send(self._latest_bytes)
+
+    def stream_argv(self, name: str) -> list[str]:
+        """Return the command line that starts a stream server on a host, which has an agent."""
+        ids = f"{process.extended_run_ids(self._request.run_id)}:{self._ids[name]}"
+        return stream_argv(self._transports[name], ids, self._links[name].hello, flags=self._request.python_flags)
 
     def ping(self) -> None:
         """Send every agent a sign of life, drop those whose lease has expired, and set the timer for the next time."""

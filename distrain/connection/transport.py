@@ -11,6 +11,7 @@ import os
 import shlex
 import sysconfig
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -53,6 +54,16 @@ class Transport(Protocol):
         """Seconds without a sign of life after which the coordinator and the agent each take the other for dead."""
         ...
 
+    @property
+    def ships(self) -> bool:
+        """True if the host may lack distrain and the user's code, so that they are brought there."""
+        ...
+
+    @property
+    def makes_environment(self) -> bool:
+        """True if an environment is made on the host, so that the Python that it has does not matter."""
+        ...
+
     def argv(self, command: Sequence[str]) -> list[str]:
         """Return the command line for this machine that runs ``command`` on the host."""
         ...
@@ -68,6 +79,8 @@ class LocalTransport:
 
     host: HostSpec = field(default_factory=HostSpec)
     lease_s: float = LOCAL_LEASE_S
+    ships: bool = False
+    makes_environment: bool = False
 
     def argv(self, command: Sequence[str]) -> list[str]:
         return list(command)
@@ -80,6 +93,8 @@ class PrefixTransport:
     host: HostSpec
     prefix: tuple[str, ...]
     lease_s: float = REMOTE_LEASE_S
+    ships: bool = False
+    makes_environment: bool = False
 
     def argv(self, command: Sequence[str]) -> list[str]:
         return [*self.prefix, shlex.join(command)]
@@ -96,6 +111,8 @@ class SshTransport:
     host: HostSpec
     arguments: tuple[str, ...] = ()
     lease_s: float = REMOTE_LEASE_S
+    ships: bool = True
+    makes_environment: bool = False
 
     def argv(self, command: Sequence[str]) -> list[str]:
         host = self.host
@@ -150,13 +167,18 @@ def ssh_args_of(scaling: ScalingConfig, environment: Mapping[str, str]) -> tuple
 
 
 def transports_for(
-    hosts: Sequence[HostSpec], ssh_args: tuple[str, ...] = (), lease_s: float = REMOTE_LEASE_S
+    hosts: Sequence[HostSpec],
+    ssh_args: tuple[str, ...] = (),
+    lease_s: float = REMOTE_LEASE_S,
+    *,
+    ships: bool = True,
+    makes_environment: bool = False,
 ) -> list[Transport]:
     """Return a transport for each host."""
-    return [
-        LocalTransport(host=host) if host.is_local else SshTransport(host=host, arguments=ssh_args, lease_s=lease_s)
-        for host in hosts
-    ]
+    remote = partial(
+        SshTransport, arguments=ssh_args, lease_s=lease_s, ships=ships, makes_environment=makes_environment
+    )
+    return [LocalTransport(host=host) if host.is_local else remote(host=host) for host in hosts]
 
 
 # -- settings of workers ---------------------------------------------------------------------------------------------
@@ -198,7 +220,7 @@ def _settings(
         slots=host.slots,
         is_local=host.is_local,
         directory=host.cwd or directory,
-        sys_path=list(sys_path) if host.python is None else _for_another_interpreter(sys_path),
+        sys_path=list(sys_path) if host.python is None else for_another_interpreter(sys_path),
         environment=variables,
     )
 
@@ -220,10 +242,16 @@ def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:
     }
 
 
-def _for_another_interpreter(sys_path: Sequence[str]) -> list[str | None]:
-    """Replace the entries that belong to this interpreter by None, which stands for those of the other one."""
+def interpreter_entries(sys_path: Sequence[str]) -> list[str]:
+    """Return the entries of ``sys_path`` that belong to this interpreter."""
     stdlib = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    replaced: list[str | None] = [None if _belongs_to_interpreter(entry, stdlib) else entry for entry in sys_path]
+    return [entry for entry in sys_path if _belongs_to_interpreter(entry, stdlib)]
+
+
+def for_another_interpreter(sys_path: Sequence[str]) -> list[str | None]:
+    """Replace the entries that belong to this interpreter by None, which stands for those of the other one."""
+    own = interpreter_entries(sys_path)
+    replaced: list[str | None] = [None if entry in own else entry for entry in sys_path]
     first = replaced.index(None) if None in replaced else len(replaced)
     return [*replaced[:first], None, *(entry for entry in replaced[first:] if entry is not None)]
 

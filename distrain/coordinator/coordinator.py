@@ -16,13 +16,16 @@ import signal
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.connection.agent_link import FILES_PER_HOST
 from distrain.connection.connections import Connections
+from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.hang_monitor import HangMonitor
+from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop
@@ -75,6 +78,7 @@ class Coordinator:
         callbacks: Callbacks | None = None,
         console_ranks: Collection[int] | None = None,
         start_without_own: Callable[[], str | None] = lambda: None,
+        shipping: Shipping | None = None,
     ) -> None:
         """``start_without_own``: called in a thread if all own checkpoints are damaged; returns where to start then."""
         self.machine = RunStateMachine(request)
@@ -106,12 +110,24 @@ class Coordinator:
             on_message=self._receive,
             on_lost=self._handle_or_hold,
         )
+        self._host_files = HostFiles(
+            self._loop,
+            self._files,
+            shipping or Shipping(question=wire.SetUpHost(files=[], folders=[], place="", cache_bytes=0)),
+            flags=request.python_flags,
+            send=self._hosts.send,
+            stream=self._hosts.stream_argv,
+            receive=self._receive,
+            refuse=self._refuse,
+        )
+        self._copies = CheckpointCopies(self._host_files, self._verification, addresses=self._host_addresses)
         self._validations = Validations(request, store, log_dir=log_dir)
         self._report_handler = ReportHandler(
             store,
             checkpoint_config,
             send=self._send_to_rank,
-            upload=self._send_to_rank,
+            upload=self._upload,
+            is_apart=lambda rank: self._host_files.is_apart(self._host_of(rank)),
             on_commit=lambda path: self._happened(events.CheckpointAvailable(path)),
             callbacks=callbacks,
             validations=self._validations,
@@ -123,10 +139,10 @@ class Coordinator:
         self._launch_checks = LaunchChecks(
             self._loop,
             request,
-            store,
             self._files,
             send=self._hosts.send,
-            refuse=lambda host, why: self._happened(events.MessageReceived(host, wire.HostFailed(text=why))),
+            refuse=self._refuse,
+            imports=self._host_files.imports,
         )
         self._hang_monitor = HangMonitor(
             self._loop,
@@ -197,7 +213,7 @@ class Coordinator:
             ("machine", self._machine_deadline(), lambda: self._happened(events.Tick())),
             ("report_handler", self._report_handler.deadline(), self._report_handler.tick),
             ("validations", self._validations.deadline(), self._validations.tick),
-            ("hang_monitor", self._hang_monitor.deadline() if self._is_training else None, self._hang_monitor.tick),
+            ("hang_monitor", self._hang_deadline(), self._hang_monitor.tick),
         ):
             if moment is None:
                 self._loop.cancel(name)
@@ -207,6 +223,10 @@ class Coordinator:
     def _machine_deadline(self) -> float | None:
         """Return None while the machine has to wait for held events, and when an exception has ended the run."""
         return None if self._is_over or self._held else self.machine.deadline()
+
+    def _hang_deadline(self) -> float | None:
+        """Return None while ranks may wait for a checkpoint that is brought to them, which is no hang."""
+        return self._hang_monitor.deadline() if self._is_training and not self._copies.is_busy else None
 
     def _flush(self) -> None:
         self._report_handler.flush()
@@ -280,7 +300,9 @@ class Coordinator:
                 busy = self.machine.busy_hosts
                 return self._is_committing and host in busy and len(busy) == 1
             case events.MessageReceived(_, wire.RendezvousPorts()):
-                return self._is_committing or self._is_verifying
+                plan = self.machine.plan
+                lacks_files = plan is not None and self._host_files.is_busy(plan.hosts) and not self._is_over
+                return self._is_committing or self._is_verifying or lacks_files
             case events.MessageReceived(_, wire.HostIdle(attempt=attempt)) if attempt == self._attempt:
                 return self._is_committing or (self.machine.attempt_is_active and self._must_await_uploads())
         return False
@@ -345,6 +367,10 @@ class Coordinator:
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
                 self._hang_monitor.host_done(host, message.silent, self.machine.outcomes)
+            case wire.HostSetUp():
+                self._host_files.on_set_up(host, message)
+            case wire.FetchCheckpoint():
+                self._fetch(host, message)
             case wire.StorageStatus(failed=failed):
                 if failed is not None:
                     self._storage_failed(f"{host} cannot use the storage: {failed}")
@@ -363,6 +389,7 @@ class Coordinator:
             case wire.RendezvousPorts():
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.plan is not None and self._is_training:
+                    self._host_files.announce(self.machine.plan.hosts)
                     self._launch_checks.begin(self.machine.plan)
             case wire.InspectionResult() | wire.ProbeAddress() | wire.ProbeResult():
                 self._launch_checks.handle(host, message)
@@ -370,8 +397,25 @@ class Coordinator:
             case _:
                 self._happened(events.MessageReceived(host, message))
 
+    def _fetch(self, host: str, asked: wire.FetchCheckpoint) -> None:
+        """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
+        self._hang_monitor.progress()
+        own = PurePath(asked.path).parent == self._store.paths.root
+        if own or asked.path in (self.machine.checkpoint, self._request.checkpoint):
+            self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
+        else:
+            text = f"there is no directory {asked.path} on {host}, and it is no checkpoint of this run"
+            self._on_fetched(asked, wire.CheckpointFetched(attempt=0, rank=0, path=asked.path, failed=text))
+
+    def _on_fetched(self, asked: wire.FetchCheckpoint, answer: wire.CheckpointFetched) -> None:
+        self._hang_monitor.progress()
+        if asked.attempt == self._attempt:
+            self._send_to_rank(replace(answer, attempt=asked.attempt, rank=asked.rank))
+
     def _on_lost(self, lost: events.HostLost) -> None:
         self._launch_checks.lost(lost.host)
+        self._host_files.lost(lost.host)
+        self._copies.lost(lost.host)
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         self._update_storing(*ranks)
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
@@ -402,10 +446,12 @@ class Coordinator:
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
             match action:
+                case events.SendMessage(host, wire.Prepare() as message):
+                    self._prepare(host, message)
                 case events.SendMessage(host, message):
                     self._hosts.send(host, message)
-                    if isinstance(message, wire.Prepare) and (opening := self._store.open_order()) is not None:
-                        self._hosts.send(host, opening)
+                    if isinstance(message, wire.Start):
+                        self._send_checkpoint(host)
                 case events.ConnectHost(host) if not self._is_over:
                     self._hosts.connect(host)
                 case events.ShowLine(text, once):
@@ -415,8 +461,28 @@ class Coordinator:
                 case events.AttemptEnded():
                     self._end_attempt(action)
 
+    def _prepare(self, host: str, message: wire.Prepare) -> None:
+        """Send a host its job, once it has the files that its workers need."""
+
+        def send() -> None:
+            self._hosts.send(host, message)
+            if (opening := self._store.open_order()) is not None:
+                self._hosts.send(host, opening)
+
+        if message.is_local:
+            send()
+        else:
+            self._host_files.set_up(host, send)
+
+    def _send_checkpoint(self, host: str) -> None:
+        """Bring the checkpoint from which the attempt starts to a host that does not see it, before a rank asks."""
+        if self.machine.checkpoint and self._host_files.is_apart(host):
+            self._copies.fetch(host, self.machine.checkpoint, lambda answer: None)
+
     def _begin_attempt(self, starts: events.AttemptStarts) -> None:
         attempt, plan = starts.attempt, starts.plan
+        if attempt > self._request.first_attempt:
+            self._host_files.refresh(plan.hosts)
         self._attempt, self._uploads_awaited_since = attempt, None
         self._manifest.agents = self._hosts.inherited_ids
         self._manifest.attempt_begins(attempt, plan)
@@ -427,6 +493,7 @@ class Coordinator:
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         self._loop.cancel("uploads")
+        self._host_files.end_attempt()
         self._report_handler.end()
         self._outputs.close()
         self._manifest.attempt_ended(ended.failures, ended.why)
@@ -463,10 +530,29 @@ class Coordinator:
             warn(why)
         self._happened(events.StorageFailed(why))
 
-    def _send_to_rank(self, message: wire.ToWorker | wire.Upload) -> None:
-        """Send a message to a worker, or to the uploader of its host."""
+    def _send_to_rank(self, message: wire.ToWorker) -> None:
+        self._hosts.send(self._host_of(message.rank), message)
+
+    def _upload(self, order: wire.Upload) -> None:
+        """Have files of a rank stored: by the uploader of its host, or from here if that does not see the storage."""
+        host = self._host_of(order.rank)
+        if self._host_files.is_apart(host):
+            self._host_files.upload(host, order)
+        else:
+            self._hosts.send(host, order)
+
+    def _host_of(self, rank: int) -> str:
         assert self.machine.plan is not None
-        self._hosts.send(self.machine.plan.ranks[message.rank].host, message)
+        return self.machine.plan.ranks[rank].host
+
+    def _refuse(self, host: str, why: str) -> None:
+        """End the run, as a host cannot train."""
+        self._happened(events.MessageReceived(host, wire.HostFailed(text=why)))
+
+    def _host_addresses(self) -> Mapping[str, str]:
+        """Return where other hosts reach each host of the attempt."""
+        plan = self.machine.plan
+        return {} if plan is None else dict(zip(plan.hosts, plan.addresses, strict=True))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -503,6 +589,8 @@ class Coordinator:
                 stack.callback(step)
 
     def _close_hosts(self) -> None:
+        self._host_files.close()
+        self._copies.close()
         self._hosts.close(keep=self.machine.state in (RunState.FINISHED, RunState.FAILED))
 
     def _await_storage(self) -> None:

@@ -18,36 +18,36 @@ if TYPE_CHECKING:
     from distrain import wire
     from distrain.decisions.events import RunRequest
     from distrain.hosts.world import WorldPlan
-    from distrain.storage.run_store import RunStore
     from distrain.system.background import Background
     from distrain.system.loop import Loop
 
 
 class LaunchChecks:
-    """Check versions, storage and connections of hosts while their first workers import, so that it costs no time.
+    """Check versions and connections of hosts while their first workers import, so that it costs no time.
 
     Hosts that join later, or again, are checked when they join.
 
     send: sends a question to a host.
     refuse: is called with a host that cannot train, and why.
+    imports: returns the top-level modules that the user's code imports; called in a thread.
     """
 
     def __init__(
         self,
         loop: Loop,
         request: RunRequest,
-        store: RunStore,
         background: Background,
         *,
         send: Callable[[str, wire.Message], None],
         refuse: Callable[[str, str], None],
+        imports: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._loop = loop
         self._request = request
-        self._store = store
         self._background = background
         self._send = send
         self._refuse = refuse
+        self._imports = imports
         self._checks = HostChecks({}, {}, nonce="")
         self._checked: set[str] = set()
         self._timed_out = False
@@ -61,9 +61,17 @@ class LaunchChecks:
             return
         self._checked.update(plan.hosts)
         self._preparing = plan
-        packages = [name for name in (self._request.backend.framework, "cloudpickle") if name]
-        find = partial(package_versions, packages, [os.fspath(entry) for entry in sys.path])
-        self._background.do(find, partial(self._ask, plan))
+        self._background.do(self._find_own_versions, partial(self._ask, plan))
+
+    def _find_own_versions(self) -> Mapping[str, str | None]:
+        path = [os.fspath(entry) for entry in sys.path]
+        packages = dict.fromkeys([*self._needed, *self._imports()])
+        return {name: found for name, found in package_versions(packages, path).items() if found is not None}
+
+    @property
+    def _needed(self) -> list[str]:
+        """The packages without which no worker runs."""
+        return [name for name in (self._request.backend.framework, "cloudpickle") if name]
 
     def _ask(self, plan: WorldPlan, own_versions: Mapping[str, str | None]) -> None:
         if plan is not self._preparing:  # a host was lost meanwhile
@@ -73,14 +81,12 @@ class LaunchChecks:
         question = partial(
             inspection,
             own_versions=own_versions,
-            storage="" if self._store.is_remote else str(self._store.paths.root),
-            probe_file=str(self._store.paths.manifest),
-            content=self._request.run_id,
         )
         self._checks = HostChecks(
             {host: question(self._request.hosts[host]) for host in plan.hosts},
             {} if plan.shares_network else dict(zip(plan.hosts, plan.addresses, strict=True)),
             own_versions=own_versions,
+            imported=own_versions.keys() - {*self._needed},
             nonce=uuid.uuid4().hex,
             must_connect=must_connect(self._request),
         )

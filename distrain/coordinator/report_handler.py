@@ -69,8 +69,8 @@ class _Unsettled:
 class ReportHandler:
     """The reports of one attempt after the other.
 
-    send: sends a message to a rank. upload: has the uploader of a rank's host carry out an order. on_commit: called
-    with the path of every checkpoint that was committed.
+    send: sends a message to a rank. upload: has the files of a rank stored by another process. is_apart: tells if the
+    host of a rank does not see the storage. on_commit: called with the path of every checkpoint that was committed.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class ReportHandler:
         *,
         send: Callable[[wire.ToWorker], None],
         upload: Callable[[wire.Upload], None],
+        is_apart: Callable[[int], bool] = lambda rank: False,
         on_commit: Callable[[str], None],
         callbacks: Callbacks | None = None,
         validations: Validations,
@@ -90,6 +91,7 @@ class ReportHandler:
         self._config = config
         self._send = send
         self._upload = upload
+        self._is_apart = is_apart
         self._on_commit = on_commit
         self._callbacks = callbacks
         self._validations = validations
@@ -265,8 +267,8 @@ class ReportHandler:
                     warn(text)
 
     def _needs_uploader(self, report: wire.Reported) -> bool:
-        """Return whether an uploader stores the files, and not the worker itself."""
-        return not report.waits or self._store.is_remote
+        """Return whether an uploader or a mover stores the files, and not the worker itself."""
+        return not report.waits or self._store.is_remote or self._is_apart(report.rank)
 
     def _store_files(self, action: RequestFiles) -> None:
         """Have files of a rank stored, once there is a directory for them."""

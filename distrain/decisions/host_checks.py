@@ -15,7 +15,7 @@ from distrain.decisions.failures import name_hosts
 from distrain.hosts.host import Gpu, gpu_problem, hidden_gpus_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from distrain.decisions.events import RunRequest
     from distrain.hosts.host import HostSettings
@@ -63,6 +63,7 @@ class HostChecks:
 
     addresses: by host, the address under which the others reach it; empty if unknown.
     own_versions: versions of packages on this machine.
+    imported: those of them that the user's code may do without.
     nonce: identifies this round. Answers about connections that carry another one are ignored.
     must_connect: False makes a failed connection a warning.
     """
@@ -74,6 +75,7 @@ class HostChecks:
         *,
         nonce: str,
         own_versions: Mapping[str, str | None] | None = None,
+        imported: Collection[str] = (),
         must_connect: bool = True,
     ) -> None:
         self._inspections = inspections
@@ -87,6 +89,7 @@ class HostChecks:
         """True once the hosts have been told to connect to each other."""
         self._nonce = nonce
         self._own_versions = own_versions or {}
+        self._imported = imported
         self._must_connect = must_connect
 
     @property
@@ -112,7 +115,7 @@ class HostChecks:
             case wire.InspectionResult() if host in self._not_inspected:
                 del self._not_inspected[host]
                 storage = self._inspections[host].storage
-                versions = version_findings(host, answer.versions, self._own_versions)
+                versions = version_findings(host, answer.versions, self._own_versions, self._imported)
                 return [*versions, *storage_findings(host, answer, storage)]
             case wire.ProbeAddress(nonce=self._nonce) if host in self._waiting:
                 self._ports[host] = answer
@@ -202,13 +205,20 @@ def peers_of(hosts: Sequence[str], seed: str) -> dict[str, list[str]]:
 
 
 def inspection(
-    settings: HostSettings, own_versions: Mapping[str, str | None], *, storage: str, probe_file: str, content: str
+    settings: HostSettings,
+    own_versions: Mapping[str, str | None],
+    *,
+    storage: str = "",
+    probe_file: str = "",
+    content: str = "",
+    with_cache: bool = False,
 ) -> wire.InspectHost:
     """Return the question about what workers with these settings find on their host.
 
     own_versions: names the packages whose versions matter.
     storage: the directory that the host must be able to write; empty if there is none to try.
     probe_file, content: a file below ``storage`` that this machine has written, and a text in it.
+    with_cache: count what distrain stores there.
     """
     return wire.InspectHost(
         directory=settings.directory,
@@ -217,6 +227,7 @@ def inspection(
         storage=storage,
         probe_file=probe_file,
         nonce=content,
+        with_cache=with_cache,
     )
 
 
@@ -232,11 +243,11 @@ def must_connect(request: RunRequest) -> bool:
 # -- versions --------------------------------------------------------------------------------------------------------
 
 
-def refusal(hello: Mapping[str, Any], python: str) -> tuple[str, str] | None:
+def refusal(hello: Mapping[str, Any], python: str | None) -> tuple[str, str] | None:
     """Return why this coordinator cannot work with an agent, as column and text, or None if it can.
 
     hello: the fields of its HELLO, which another version of distrain may send with other names.
-    python: the version of Python on this machine.
+    python: the version of Python on this machine; None if the agent may have any.
     """
     theirs, their_python = hello.get("distrain"), str(hello.get("python"))
     if (hello.get("wire"), theirs) != (wire.WIRE_VERSION, wire.DISTRAIN_VERSION):
@@ -244,38 +255,49 @@ def refusal(hello: Mapping[str, Any], python: str) -> tuple[str, str] | None:
             f"it has distrain {theirs}, this machine {wire.DISTRAIN_VERSION}; "
             f"run there: pip install distrain=={wire.DISTRAIN_VERSION}"
         )
-    if _release(their_python, 2) != _release(python, 2):
+    if python is not None and _release(their_python, 2) != _release(python, 2):
         return "python", (
             f"it has Python {their_python}, this machine {python}: pickles do not travel between them; "
-            f"name a Python {'.'.join(_release(python, 2))} with python= in the hostfile"
+            f"name a Python {'.'.join(_release(python, 2))} with python= in the hostfile, or let uv bring one with "
+            "--env-from freeze"
         )
     return None
 
 
 def version_findings(
-    host: str, versions: Mapping[str, str | None], own_versions: Mapping[str, str | None]
+    host: str,
+    versions: Mapping[str, str | None],
+    own_versions: Mapping[str, str | None],
+    imported: Collection[str] = (),
 ) -> list[Finding]:
     """Return packages that the host lacks or has in another version than this machine.
 
-    Another version is a warning, except another major version of cloudpickle: only that is known to break pickles.
+    Another version is a warning, except another major version of cloudpickle: only that is known to break pickles. A
+    package is also only a warning if it is only ``imported`` by the user's code, which may do without.
     """
     found = []
+    missing = {name: own for name, own in own_versions.items() if own is not None and versions.get(name) is None}
+    needed = [name for name in missing if name not in imported]
+    if missing:
+        found.append(_missing_finding(host, missing, is_fatal=bool(needed)))
     for package, own in own_versions.items():
-        version = versions[package]
-        if own is None or version == own:
-            continue
-        wanted = f"{package}=={own}" if own else package
-        if version is None:
-            text = (
-                f"it has no {package}; install {wanted} there, or name another interpreter with python= in the hostfile"
-            )
-            found.append(Finding(host, package, text))
-        elif own and version:
+        version = versions.get(package)
+        if own and version and version != own and package not in imported:
             breaks = package == "cloudpickle" and _release(own, 1) != _release(version, 1)
             what = ": pickles may not travel between them" if breaks else ""
-            text = f"it has {package} {version}, this machine {own}{what}; install {wanted} there"
+            text = f"it has {package} {version}, this machine {own}{what}; install {package}=={own} there"
             found.append(Finding(host, package, text, is_fatal=breaks))
     return found
+
+
+def _missing_finding(host: str, missing: Mapping[str, str], *, is_fatal: bool) -> Finding:
+    names = ", ".join(missing)
+    wanted = " ".join(f"{name}=={own}" if own else name for name, own in missing.items())
+    text = (
+        f"it has no {names}; install there: {wanted}; or name another interpreter with python= in the hostfile, or "
+        "make an environment on each host with --env-from freeze"
+    )
+    return Finding(host, next(iter(missing)), text, is_fatal=is_fatal)
 
 
 def _release(version: str, parts: int) -> list[str]:
@@ -294,14 +316,11 @@ def directory_findings(host: str, result: wire.InspectionResult, directory: str)
 
 
 def storage_findings(host: str, result: wire.InspectionResult, storage: str) -> list[Finding]:
-    """Return a finding if the host cannot use the storage, or has another one under that name."""
+    """Return a note if the host does not see the storage, or has another one under that name."""
     if result.storage_problem is None:
         return []
-    text = (
-        f"the storage {storage} {result.storage_problem}; mount one that all hosts share there, "
-        "or name another place with RunConfig(storage_path=...) or --storage-path"
-    )
-    return [Finding(host, "storage", text)]
+    text = f"the storage {storage} {result.storage_problem}: its checkpoints go over the connection"
+    return [Finding(host, "storage", text, is_fatal=False)]
 
 
 def disk_findings(host: str, result: wire.InspectionResult, storage: str) -> list[Finding]:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+MIRROR = "DISTRAIN_MIRROR"
+"""Environment variable of workers: the directory below which their host has copies of the user's files."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:

@@ -27,12 +27,12 @@ def inspect(asked: wire.InspectHost) -> wire.InspectionResult:
     """Inspect this host. It takes as long as the storage needs to answer."""
     received = time.time()
     directory_problem = _directory_problem(asked.directory)
-    storage_problem = _storage_problem(asked) if asked.storage else None
+    problem = storage_problem(asked.storage, asked.probe_file, asked.nonce) if asked.storage else None
     return wire.InspectionResult(
         received=received,
         versions=package_versions(asked.packages, asked.sys_path),
         directory_problem=directory_problem,
-        storage_problem=storage_problem,
+        storage_problem=problem,
         disk_free_bytes=_disk_free_bytes(asked.storage or asked.directory),
         memory_free_bytes=_memory_free_bytes(),
         sent=time.time(),
@@ -74,22 +74,26 @@ def _directory_problem(directory: str) -> str | None:
     return None
 
 
-def _storage_problem(asked: wire.InspectHost) -> str | None:
+def storage_problem(storage: str, probe_file: str, nonce: str) -> str | None:
+    """Return why this host cannot use a directory of the coordinator's machine, or None if it can.
+
+    probe_file: a file in it that holds ``nonce``.
+    """
     try:
-        os.listdir(asked.storage)
+        os.listdir(storage)
     except OSError as error:
         return f"cannot be opened: {_why(error)}"
     try:
-        seen = Path(asked.probe_file).read_text(errors="replace")
+        seen = Path(probe_file).read_text(errors="replace")
     except FileNotFoundError:
         seen = ""
     except OSError as error:
         return f"cannot be read: {_why(error)}"
-    if asked.nonce not in seen:
+    if nonce not in seen:
         return "is another one than the launching machine's"
-    probe = Path(asked.storage, f".distrain-probe-{uuid.uuid4().hex}")
+    probe = Path(storage, f".distrain-probe-{uuid.uuid4().hex}")
     try:
-        return _probe_problem(probe, asked.nonce)
+        return _probe_problem(probe, nonce)
     except OSError as error:
         return f"cannot be written: {_why(error)}"
     finally:

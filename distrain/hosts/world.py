@@ -93,6 +93,8 @@ class WorkerFacts:
     filesystem: the filesystem of ``storage_path`` if that is not a URL, as
         :func:`~distrain.system.remote_path.encode_filesystem` writes it.
     validates: the trainer has a validation function.
+    sees_storage: the worker's host has the directory ``storage_path``. Otherwise checkpoints go there, and come back,
+        over the connection.
     """
 
     world_rank: int
@@ -110,3 +112,4 @@ class WorkerFacts:
     resources: Mapping[str, float] = field(default_factory=dict)
     filesystem: str = ""
     validates: bool = False
+    sees_storage: bool = True

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import JobError, StandInError
+from distrain.hosts.host import MIRROR
 from distrain.work.functions import call_with_config, check_signature, name_of
 from distrain.work.pickling import NamedValue, find_unpicklable, largest_parts, pickled
 from distrain.work.preload import makes_optimizers, third_party_modules
@@ -51,6 +52,11 @@ class Work:
     def run(self) -> Any:
         """Run in the main thread of the worker. Return what train_func returns, None for scripts."""
         raise NotImplementedError
+
+    @property
+    def files(self) -> list[str]:
+        """The user's files that the workers load by their paths."""
+        return []
 
     def fresh(self) -> Work:
         """Return a copy for another run in this process, whatever train_func does to its config."""
@@ -105,6 +111,11 @@ class TargetWork(Work):
     def run(self) -> Any:
         return call_with_config(self._load(), self.config)
 
+    @property
+    def files(self) -> list[str]:
+        home = self.target.rpartition(":")[0]
+        return [os.path.join(self.launched_in, home)] if home.endswith(".py") else []
+
     def fresh(self) -> TargetWork:
         return replace(self, config=_copied(self.config))
 
@@ -137,6 +148,10 @@ class ScriptWork(Work):
     launched_in: str = ""
     initialises_backend = False
 
+    @property
+    def files(self) -> list[str]:
+        return [] if self.path is None else [os.path.join(self.launched_in, self.path)]
+
     def run(self) -> None:
         from distrain.work import main_module
 
@@ -158,14 +173,14 @@ class ScriptWork(Work):
 def _existing(path: str, launched_in: str) -> str:
     """Return the path of the user's file on this host. Raises JobError.
 
-    A file below the working directory comes first, as a host may have a copy of its own. The directory in which the run
-    was launched comes second, as hosts may share it.
+    A file that was brought to this host comes first. A file below the working directory comes second, as a host may
+    have a copy of its own. The directory in which the run was launched comes last, as hosts may share it.
     """
-    if _can_run(path):
-        return path
     launched = os.path.join(launched_in, path)
-    if _can_run(launched):
-        return launched
+    brought = os.environ.get(MIRROR, "")
+    for candidate in (*([brought + os.path.abspath(launched)] if brought else []), path, launched):
+        if _can_run(candidate):
+            return candidate
     paths = dict.fromkeys(map(os.path.abspath, (path, launched)))
     hint = "share it between the hosts, copy it there, or set cwd= in the hostfile"
     raise JobError(f"this host has no file {' and no file '.join(paths)}; {hint}")

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from distrain import wire
+from distrain.checkpoint import fetch_with
 from distrain.context import TrainContext
 from distrain.system.process import STACKS_SIGNAL
 from distrain.wire.channel import Channel
@@ -82,6 +83,8 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     checkpoint = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
     session = Session(channel, context, checkpoint)
     Session.current = session
+    if not context.sees_storage:
+        fetch_with(session.fetch_checkpoint)
     try:
         done = run_user_code(lambda: _load(fds.job), session, channel)
         _ignore_signals()

@@ -94,6 +94,11 @@ def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
             raise ValueError(_not_in_place(str(where), checkpoint.path))
         _check_name(remote.name)
         return
+    if not context.sees_storage:
+        raise ValueError(
+            f"report(): CheckpointUploadMode.NO_UPLOAD needs the run directory {where}, which this host does not see; "
+            "use SYNC or ASYNC, which bring the files there"
+        )
     folder = Path(os.path.realpath(checkpoint.path))
     run = Path(os.path.realpath(context.get_trial_dir()))
     if folder.parent != run:

@@ -109,6 +109,8 @@ class Session:
         self._warned_of_functions = False
         self._collectives = 0
         self._collective_done: wire.CollectiveDone | None = None
+        self._fetched: dict[str, wire.CheckpointFetched] = {}
+        """By path: answers to requests for a checkpoint."""
         self._list_requests = 0
         self._list: wire.CheckpointList | None = None
         self._stop_calls = 0
@@ -307,7 +309,7 @@ class Session:
             copied, skipped = self._copy(order, folder, files) if order is not None else ([], [])
         except BaseException as error:  # such as an alarm of the user's: no other process can bring these files
             self._local_files.pop(ordinal, None)
-            if not self._is_remote:
+            if not (self._is_remote or self._is_apart):
                 self._send_copied(ordinal, [], [], failed=repr(error))
             raise
         finally:
@@ -324,6 +326,11 @@ class Session:
     @property
     def _is_remote(self) -> bool:
         return isinstance(self.context.get_storage().run, RemotePath)
+
+    @property
+    def _is_apart(self) -> bool:
+        """True if this host does not see the storage: other processes fetch the files from here."""
+        return not self.context.sees_storage
 
     def _copy(self, order: wire.CopyFiles, folder: Path, files: list[str]) -> tuple[Files, Files]:
         """Copy the files as ordered. Return facts about these files, and about those that a lower rank brings."""
@@ -513,6 +520,22 @@ class Session:
                         self._listen()
         return self.checkpoint
 
+    def fetch_checkpoint(self, path: str) -> str:
+        """Have a checkpoint brought to this host, which does not see it. Return where it is; wait until it is there.
+
+        Raises CheckpointError if that is not possible.
+        """
+        with self._lock:
+            self._channel.send(
+                wire.FetchCheckpoint(attempt=self.context.attempt, rank=self.context.world_rank, path=path)
+            )
+            while path not in self._fetched:
+                self._listen(wait=True)
+            answer = self._fetched.pop(path)
+        if answer.failed is not None:
+            raise CheckpointError(answer.failed)
+        return answer.folder
+
     def _listen(self, *, wait: bool = False, until: float | None = None) -> None:
         """Handle the messages that have arrived.
 
@@ -540,6 +563,8 @@ class Session:
                 self._note_deletable(ordinal, has_files=has_files)
             case wire.Acknowledged(index=index):
                 self._acknowledged = index
+            case wire.CheckpointFetched(path=path):
+                self._fetched[path] = message
             case wire.CheckpointList():
                 self._list = message
             case wire.CollectiveDone():

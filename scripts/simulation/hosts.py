@@ -301,6 +301,8 @@ class Player:
         match frame.message():
             case wire.ReservePorts(attempt=attempt, ports=ports):
                 yield wire.RendezvousPorts(attempt=attempt, ports=[*range(40000, 40000 + ports)])
+            case wire.SetUpHost():
+                yield wire.HostSetUp(missing=[])
             case wire.InspectHost() as question:
                 yield self._inspect(question)
             case wire.OpenProbePort(nonce=nonce):

@@ -34,11 +34,11 @@ TWO = "hosts='alpha:1,beta:1'"
 
 
 @pytest.mark.parametrize("where", [f"num_workers=2, {TWO}", "num_workers=1, hosts='beta'"])
-def test_a_launch_is_refused_when_the_storage_is_not_shared(user: User, where: str) -> None:
+def test_a_launch_says_which_hosts_do_not_see_the_storage(user: User, where: str) -> None:
     with own_disk(user.lab, "beta", user.folder / "runs"):
-        ran = user.trains("def train():\n    import time; time.sleep(60)\n", where)
-    assert ran.code == 1
-    assert f"beta: the storage {user.folder}/runs/run cannot be opened: No such file or directory" in ran.err
+        ran = user.trains(TRAIN, where)
+    assert ran.code == 0
+    assert f"checkpoints of beta come here over the connection: {user.folder}/runs/run cannot be opened" in ran.err
 
 
 def test_a_launch_is_refused_when_a_pair_is_blocked_long_before_the_framework_gives_up(user: User) -> None:
@@ -58,14 +58,14 @@ def train():
     import psutil, signal, time
     if socket.gethostname() == "beta":
         os.kill(psutil.Process().parents()[1].pid, signal.SIGSTOP)
-    time.sleep(60)
+    distrain.report({'place': place()})
 """
     call = "run={'failure_config': distrain.FailureConfig(max_failures=2, host_lease_s=2)}, num_workers=3"
     with own_disk(user.lab, "gamma", user.folder / "runs"):
         ran = user.trains(train, f"{call}, hostfile=hostfile")
-    assert ran.code == 1
+    assert ran.code == 0
     assert "on beta:2222 was lost: its agent has been silent for 2 s" in ran.err
-    assert f"gamma: the storage {user.folder}/runs/run cannot be opened: No such file or directory" in ran.err
+    assert f"checkpoints of gamma come here over the connection: {user.folder}/runs/run cannot be opened" in ran.err
 
 
 def test_ranks_that_need_not_meet_train_although_they_could_not(user: User) -> None:

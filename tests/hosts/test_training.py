@@ -116,7 +116,7 @@ def test_every_host_has_its_home_and_interpreter_and_the_users_directory_and_pat
     assert pythons["alpha"] == pythons["beta"] == (sys.executable, f"{ROOT}/distrain/__init__.py")
     python, package = pythons["gamma"]
     assert python == str(user.lab.other_python)
-    assert package.startswith(str(user.lab.folder / "elsewhere"))
+    assert package.startswith(f"{user.lab.folder}/homes/gamma/.cache/distrain/programs/")
 
 
 WEIRD = 'it\'s "a" $HOME;\n#folder '

@@ -71,6 +71,7 @@ BAD_TYPES: list[tuple[type, str, Any]] = [
     (RunConfig, "failure_config", 3),
     (RunConfig, "failure_config", {"max_failures": 3}),
     (RunConfig, "checkpoint_config", FailureConfig()),
+    (RunConfig, "shipping_config", {"enabled": False}),
     (RunConfig, "stop_grace_s", "2"),
     (RunConfig, "stop_grace_s", None),
 ]

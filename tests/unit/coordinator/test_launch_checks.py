@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 OWN_VERSIONS = {"cloudpickle": OWN["cloudpickle"]}
 GOOD = replace(INSPECTED, versions=OWN_VERSIONS)
-UNSHARED = replace(GOOD, storage_problem="is another one")
+LACKING = replace(GOOD, versions={"cloudpickle": None})
 
 
 class Launch:
@@ -38,13 +37,9 @@ class Launch:
         self.refused: list[tuple[str, str]] = []
         self.timers: dict[str, Callable[[], None]] = {}
         loop: Any = SimpleNamespace(call_in=self._call_in)
-        store: Any = SimpleNamespace(
-            is_remote=False, paths=SimpleNamespace(root=Path("/runs/run"), manifest=Path("/runs/run/run.json"))
-        )
         self.checks = LaunchChecks(
             loop,
             self.request,
-            store,
             Background(None, "files"),
             send=lambda host, message: self.sent.append((host, type(message))),
             refuse=lambda host, why: self.refused.append((host, why)),
@@ -97,10 +92,10 @@ def test_this_machine_alone_is_not_checked() -> None:
 def test_a_host_that_cannot_train_is_refused_and_another_problem_is_a_warning(warnings: list[str]) -> None:
     launch = Launch()
     launch.checks.begin(launch.plan("same", "same"))
-    launch.checks.handle("one", UNSHARED)
+    launch.checks.handle("one", LACKING)
     launch.checks.handle("two", replace(GOOD, versions={"cloudpickle": "3.0.0"}))
     [(host, why)] = launch.refused
-    assert (host, why[:37]) == ("one", "the storage /runs/run is another one;")
+    assert (host, why[:23]) == ("one", "it has no cloudpickle; ")
     [text] = warnings
     assert text.startswith("two: it has cloudpickle 3.0.0, this machine 3.1.2")
     assert not launch.checks.is_under_way
@@ -124,7 +119,7 @@ def test_a_file_system_that_hangs_is_a_warning_and_a_later_answer_is_ignored(war
     launch.checks.begin(launch.plan("same", "same"))
     launch.checks.handle("two", GOOD)
     launch.timers["checks"]()
-    assert warnings == ["one: it could not look at /runs/run within 15 s: does the file system hang there?"]
+    assert warnings == ["one: it could not look at /work within 15 s: does the file system hang there?"]
     assert not launch.checks.is_under_way
-    launch.checks.handle("one", UNSHARED)
+    launch.checks.handle("one", LACKING)
     assert launch.refused == []

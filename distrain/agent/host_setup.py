@@ -1,0 +1,212 @@
+"""What the workers of a host need before they start: the user's files, an environment, the storage. Runs in: agent.
+
+A host that sees the same files as the coordinator's machine uses them where they are. Any other host gets copies in its
+cache (:mod:`distrain.shipping.host_cache`), and the paths of the coordinator's machine are replaced by those there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.hosts.host import MIRROR
+from distrain.hosts.inspection import storage_problem
+from distrain.shipping.shipped_file import ShippedFile
+from distrain.system.background import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from distrain.shipping.host_cache import HostCache
+    from distrain.shipping.run_mirror import RunMirror
+    from distrain.system.loop import Loop
+
+_ENVIRONMENTS_KEPT = 5
+_STORAGE_PATIENCE_S = 10.0
+
+
+class HostSetup:
+    """The answer to :class:`~distrain.wire.SetUpHost`, and what follows from it for the messages about workers.
+
+    Threads do the work, so that no disk stops the heartbeats.
+    """
+
+    def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:
+        self._send = send
+        self._thread = Background(loop, "setup")
+        self._asked: wire.SetUpHost | None = None
+        self._cache: HostCache | None = None
+        self._mirror: RunMirror | None = None
+        self._is_mirrored = False
+        """True if the workers use copies of the user's files."""
+        self._storage_problem: str | None = None
+        self._python = ""
+
+    # -- setting up -----------------------------------------------------------------------------------------------
+
+    def begin(self, asked: wire.SetUpHost) -> None:
+        """Look at the host, and send how far it is set up."""
+        self._asked = asked
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Continue after missing files have come."""
+        assert self._asked is not None
+        asked = self._asked
+
+        def failed(error: OSError) -> None:
+            self._send(wire.HostSetUp(missing=[], failed=str(error)))
+
+        self._thread.do(lambda: self._set_up(asked), self._send, failed)
+        self._thread.do(lambda: self._trim(asked))
+
+    def _set_up(self, asked: wire.SetUpHost) -> wire.HostSetUp:
+        """Do what can be done without the files that are missing."""
+        files = [ShippedFile(*fields) for fields in asked.files]
+        self._storage_problem = _problem_within_limit(asked) if asked.storage else None
+        self._is_mirrored = self._is_mirrored or not _has(files, asked.folders)
+        if self._is_mirrored or self._storage_problem is not None or asked.requirements:
+            cache, mirror = self._claim(asked.place)
+            if self._is_mirrored and (missing := cache.missing(files)):
+                return self._answer(missing)
+            if self._is_mirrored:
+                mirror.place(files, asked.folders)
+            if asked.requirements:
+                self._make_environment(cache, asked)
+        return self._answer([])
+
+    def _trim(self, asked: wire.SetUpHost) -> None:
+        if self._cache is not None:
+            self._cache.trim(asked.cache_bytes)
+
+    def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
+        """Open the cache, and the run's directory in it."""
+        from distrain.shipping.host_cache import HostCache
+
+        if self._cache is None or self._mirror is None:
+            self._cache = HostCache()
+            self._mirror = self._cache.claim_run(place)
+        return self._cache, self._mirror
+
+    def _make_environment(self, cache: HostCache, asked: wire.SetUpHost) -> None:
+        from distrain.shipping import environments
+
+        def show(text: str) -> None:
+            self._thread.report(lambda: self._send(wire.Notice(text=text)))
+
+        folder = cache.environments
+        python = environments.make_environment(folder, asked.requirements, python=asked.python, show=show)
+        if str(python) != self._python:
+            environments.hold(folder, python)
+            environments.remove_old(folder, _ENVIRONMENTS_KEPT)
+        self._python = str(python)
+
+    def _answer(self, missing: Sequence[str]) -> wire.HostSetUp:
+        return wire.HostSetUp(
+            missing=list(missing),
+            blobs="" if self._cache is None else str(self._cache.blobs),
+            checkpoints="" if self._mirror is None else str(self._mirror.checkpoints),
+            storage_problem=self._storage_problem,
+        )
+
+    def drop_checkpoint(self, folder: str) -> None:
+        """Delete a checkpoint that was brought here, unless a worker reads it."""
+
+        def delete() -> None:
+            from distrain.checkpoint import locked_for_deletion
+
+            with locked_for_deletion(Path(folder)) as is_unread:
+                if is_unread:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+        self._thread.do(delete)
+
+    def end(self) -> None:
+        """Delete what the run does not need any more, once the host has no worker left."""
+        self._thread.close()
+        if self._mirror is not None:
+            self._mirror.end()
+
+    # -- messages about workers, as they apply to this host -------------------------------------------------------
+
+    def prepare(self, message: wire.Prepare) -> wire.Prepare:
+        """Return the message with the directory, interpreter and environment that workers have here."""
+        environment = message.environment
+        if self._has_other_interpreter and self._asked is not None:
+            left_out = self._asked.interpreter_variables
+            environment = {name: value for name, value in environment.items() if name not in left_out}
+        if self._python:
+            folder = os.path.dirname(self._python)
+            path = environment.get("PATH", os.environ.get("PATH", os.defpath))
+            environment |= {"VIRTUAL_ENV": os.path.dirname(folder), "PATH": f"{folder}{os.pathsep}{path}"}
+        directory = self._here(message.directory)
+        return replace(message, directory=directory, environment=environment, python=self._python)
+
+    def worker(self, spec: wire.WorkerSpec) -> wire.WorkerSpec:
+        """Return what a worker is told, with the paths of this host."""
+        context, environment = dict(spec.context), dict(spec.environment)
+        if self._storage_problem is not None:
+            context["sees_storage"] = False
+        if self._is_mirrored:
+            environment[MIRROR] = self._here("/").rstrip("/")
+        return replace(
+            spec,
+            context=context,
+            environment=environment,
+            directory=self._here(spec.directory),
+            sys_path=self._sys_path(spec.sys_path),
+        )
+
+    def inspection(self, asked: wire.InspectHost) -> wire.InspectHost:
+        """Return the question with the paths of this host."""
+        return replace(asked, directory=self._here(asked.directory), sys_path=self._sys_path(asked.sys_path))
+
+    @property
+    def _has_other_interpreter(self) -> bool:
+        """True if workers do not run under the interpreter of the coordinator's path."""
+        return self._asked is not None and (bool(self._python) or sys.executable != self._asked.executable)
+
+    def _here(self, path: str) -> str:
+        """Return where a directory of the coordinator's machine is on this host."""
+        if not self._is_mirrored or self._mirror is None or self._asked is None or not os.path.isabs(path):
+            return path
+        is_mirrored = path == "/" or any(path == top or path.startswith(f"{top}/") for top in self._asked.folders)
+        return self._mirror.mirrored(path) if is_mirrored else path
+
+    def _sys_path(self, path: Sequence[str | None]) -> list[str | None]:
+        asked = self._asked
+        if asked is None:
+            return list(path)
+        own = asked.interpreter_path if self._has_other_interpreter else []
+        more = asked.more_path if self._is_mirrored else []
+        replaced = [None if entry is None or entry in own else self._here(entry) for entry in (*path, *more)]
+        if None not in replaced:
+            return replaced
+        first = replaced.index(None)  # the others are not needed: this one stands for all entries of the interpreter
+        return [*replaced[: first + 1], *(entry for entry in replaced[first:] if entry is not None)]
+
+
+def _problem_within_limit(asked: wire.SetUpHost) -> str | None:
+    """Return why workers of this host cannot use the storage, or None. A storage that hangs is of no use, either."""
+    problems: list[str | None] = []
+
+    def look() -> None:
+        problems.append(storage_problem(asked.storage, asked.probe_file, asked.nonce))
+
+    thread = threading.Thread(target=look, name="distrain-storage", daemon=True)
+    thread.start()
+    thread.join(_STORAGE_PATIENCE_S)
+    return problems[0] if problems else f"has not answered for {_STORAGE_PATIENCE_S:g} s there"
+
+
+def _has(files: Sequence[ShippedFile], folders: Sequence[str]) -> bool:
+    """Return whether this host sees the files of the coordinator's machine, or has the same at the same paths."""
+    from distrain.shipping.host_cache import HostCache
+
+    return all(map(os.path.isdir, folders)) and (not files or HostCache.is_in_place(files))

@@ -1,0 +1,323 @@
+"""Files for hosts that do not share them, and files from there. Runs in: coordinator.
+
+Every other machine is asked if it sees the user's files and the storage. What it lacks is brought to it, and its
+checkpoints are fetched from it, by a mover (:mod:`distrain.transfer.mover`): one process for each such host, started
+when it is first needed, with connections of its own. So no message waits for data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from collections import deque
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from distrain import wire
+from distrain.decisions.failures import name_hosts
+from distrain.errors import LaunchError
+from distrain.shipping.imports import third_party_imports
+from distrain.storage.order_link import OrderLink
+from distrain.system.log import say, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from distrain.shipping.project import Project
+    from distrain.storage.run_store import RunStore
+    from distrain.system.background import Background
+    from distrain.system.loop import Loop
+
+_MOST_TRIES = 3
+"""Deliveries of the project's files that may fail before the host does."""
+_RETRY_S = 0.5
+_SLOW_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipping:
+    """What the hosts of a run are told, and the user's project.
+
+    question: has everything but the project's files.
+    find_project: finds the project as it is now; raises LaunchError.
+    takes_project: the hosts whose workers use the project; the others have files of their own.
+    """
+
+    question: wire.SetUpHost
+    project: Project | None = None
+    find_project: Callable[[], Project | None] = lambda: None
+    takes_project: Collection[str] = ()
+
+    def for_run(self, store: RunStore, run_id: str) -> Shipping:
+        """Add the storage of a run, and the name of its directory in the caches of the hosts."""
+        digest = hashlib.sha256(f"{platform.node()} {store.location}".encode()).hexdigest()[:8]
+        place = f"{re.sub(r'[^A-Za-z0-9_-]', '_', store.location.name)[:60]}-{digest}"
+        question = replace(self.question, place=place)
+        if not store.is_remote:
+            root, probe = str(store.paths.root), str(store.paths.manifest)
+            question = replace(question, storage=root, probe_file=probe, nonce=run_id)
+        return replace(self, question=question)
+
+
+@dataclass(slots=True)
+class _Host:
+    """What is known of one host.
+
+    then: called once it is set up.
+    """
+
+    then: list[Callable[[], None]] = field(default_factory=list)
+    is_set_up: bool = False
+    storage_problem: str | None = None
+    checkpoints: str = ""
+    tries: int = 0
+    mover: OrderLink | None = None
+    deliveries: deque[Callable[[wire.Delivered | wire.Serving], None]] = field(default_factory=deque)
+    """What to do with the answers that its mover owes."""
+    serving: dict[str, wire.Serving] = field(default_factory=dict)
+    """By directory: where its mover lets other hosts copy it."""
+
+
+class HostFiles:
+    """The other machines of a run: what they see, and what goes there and comes back.
+
+    send: sends a message to the agent of a host. stream: the command that starts a stream server there. receive: gets
+    the answers to uploads, with the host. refuse: gets a host that cannot be set up, and why.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        background: Background,
+        shipping: Shipping,
+        *,
+        flags: Sequence[str],
+        send: Callable[[str, wire.Message], None],
+        stream: Callable[[str], list[str]],
+        receive: Callable[[str, wire.Message], None],
+        refuse: Callable[[str, str], None],
+    ) -> None:
+        self._loop = loop
+        self._background = background
+        self._shipping = shipping
+        self._project = shipping.project
+        self._flags = flags
+        self._send = send
+        self._stream = stream
+        self._receive = receive
+        self._refuse = refuse
+        self._hosts: dict[str, _Host] = {}
+        self._is_searching = False
+        """True while a thread finds the project as it is now."""
+        self._announced: set[str] = set()
+
+    # -- setting up hosts -----------------------------------------------------------------------------------------
+
+    def set_up(self, host: str, then: Callable[[], None]) -> None:
+        """Ask a host what it lacks, and bring it there. Call ``then`` when its workers can start."""
+        self._hosts.setdefault(host, _Host()).then.append(then)
+        self._ask(host)
+
+    def refresh(self, hosts: Iterable[str]) -> None:
+        """Bring what has changed in the project since the last attempt."""
+        known = [host for host in hosts if host in self._hosts and host in self._shipping.takes_project]
+        if not known:
+            return
+        for host in known:
+            self._hosts[host].is_set_up = False
+        self._is_searching = True
+        self._background.do(_find(self._shipping), partial(self._on_found, known))
+
+    def _on_found(self, hosts: Iterable[str], found: Project | str | None) -> None:
+        self._is_searching = False
+        if isinstance(found, str):
+            warn(f"the hosts keep the code of the last attempt: {found}")
+        else:
+            self._project = found
+        for host in hosts:
+            if host in self._hosts:
+                self._ask(host)
+
+    def _ask(self, host: str) -> None:
+        self._hosts[host].is_set_up = False
+        self._send(host, self.question_for(host))
+        slow = f"{host} has not answered for {_SLOW_S:g} s: does a file system hang there?"
+        self._loop.call_in(f"set up {host}", _SLOW_S, lambda: warn(slow))
+
+    def question_for(self, host: str) -> wire.SetUpHost:
+        """Return what a host is asked."""
+        question = self._shipping.question
+        name = hashlib.sha256(host.encode()).hexdigest()[:4]  # two hosts may be one machine, or share a home directory
+        question = replace(question, place=f"{question.place}-{name}")
+        if self._project is None or host not in self._shipping.takes_project:
+            return question
+        run = f"{question.storage}/"  # its files change
+        files: list[tuple[str, int, int, int, str]] = [
+            file for file in self._project.files if not (question.storage and file.path.startswith(run))
+        ]
+        return replace(question, files=files, folders=[*self._project.folders])
+
+    def imports(self) -> list[str]:
+        """Return the modules that the user's code imports from packages."""
+        return third_party_imports(self._project.files) if self._project is not None else []
+
+    def is_busy(self, hosts: Iterable[str]) -> bool:
+        """Return whether workers of these hosts have to wait for files."""
+        return self._is_searching or any(host in self._hosts and not self._hosts[host].is_set_up for host in hosts)
+
+    def on_set_up(self, host: str, answer: wire.HostSetUp) -> None:
+        """Handle the answer of a host."""
+        self._loop.cancel(f"set up {host}")
+        state = self._hosts[host]
+        state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
+        if answer.failed is not None:
+            self._refuse(host, answer.failed)
+        elif answer.missing:
+            self._bring(host, answer)
+        else:
+            state.is_set_up, state.tries = True, 0
+            waiting, state.then = state.then, []
+            for then in waiting:
+                then()
+
+    def _bring(self, host: str, answer: wire.HostSetUp) -> None:
+        """Bring the files that the host lacks."""
+        missing = set(answer.missing)
+        own = self._project.files if self._project else ()
+        by_digest = {file.digest: file for file in own if file.digest in missing}
+        size = sum(file.size for file in by_digest.values())
+        state = self._hosts[host]
+        state.tries += 1
+        if state.tries == 1:
+            say(f"bringing {len(by_digest):,} files ({_megabytes(size)}) of your code to {host}")
+        files = [(file.path, f"{digest[:2]}/{digest}", file.size, digest) for digest, file in by_digest.items()]
+        self.deliver(host, wire.Deliver(folder=answer.blobs, files=files), partial(self._on_brought, host, state))
+
+    def _on_brought(self, host: str, state: _Host, failed: str | None) -> None:
+        if self._hosts.get(host) is not state:
+            return
+        if failed is None:
+            self._send(host, wire.FilesDelivered())
+        elif state.tries >= _MOST_TRIES:
+            self._refuse(host, f"your code cannot be brought there: {failed}")
+        else:  # a file has changed meanwhile, or the connection was turned away
+            self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, partial(self._try_again, host, state))
+
+    def _try_again(self, host: str, state: _Host) -> None:
+        def found(project: Project | str | None) -> None:
+            if not isinstance(project, str):
+                self._project = project
+            if self._hosts.get(host) is state:
+                self._ask(host)
+
+        self._background.do(_find(self._shipping), found)
+
+    # -- the storage ----------------------------------------------------------------------------------------------
+
+    def announce(self, hosts: Iterable[str]) -> None:
+        """Say once which hosts do not see the storage."""
+        by_problem: dict[str, list[str]] = {}
+        for host in hosts:
+            if self.is_apart(host) and host not in self._announced:
+                self._announced.add(host)
+                by_problem.setdefault(self._hosts[host].storage_problem or "", []).append(host)
+        for problem, names in by_problem.items():
+            say(
+                f"checkpoints of {name_hosts(names)} come here over the connection: {self._shipping.question.storage} "
+                f"{problem}"
+            )
+
+    def is_apart(self, host: str) -> bool:
+        """Return whether a host does not see the storage."""
+        return host in self._hosts and self._hosts[host].storage_problem is not None
+
+    def checkpoints_on(self, host: str) -> str:
+        """Return the directory of a host for checkpoints that are brought there."""
+        return self._hosts[host].checkpoints
+
+    # -- the movers -----------------------------------------------------------------------------------------------
+
+    def upload(self, host: str, order: wire.Upload) -> None:
+        """Fetch files of a checkpoint from a host."""
+        self._mover(host).order(order)
+
+    def deliver(self, host: str, order: wire.Deliver, then: Callable[[str | None], None]) -> None:
+        """Bring files to a host. Call ``then`` with None, or with the reason why they could not be brought."""
+        self._order(host, order, lambda answer: then(answer.failed))
+
+    def serve(self, host: str, folder: str, address: str, then: Callable[[wire.Serving], None]) -> None:
+        """Let other hosts copy a directory of this one. Call ``then`` with where it is served."""
+        state = self._hosts[host]
+
+        def listening(answer: wire.Delivered | wire.Serving) -> None:
+            assert isinstance(answer, wire.Serving)
+            if answer.failed is None:
+                state.serving[folder] = answer
+            then(answer)
+
+        if folder in state.serving:
+            then(state.serving[folder])
+        else:
+            self._order(host, wire.Serve(folder=folder, address=address), listening)
+
+    def _order(
+        self, host: str, order: wire.Deliver | wire.Serve, then: Callable[[wire.Delivered | wire.Serving], None]
+    ) -> None:
+        self._hosts[host].deliveries.append(then)
+        self._mover(host).order(order)
+
+    def drop_checkpoint(self, host: str, folder: str) -> None:
+        """Have a host delete a checkpoint that was brought there."""
+        self._send(host, wire.DropCheckpoint(folder=folder))
+
+    def _mover(self, host: str) -> OrderLink:
+        state = self._hosts[host]
+        if state.mover is None:
+            answer = partial(self._on_answer, host, state)
+            state.mover = OrderLink(self._loop, answer, "mover", json.dumps(self._stream(host)), flags=self._flags)
+        return state.mover
+
+    def _on_answer(self, host: str, state: _Host, answer: wire.Message) -> None:
+        if isinstance(answer, (wire.Delivered, wire.Serving)):
+            state.deliveries.popleft()(answer)
+        else:
+            self._receive(host, answer)
+
+    def lost(self, host: str) -> None:
+        """Forget a host that was lost, and end what goes on with it."""
+        for timer in ("set up", "bring"):
+            self._loop.cancel(f"{timer} {host}")
+        state = self._hosts.pop(host, None)
+        if state is not None and state.mover is not None:
+            state.mover.close()
+
+    def end_attempt(self) -> None:
+        """End what is still fetched for an attempt that is over."""
+        for state in self._hosts.values():
+            if state.mover is not None and not state.mover.is_idle and not state.deliveries:
+                state.mover.close()
+                state.mover, state.serving = None, {}
+
+    def close(self) -> None:
+        """End all movers."""
+        for host in list(self._hosts):
+            self.lost(host)
+
+
+def _find(shipping: Shipping) -> Callable[[], Project | str | None]:
+    """Return a function that finds the project. Its result is a text if that is not possible."""
+
+    def find() -> Project | str | None:
+        try:
+            return shipping.find_project()
+        except LaunchError as error:
+            return str(error)
+
+    return find
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

@@ -1,0 +1,308 @@
+"""Training on bare hosts: machines with only sshd, a Python and torch. Everything else goes there, and comes back."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
+from tests.hosts.bare import ALL_PACKAGES, BARE_HOSTS, PYTHON, BareLab, start_bare_lab
+from tests.hosts.lab import ROOT
+from tests.hosts.running import LEASE_S, Running, cut_power
+from tests.hosts.user import User
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TORCH_VERSION = importlib.metadata.version("torch").partition("+")[0]
+THREE = "localhost:1,alpha:1,beta:1"
+WITH_TORCH = ("alpha", "beta")
+
+
+@pytest.fixture(scope="module")
+def bare_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareLab]:
+    """Bare hosts for the tests of a module; see BARE_HOSTS. A test undoes its changes to them."""
+    with start_bare_lab(tmp_path_factory.mktemp("bare") / "lab", BARE_HOSTS) as lab:
+        yield lab
+
+
+@pytest.fixture
+def bare_user(bare_lab: BareLab, tmp_path: Path) -> User:
+    """The user in ``head``, in a project directory that no other host sees."""
+    return User(bare_lab, make_project(tmp_path))
+
+
+def make_project(folder: Path) -> Path:
+    """Make a project: modules that a script beside them imports, and a file that it reads."""
+    project = folder / "project"
+    (project / "nets").mkdir(parents=True)
+    (project / "helper.py").write_text(HELPER)
+    (project / "nets" / "__init__.py").write_text("from nets.linear import Net\n")
+    (project / "nets" / "linear.py").write_text("import torch\n\nclass Net(torch.nn.Linear):\n    pass\n")
+    (project / "target.txt").write_text("1.5\n")
+    subprocess.run(["git", "init", "--quiet", str(project)], check=True)
+    return project
+
+
+HELPER = """
+import torch
+from pathlib import Path
+from nets import Net
+
+TARGET = float(Path(__file__).with_name("target.txt").read_text())
+
+def fit(model, rank, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        loss = (model(torch.full((4, 2), rank + 1.0)) - TARGET).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+def checksum(model):
+    return float(sum(weights.double().sum() for weights in model.state_dict().values()))
+"""
+
+
+# -- the hosts themselves --------------------------------------------------------------------------------------------
+
+
+def test_bare_hosts_share_nothing(bare_lab: BareLab, tmp_path: Path, test_run_id: str) -> None:
+    hidden = [tmp_path / "runs" / "file", ROOT / "pyproject.toml", bare_lab.folder / "id", bare_lab.home("alpha")]
+    hidden += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
+    hidden[0].parent.mkdir()
+    hidden[0].touch()
+    look = "".join(f"ls -d '{path}' 2>/dev/null; " for path in hidden)
+    marks = f"/tmp/{test_run_id} ~/{test_run_id}"
+    for host in BARE_HOSTS:
+        done = bare_lab.over_ssh(host, f"ls -A /tmp /home; echo $HOME; {look} touch {marks}")
+        assert done.stdout.split() == ["/home:", host, "/tmp:", f"/home/{host}"]
+        assert done.stderr == ""
+    assert bare_lab.run("head", "ls", f"/tmp/{test_run_id}").returncode != 0
+    assert all((bare_lab.home(host) / test_run_id).exists() for host in BARE_HOSTS)
+    for host in BARE_HOSTS:
+        assert "Read-only" in bare_lab.over_ssh(host, f"touch /usr/mark /etc/mark {sys.base_prefix}/mark").stderr
+        assert bare_lab.over_ssh(host, f"rm {marks}").returncode == 0
+
+
+def test_bare_hosts_have_a_python_without_distrain(bare_lab: BareLab) -> None:
+    find = "import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
+    names = ("torch", "numpy", "cloudpickle", "psutil", "distrain")
+    found = {}
+    for host in BARE_HOSTS:
+        done = bare_lab.over_ssh(host, f'{PYTHON} -c "import sys; print(sys.executable); {find.format(names=names)}"')
+        executable, packages = done.stdout.splitlines()
+        assert executable == bare_lab.python(host)
+        found[host] = packages
+    assert found["alpha"] == "['torch', 'numpy', 'cloudpickle', 'psutil']"
+    assert found["beta"] == "['torch', 'numpy']"
+    assert found["gamma"] == "[]"
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+TORCHRUN_SCRIPT = """
+import os, socket
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import helper
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)  # other weights on each rank, until DDP gives them rank 0's
+model = DistributedDataParallel(helper.Net(2, 1))
+helper.fit(model, rank, steps=3)
+print("trained", rank, socket.gethostname(), dist.get_world_size(), f"{helper.checksum(model):.9f}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_one_command_trains_a_script_and_its_modules_on_bare_hosts(bare_user: User) -> None:
+    (bare_user.folder / "train.py").write_text(TORCHRUN_SCRIPT)
+    ran = bare_user.launches("--hosts", THREE, "--storage-path", "runs", "train.py")
+    assert ran.code == 0, ran.err
+    trained = sorted(re.findall(r"^\[rank (\d) (\S+)\] trained (\d) (\S+) (\d) (\S+)$", ran.out, re.MULTILINE))
+    assert [line[:5] for line in trained] == [
+        ("0", "localhost", "0", "head", "3"),
+        ("1", "alpha", "1", "alpha", "3"),
+        ("2", "beta", "2", "beta", "3"),
+    ]
+    assert len({line[5] for line in trained}) == 1, "the weights"
+
+
+def test_an_edit_is_seen_by_the_next_run(bare_user: User) -> None:
+    """Also if size and name of the file stay the same."""
+    for word in ("one", "two"):
+        (bare_user.folder / "word.py").write_text(f"word = {word!r}\n")
+        (bare_user.folder / "train.py").write_text("import word; print('read', word.word)")
+        ran = bare_user.launches("--hosts", THREE, "--storage-path", "runs", "train.py")
+        assert ran.code == 0, ran.err
+        assert re.findall(r"read (\w+)", ran.out) == [word] * 3
+
+
+SHARDS = """
+import tempfile
+import torch
+import helper
+from distrain.torch import TorchTrainer, prepare_model
+
+def train_func(config):
+    rank = distrain.get_context().get_world_rank()
+    torch.manual_seed(rank)
+    model = prepare_model(helper.Net(2, 1))
+    for step in range(config["steps"]):
+        loss = helper.fit(model, rank, steps=1)
+        with tempfile.TemporaryDirectory() as folder:
+            shard = {"rank": rank, "host": socket.gethostname(), "step": step, "sum": helper.checksum(model)}
+            torch.save(shard, Path(folder, f"shard-{rank}.pt"))
+            Path(folder, f"parts-{rank}").mkdir()
+            Path(folder, f"parts-{rank}", "large").write_bytes(bytes([rank]) * 3_000_000)
+            distrain.report({"loss": loss, "place": place()}, checkpoint=distrain.Checkpoint.from_directory(folder))
+
+if __name__ == "__main__":
+    result = TorchTrainer(
+        train_func,
+        train_loop_config={"steps": 3},
+        scaling_config=ScalingConfig(num_workers=3, hosts=sys.argv[1]),
+        run_config=RunConfig(name="run", storage_path="runs"),
+    ).fit()
+    with result.checkpoint.as_directory() as folder:
+        shards = [torch.load(Path(folder, f"shard-{rank}.pt")) for rank in range(3)]
+        large = [Path(folder, f"parts-{rank}", "large").read_bytes() == bytes([rank]) * 3_000_000 for rank in range(3)]
+    print(json.dumps({"shards": shards, "large": large, "path": str(result.checkpoint.path),
+                      "checkpoints": len(result.best_checkpoints), "metrics": result.metrics}))
+"""
+
+
+def test_a_sharded_checkpoint_is_assembled_on_the_head(bare_user: User) -> None:
+    ran = bare_user.runs(SHARDS, THREE)
+    assert [report["place"][0] for report in ran.reports_in_turn()[-1]] == ["head", "alpha", "beta"]
+    result = json.loads(ran.out.splitlines()[-1])
+    assert [(shard["rank"], shard["host"], shard["step"]) for shard in result["shards"]] == [
+        (0, "head", 2),
+        (1, "alpha", 2),
+        (2, "beta", 2),
+    ]
+    assert len({shard["sum"] for shard in result["shards"]}) == 1, "the weights"
+    assert result["large"] == [True] * 3
+    assert result["checkpoints"] == 3
+    assert result["path"].startswith(str(bare_user.folder / "runs" / "run"))
+    for host in WITH_TORCH:
+        assert bare_user.lab.run("head", "ssh", host, f"ls {bare_user.folder / 'runs'}").returncode != 0
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+RESUMES = """
+import json, sys, tempfile, time
+from pathlib import Path
+import distrain
+from distrain import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig, UserCallback
+
+place, scaling, failures = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+
+class Shower(UserCallback):
+    def after_report(self, run_context, metrics, checkpoint):
+        for rank, reported in enumerate(metrics):
+            if checkpoint is not None and reported["count"] == 2:
+                (place / f"ready-0-{rank}").touch()
+
+def train():
+    rank, before = distrain.get_context().get_world_rank(), distrain.get_checkpoint()
+    if before:
+        with before.as_directory() as folder:
+            return sorted([path.name, path.read_text()] for path in Path(folder).glob("shard-*"))
+    for count in (1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, f"shard-{rank}").write_text(f"{count} of {rank}")
+            distrain.report({"count": count}, checkpoint=Checkpoint.from_directory(folder))
+    while True:
+        time.sleep(0.01)
+
+run = RunConfig(
+    name="run", storage_path=place / "runs", callbacks=[Shower()], failure_config=FailureConfig(**failures)
+)
+try:
+    result = DataParallelTrainer(train, scaling_config=ScalingConfig(**scaling), run_config=run).fit()
+except BaseException as error:
+    print("ENDED", type(error).__name__, str(error), flush=True)
+    raise
+print("FINISHED", json.dumps(result.return_value), flush=True)
+"""
+
+
+def test_a_run_continues_on_a_spare_bare_host_from_the_checkpoint_on_the_head(tmp_path: Path, test_run_id: str) -> None:
+    hosts = {"alpha": ALL_PACKAGES, "beta": ALL_PACKAGES, "delta": ALL_PACKAGES}
+    with start_bare_lab(tmp_path / "lab", hosts) as lab:
+        place = make_project(tmp_path)
+        running = Running(lab, place, test_run_id, RESUMES, hosts=["alpha", "beta"], spare=["delta"], max_failures=1)
+        try:
+            running.wait_until_it_trains()
+            cut_power(lab, "beta")
+            output, _ = running.end()
+        finally:
+            running.close()
+        assert output.splitlines()[-1] == 'FINISHED [["shard-0", "2 of 0"], ["shard-1", "2 of 1"]]', output
+        assert f"distrain: rank 1 on beta was lost: its agent has been silent for {LEASE_S:g} s" in output
+        assert "distrain: 2 workers on alpha, delta, without beta\n" in output
+        for host in ("alpha", "delta"):
+            lab.expect_nothing_left(host)
+
+
+@pytest.mark.parametrize("hosts", ["gamma:1", "alpha:1,gamma:1"])
+def test_a_host_without_torch_is_named_with_the_version_that_it_needs(bare_user: User, hosts: str) -> None:
+    (bare_user.folder / "train.py").write_text(TORCHRUN_SCRIPT)
+    ran = bare_user.launches("--hosts", hosts, "--storage-path", "runs", "train.py")
+    assert ran.code != 0
+    assert "Traceback" not in ran.err
+    assert "gamma: " in ran.err
+    assert re.search(rf"\btorch\W+{re.escape(TORCH_VERSION)}", ran.err), ran.err
+
+
+# -- what is left ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["it finishes", "it fails", "SIGINT", "SIGKILL"])
+def test_nothing_of_a_run_is_left_on_any_bare_host(
+    bare_lab: BareLab, tmp_path: Path, test_run_id: str, end: str
+) -> None:
+    project = make_project(tmp_path)
+    (project / "train.py").write_text(
+        {
+            "it finishes": "import helper",
+            "it fails": "import os, helper\nassert os.environ['RANK'] != '1', 'as wanted'",
+        }.get(end, "import time, helper\nprint('trains', flush=True)\ntime.sleep(1000)")
+    )
+    argv = [sys.executable, "-m", "distrain.launch", "--hosts", THREE, "--storage-path", "runs", "train.py"]
+    environment = {**bare_lab.environment(), "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "output").open("wb") as output:
+        running = subprocess.Popen(
+            bare_lab.argv("head", *argv), cwd=project, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        if end.startswith("SIG"):
+            said = tmp_path / "output"
+            wait_until(
+                lambda: running.poll() is not None or said.read_text().count("trains\n") == 3, 60.0, "all three ranks"
+            )
+            assert running.poll() is None, said.read_text()
+            running.send_signal(signal.Signals[end])
+        code = running.wait(timeout=60.0)
+    finally:
+        running.kill()
+        running.wait()
+    codes = {"it finishes": 0, "it fails": 1, "SIGINT": 130, "SIGKILL": -signal.SIGKILL}
+    assert code == codes[end], (tmp_path / "output").read_text()
+    wait_until(lambda: not run_members(test_run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
+    for host in WITH_TORCH:
+        bare_lab.expect_nothing_left(host)
