@@ -46,7 +46,7 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
         hosts = _hosts(options)
-        if options.check or options.empty_caches:
+        if options.check or options.clear_caches:
             return _check(options, hosts, user_path)
         work = work_of(options, user_path)
         scaling, run = _scaling_config(options, hosts), _run_config(options)
@@ -170,10 +170,10 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
     )
     preflight = Preflight(transports, settings, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:
-        preflight.empty_caches() if options.empty_caches else preflight.run()
+        preflight.clear_caches() if options.clear_caches else preflight.run()
     except KeyboardInterrupt:
         return _SIGINT_EXIT
-    if options.empty_caches:
+    if options.clear_caches:
         return 0 if show_emptied(preflight) else 1
     show(preflight, Console(highlight=False))
     return 0 if preflight.is_fit else 1

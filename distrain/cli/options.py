@@ -177,7 +177,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check if the hosts can train together, and show a table of them; run nothing",
     )
-    add("--empty-caches", action="store_true", help="delete what distrain has stored on the hosts; run nothing")
+    add("--clear-caches", action="store_true", help="delete what distrain has stored on the hosts; run nothing")
     add("--stacks", metavar="RUN_DIR", help="show the stacks of all ranks of a running run; run nothing")
 
 

@@ -152,7 +152,7 @@ class Preflight:
         order = {name: number for number, name in enumerate((HERE, *self._hosts))}
         self.findings.sort(key=lambda finding: (not finding.is_fatal, order[finding.host]))
 
-    def empty_caches(self) -> None:
+    def clear_caches(self) -> None:
         """Delete what distrain stores on the hosts. Whatever is raised, no process remains."""
         try:
             with (
@@ -170,7 +170,7 @@ class Preflight:
             self._close()
 
     def emptied(self) -> dict[str, wire.CacheEmptied | None]:
-        """Return the answer of each host to :meth:`empty_caches`; None if it has not answered."""
+        """Return the answer of each host to :meth:`clear_caches`; None if it has not answered."""
         return {name: host.emptied for name, host in self._hosts.items()}
 
     def _write_probe_file(self) -> None:
