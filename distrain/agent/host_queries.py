@@ -12,6 +12,7 @@ from distrain.hosts.network import address_toward
 from distrain.hosts.ports import reserve_port
 from distrain.hosts.reachability import ReachabilityProbe
 from distrain.system.background import Background
+from distrain.system.process import own_package
 
 if TYPE_CHECKING:
     import socket
@@ -107,4 +108,5 @@ def _empty_cache() -> wire.CacheEmptied:
         freed_bytes, in_use = cache.empty() if cache is not None else (0, [])
     except OSError as error:
         return wire.CacheEmptied(freed_bytes=0, in_use=[], failed=str(error))
-    return wire.CacheEmptied(freed_bytes=freed_bytes, in_use=in_use)
+    own = f"programs/{own_package().parent.name}"  # that of this process
+    return wire.CacheEmptied(freed_bytes=freed_bytes, in_use=[name for name in in_use if name != own])

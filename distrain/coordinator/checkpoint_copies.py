@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
     Then = Callable[[wire.CheckpointFetched], None]
 
-COMPLETE = ".complete"
-
 
 @dataclass(slots=True)
 class _Copy:
@@ -50,14 +49,15 @@ class _Copy:
 class _Checkpoint:
     """A checkpoint that hosts want.
 
-    files: as :class:`~distrain.wire.Deliver` has them; None unless they are known. lock: keeps it from being deleted.
-    is_open: True from when the files are looked up until all hosts have them. queue: hosts that have to wait until
-    somebody can send it to them. from_here: hosts that other hosts cannot reach.
+    files, folders: as :class:`~distrain.wire.Deliver` has them; files is None unless they are known. lock: keeps the
+    checkpoint from being deleted. is_open: True from when the files are looked up until all hosts have them. queue:
+    hosts that have to wait until somebody can send it to them. from_here: hosts that other hosts cannot reach.
     """
 
     path: str
     name: str
     files: list[tuple[str, str, int, str]] | None = None
+    folders: list[str] = field(default_factory=list)
     lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     is_open: bool = False
     copies: dict[str, _Copy] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class CheckpointCopies:
 
     def _order(self, checkpoint: _Checkpoint, host: str, peer: tuple[str, int, str] | None = None) -> wire.Deliver:
         folder = checkpoint.copies[host].folder
-        return wire.Deliver(folder=folder, files=checkpoint.files or [], complete=COMPLETE, peer=peer)
+        return wire.Deliver(folder=folder, files=checkpoint.files or [], folders=checkpoint.folders, peer=peer)
 
     def _give(self, checkpoint: _Checkpoint, giver: str, host: str) -> None:
         """Have ``host`` copy the checkpoint from ``giver``, which first has to listen."""
@@ -239,6 +239,11 @@ def _look_up(checkpoint: _Checkpoint) -> str | None:
         found = known | {
             name: (size, crc) for name, size, crc in hash_files(folder, [n for n in names if n not in known])
         }
+        checkpoint.folders = [
+            str(Path(parent, inner).relative_to(folder))
+            for parent, inners, _ in os.walk(folder, followlinks=True)
+            for inner in inners
+        ]
         checkpoint.files = [(str(folder / name), name, found[name][0], f"crc32:{found[name][1]}") for name in names]
     except (OSError, CheckpointError) as error:
         return f"the checkpoint {folder} cannot be read: {error}"

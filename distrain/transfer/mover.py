@@ -127,7 +127,7 @@ class Mover:
         target = {"folder": order.folder, "token": token, "files": list(files)}
         try:
             self._put(order, files, token)
-            self._ask("finish", **target, complete=order.complete)
+            self._ask("finish", **target, folders=order.folders)
         except StreamEndedError:
             self._pool.close()  # the far ends delete their temporary files
             raise

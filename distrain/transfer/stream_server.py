@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.system import process
-from distrain.system.background import in_threads
 from distrain.transfer.streams import (
     ArrivingPart,
     PartSender,
@@ -26,7 +25,6 @@ from distrain.transfer.streams import (
     RefusedError,
     StreamEndedError,
     check_name,
-    flush_file,
     receive_parts,
     send_header,
     temporary_name,
@@ -182,18 +180,11 @@ class StreamServer:
 
         return {"digests": receive_parts(reader, items, open_part)}
 
-    def _finish(self, folder: str, token: str, files: list[str], complete: str) -> dict[str, Any]:
-        make_folders(folder)
-        paths = [os.path.join(folder, check_name(name)) for name in files]
-        if complete:
-            in_threads(flush_file, [temporary_name(path, token) for path in paths])
-        for path in paths:
+    def _finish(self, folder: str, token: str, files: list[str], folders: list[str]) -> dict[str, Any]:
+        for inner in ("", *folders):
+            make_folders(os.path.join(folder, check_name(inner)) if inner else folder)
+        for path in (os.path.join(folder, check_name(name)) for name in files):
             os.replace(temporary_name(path, token), path)
-        if complete:
-            for parent in {folder, *map(os.path.dirname, paths)}:
-                flush_file(parent)
-            make_empty(os.path.join(folder, check_name(complete)))
-            flush_file(folder)
         return {}
 
     def _drop(self, folder: str, token: str, files: list[str]) -> dict[str, Any]:
@@ -223,8 +214,3 @@ def make_folders(folder: str) -> None:
         make_folders(os.path.dirname(folder))
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, _PRIVATE_FOLDER)
-
-
-def make_empty(path: str) -> None:
-    """Make an empty file. Raise OSError."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _PRIVATE_FILE))

@@ -19,8 +19,7 @@ makes names of temporary files, see :func:`temporary_name`.
 - ``write`` (folder, token, items, kinds) is followed by the parts. They go into temporary files. It is answered by
   ``digests``: one for each part, of the kind that is asked for.
 - ``pull`` (folder, token, items, kinds, peer) is the same with parts that the server reads from another host.
-- ``finish`` (folder, token, files, complete) flushes the files to disk if there is a name ``complete``, gives all files
-  their final names, and makes the empty file ``complete``.
+- ``finish`` (folder, token, files, folders) gives all files their final names, and makes the directories ``folders``.
 - ``drop`` (folder, token, files) deletes the temporary files.
 - ``serve`` (folder, address) is answered by ``port`` and ``secret``; see :mod:`distrain.transfer.peers`.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
+import os
 import re
 import signal
 import subprocess
@@ -18,6 +20,7 @@ from tests.hosts.bare import ALL_PACKAGES, BARE_HOSTS, PYTHON, BareLab, start_ba
 from tests.hosts.lab import ROOT
 from tests.hosts.running import LEASE_S, Running, cut_power
 from tests.hosts.user import User
+from tests.wheels import make_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,6 +131,7 @@ dist.destroy_process_group()
 
 
 def test_one_command_trains_a_script_and_its_modules_on_bare_hosts(bare_user: User) -> None:
+    """Afterwards an edit is seen at once, also if size and name of the file stay the same."""
     (bare_user.folder / "train.py").write_text(TORCHRUN_SCRIPT)
     ran = bare_user.launches("--hosts", THREE, "--storage-path", "runs", "train.py")
     assert ran.code == 0, ran.err
@@ -138,16 +142,12 @@ def test_one_command_trains_a_script_and_its_modules_on_bare_hosts(bare_user: Us
         ("2", "beta", "2", "beta", "3"),
     ]
     assert len({line[5] for line in trained}) == 1, "the weights"
-
-
-def test_an_edit_is_seen_by_the_next_run(bare_user: User) -> None:
-    """Also if size and name of the file stay the same."""
-    for word in ("one", "two"):
-        (bare_user.folder / "word.py").write_text(f"word = {word!r}\n")
-        (bare_user.folder / "train.py").write_text("import word; print('read', word.word)")
-        ran = bare_user.launches("--hosts", THREE, "--storage-path", "runs", "train.py")
-        assert ran.code == 0, ran.err
-        assert re.findall(r"read (\w+)", ran.out) == [word] * 3
+    assert re.search(r"bringing \d files \(\d\.\d kB\) of your code to beta", ran.err)
+    for text in ("1.5", "2.5"):
+        (bare_user.folder / "target.txt").write_text(f"{text}\n")
+        (bare_user.folder / "train.py").write_text("import helper; print('target', helper.TARGET)")
+    ran = bare_user.launches("--hosts", THREE, "--storage-path", "runs", "train.py")
+    assert re.findall(r"target (\S+)", ran.out) == ["2.5"] * 3, ran.err
 
 
 SHARDS = """
@@ -199,6 +199,92 @@ def test_a_sharded_checkpoint_is_assembled_on_the_head(bare_user: User) -> None:
     assert result["path"].startswith(str(bare_user.folder / "runs" / "run"))
     for host in WITH_TORCH:
         assert bare_user.lab.run("head", "ssh", host, f"ls {bare_user.folder / 'runs'}").returncode != 0
+
+
+COPIES = """
+import hashlib, tempfile
+
+def read(checkpoint):
+    with checkpoint.as_directory() as folder:
+        return {path.name: len(path.read_bytes()) for path in sorted(Path(folder).iterdir())}
+
+def train():
+    rank, start = distrain.get_context().get_world_rank(), distrain.get_checkpoint()
+    with start.as_directory() as folder:
+        digest = hashlib.sha256(Path(folder, "weights").read_bytes()).hexdigest()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, f"shard-{rank}").write_bytes(bytes(rank))
+        checkpoint = distrain.Checkpoint.from_directory(folder)
+        checkpoint.set_metadata({"rank": rank})
+        distrain.report({"step": 1}, checkpoint=checkpoint)
+    [reported] = distrain.get_all_reported_checkpoints()
+    distrain.report({
+        "digest": digest, "files": read(reported.checkpoint), "again": read(distrain.get_checkpoint()),
+        "metadata": reported.checkpoint.get_metadata(), "path": reported.checkpoint.path,
+        "seen": os.path.exists(reported.checkpoint.path), "cwd": os.getcwd(),
+    })
+
+if __name__ == "__main__":
+    sent = Path("/sys/class/net/eth0/statistics/tx_bytes")
+    before = int(sent.read_text())
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=3, hosts="alpha:1,beta:1,gamma:1"),
+        run_config=RunConfig(name="run", storage_path="runs"),
+        resume_from_checkpoint=distrain.Checkpoint("pretrained"),
+    ).fit()
+    print("sent", int(sent.read_text()) - before)
+"""
+
+
+def test_hosts_give_a_checkpoint_to_each_other_and_read_those_of_all_ranks(bare_user: User) -> None:
+    weights = os.urandom(20_000_000)
+    (bare_user.folder / "pretrained").mkdir()
+    (bare_user.folder / "pretrained" / "weights").write_bytes(weights)
+    ran = bare_user.runs(COPIES)
+    assert ran.code == 0, ran.err
+    for report in ran.reports_in_turn()[-1]:
+        assert report["digest"] == hashlib.sha256(weights).hexdigest()
+        assert report["files"] == report["again"] == {"shard-0": 0, "shard-1": 1, "shard-2": 2, ".metadata.json": 11}
+        assert report["metadata"] == {"rank": 0}
+        assert report["path"] == str(bare_user.folder / "runs" / "run" / "checkpoint_000000")
+        assert not report["seen"]
+        assert report["cwd"].endswith(str(bare_user.folder))
+    sent = int(ran.out.split()[-1])
+    assert sent < 1.5 * len(weights), "one upload, although three hosts have it"
+
+
+ON_REQUEST = """
+from distrain import ShippingConfig
+
+def train():
+    import tiny
+    distrain.report({"tiny": tiny.__file__})
+
+if __name__ == "__main__":
+    shipping = ShippingConfig(env_from="needed.txt")
+    DataParallelTrainer(
+        train,
+        scaling_config=ScalingConfig(num_workers=1, hosts="gamma:1"),
+        run_config=RunConfig(storage_path="runs", shipping_config=shipping),
+    ).fit()
+"""
+
+
+def test_an_environment_is_made_on_request_and_the_cache_can_be_cleared(bare_user: User) -> None:
+    lab = bare_user.lab
+    assert isinstance(lab, BareLab)
+    make_wheel(lab.home("gamma") / "wheels", "tiny", "1.0")
+    (bare_user.folder / "needed.txt").write_text("--no-index\n--find-links /home/gamma/wheels\ntiny==1.0\n")
+    ran = bare_user.runs(ON_REQUEST)
+    assert ran.code == 0, ran.err
+    assert "distrain: gamma: " in ran.err, "progress"
+    [report] = ran.reports()
+    assert report["tiny"].startswith("/home/gamma/.cache/distrain/environments/")
+    ran = bare_user.launches("--clear-caches", "--hosts", "gamma:1")
+    assert re.fullmatch(r"gamma: \d+\.\d MB freed\n", ran.out), ran.out + ran.err
+    left = lab.home("gamma") / ".cache" / "distrain" / "environments"
+    assert [path.name for path in left.iterdir() if path.is_dir()] == []
 
 
 # -- failures --------------------------------------------------------------------------------------------------------
@@ -259,6 +345,7 @@ def test_a_run_continues_on_a_spare_bare_host_from_the_checkpoint_on_the_head(tm
             lab.expect_nothing_left(host)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("hosts", ["gamma:1", "alpha:1,gamma:1"])
 def test_a_host_without_torch_is_named_with_the_version_that_it_needs(bare_user: User, hosts: str) -> None:
     (bare_user.folder / "train.py").write_text(TORCHRUN_SCRIPT)
@@ -272,6 +359,7 @@ def test_a_host_without_torch_is_named_with_the_version_that_it_needs(bare_user:
 # -- what is left ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("end", ["it finishes", "it fails", "SIGINT", "SIGKILL"])
 def test_nothing_of_a_run_is_left_on_any_bare_host(
     bare_lab: BareLab, tmp_path: Path, test_run_id: str, end: str

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ import pytest
 from distrain.shipping import environments
 from distrain.shipping.environments import find_uv, hold, make_environment, remove_old
 from tests.conftest import wait_until
+from tests.wheels import make_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,16 +40,6 @@ from pathlib import Path
 from distrain.shipping.environments import make_environment
 print(make_environment(Path(sys.argv[1]), "a==1\\n", python=sys.argv[2], show=lambda line: print(line, flush=True)))
 """
-
-
-def make_wheel(folder: Path, name: str, version: str) -> None:
-    folder.mkdir(exist_ok=True)
-    about = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
-        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{about}/RECORD", "".join(f"{entry},,\n" for entry in (*wheel.namelist(), f"{about}/RECORD")))
 
 
 def version_in(python: Path, name: str) -> str:

@@ -205,9 +205,13 @@ def checkpoint_file(path: Path, name: str) -> _File:
 
 
 def deliver(
-    mover: Mover, folder: Path, files: list[_File], complete: str = "", peer: tuple[str, int, str] | None = None
+    mover: Mover,
+    folder: Path,
+    files: list[_File],
+    folders: tuple[str, ...] = (),
+    peer: tuple[str, int, str] | None = None,
 ) -> str | None:
-    answer = mover.do(wire.Deliver(folder=str(folder), files=files, complete=complete, peer=peer))
+    answer = mover.do(wire.Deliver(folder=str(folder), files=files, folders=[*folders], peer=peer))
     assert isinstance(answer, wire.Delivered)
     return answer.failed
 
@@ -219,8 +223,9 @@ def test_files_go_to_a_private_folder(mover: Mover, monkeypatch: pytest.MonkeyPa
     orders = [checkpoint_file(paths[name], name) for name in ("a/model", "empty")]
     orders.append((str(paths["code"]), "code", 2_000_000, digest_of(paths["code"])))
     folder = tmp_path / "cache" / "there"
-    assert deliver(mover, folder, orders, complete="complete") is None
-    assert contents(folder) == {**files, "complete": b""}
+    assert deliver(mover, folder, orders, folders=("nothing/inner",)) is None
+    assert contents(folder) == files
+    assert (folder / "nothing" / "inner").is_dir()
     assert {path.stat().st_mode & 0o777 for path in (folder.parent, folder, folder / "a")} == {0o700}
 
 
@@ -248,7 +253,7 @@ def test_a_checkpoints_file_is_replaced(mover: Mover, tmp_path: Path) -> None:
 def test_a_file_with_another_content_gets_no_name(mover: Mover, tmp_path: Path, digest: str) -> None:
     good, bad = written(tmp_path / "good", b"text"), written(tmp_path / "bad", b"text")
     files = [checkpoint_file(good, "good"), (str(bad), "bad", 4, digest)]
-    assert deliver(mover, tmp_path / "there", files, "complete") == f"{bad} has changed while it was shipped"
+    assert deliver(mover, tmp_path / "there", files) == f"{bad} has changed while it was shipped"
     assert contents(tmp_path / "there") == {}
 
 
@@ -361,7 +366,7 @@ def test_a_stream_that_is_killed_fails_its_order_only(streams: list[Stream], tmp
         os.close(os.open(tmp_path / "here" / "pipe", os.O_WRONLY))
     assert answers == ["the connection for files has ended (exit code -9): the network is down"]
     assert "a" not in contents(tmp_path / "there")
-    assert deliver(mover, tmp_path / "there", orders, "complete") is None
+    assert deliver(mover, tmp_path / "there", orders) is None
     assert files.items() <= contents(tmp_path / "there").items()
     assert len(streams) == 2
 
@@ -401,10 +406,10 @@ def test_a_host_copies_files_from_another_one(mover: Mover, monkeypatch: pytest.
     orders = [checkpoint_file(path, name) for name, path in paths.items()]
     orders = [("/not/here", *rest) for _, *rest in orders]  # type: ignore[misc]
     peer, other = serve(mover, tmp_path / "one"), Mover(SERVER)
-    assert deliver(other, tmp_path / "two", orders, "complete", peer) is None
-    assert contents(tmp_path / "two") == {**files, "complete": b""}
+    assert deliver(other, tmp_path / "two", orders, peer=peer) is None
+    assert contents(tmp_path / "two") == files
     paths["a/model"].write_bytes(bytes(5_000_001))
-    failed = deliver(other, tmp_path / "three", orders, "complete", peer)
+    failed = deliver(other, tmp_path / "three", orders, peer=peer)
     assert failed == "a/model from 127.0.0.1 has other contents"
     assert contents(tmp_path / "three") == {}
     failed = str(deliver(other, tmp_path / "three", orders, "", (*peer[:2], "f" * 64)))
@@ -431,7 +436,7 @@ def test_a_peer_that_dies_leaves_nothing_half_written(mover: Mover, tmp_path: Pa
 
     threading.Thread(target=die).start()
     peer = ("127.0.0.1", listener.getsockname()[1], "secret")
-    failed = str(deliver(mover, tmp_path / "there", [("", "model", 4, "crc32:1")], "complete", peer))
+    failed = str(deliver(mover, tmp_path / "there", [("", "model", 4, "crc32:1")], peer=peer))
     listener.close()
     assert f"cannot be copied from the host at 127.0.0.1, port {peer[1]}: it has ended" in failed
     assert contents(tmp_path / "there") == {}
