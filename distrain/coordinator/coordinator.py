@@ -225,8 +225,9 @@ class Coordinator:
         return None if self._is_over or self._held else self.machine.deadline()
 
     def _hang_deadline(self) -> float | None:
-        """Return None while ranks may wait for a checkpoint that is brought to them, which is no hang."""
-        return self._hang_monitor.deadline() if self._is_training and not self._copies.is_busy else None
+        """Return None while ranks may wait for files of a checkpoint, which is no hang however slow the network is."""
+        waits = self._copies.is_busy or self._report_handler.is_uploading
+        return self._hang_monitor.deadline() if self._is_training and not waits else None
 
     def _flush(self) -> None:
         self._report_handler.flush()

@@ -164,6 +164,11 @@ class ReportHandler:
             self._lines.flush(now)
         self._answer_list_requests()
 
+    @property
+    def is_uploading(self) -> bool:
+        """True while other processes store files of ranks, which may wait for that."""
+        return bool(self._uploads)
+
     def awaits_uploads(self, lost: Collection[int] = ()) -> bool:
         """Return whether uploads are all that the next checkpoint waits for; those of ``lost`` ranks never end."""
         if not self._uploads:

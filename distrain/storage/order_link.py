@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 _UNASKED = (wire.Notice, wire.HostFailed)
 """Messages that answer no order."""
-_REPEATABLE = (wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords)
+_REPEATABLE = (
+    *(wire.PublishCheckpoint, wire.UpdateManifest, wire.DeleteCheckpoints, wire.MirrorRecords),
+    *(wire.Deliver, wire.Serve),
+)
 """Orders that may be carried out twice."""
 _MAX_RESTARTS = 3
 _SLOW_S = 5.0

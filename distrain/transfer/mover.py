@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
@@ -31,6 +32,10 @@ from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+
+_RETRIES_S = (0.2, 2.0)
+"""Seconds before each further try of an order whose connection has broken: sshd may have been busy."""
 
 
 def main(arguments: list[str]) -> None:
@@ -59,21 +64,31 @@ class Mover:
         """A stream of its own, which lives as long as this process: other hosts read from its server."""
 
     def do(self, order: wire.Message) -> wire.Message:
-        """Carry out an order, and return the answer to it."""
+        """Carry out an order, and return the answer to it. A connection that breaks is opened again some times."""
         kept = ""
-        try:
-            match order:
-                case wire.Upload():
-                    kept = f"; what could not be stored is in {order.source} on that host" if order.source else ""
-                    return self._fetch(order)
-                case wire.Deliver():
-                    self._deliver(order)
-                    return wire.Delivered()
-                case wire.Serve():
-                    return self._serve(order)
-            raise AssertionError(f"not an order: {order!r:.200}")
-        except Exception as error:  # the coordinator waits for an answer, whatever happens
-            return wire.failed_answer(order, _reason(order, error) + kept)
+        if isinstance(order, wire.Upload) and order.source:
+            kept = f"; what could not be stored is in {order.source} on that host"
+        for pause_s in (*_RETRIES_S, None):
+            try:
+                return self._carry_out(order)
+            except StreamEndedError as error:
+                if pause_s is None:
+                    return wire.failed_answer(order, f"{error}{kept}")
+                time.sleep(pause_s)
+            except Exception as error:  # the coordinator waits for an answer, whatever happens
+                return wire.failed_answer(order, _reason(order, error) + kept)
+        raise AssertionError("the last try has returned")
+
+    def _carry_out(self, order: wire.Message) -> wire.Message:
+        match order:
+            case wire.Upload():
+                return self._fetch(order)
+            case wire.Deliver():
+                self._deliver(order)
+                return wire.Delivered()
+            case wire.Serve():
+                return self._serve(order)
+        raise AssertionError(f"not an order: {order!r:.200}")
 
     def _ask(self, do: str, **fields: Any) -> dict[str, Any]:
         job = Ask({"do": do, **fields})
@@ -160,7 +175,7 @@ class Mover:
 
 
 def _reason(order: wire.Message, error: Exception) -> str:
-    if isinstance(error, (OSError, RefusedError, StreamEndedError)):
+    if isinstance(error, (OSError, RefusedError)):
         return str(error)
     return f"{type(order).__name__}: {type(error).__name__}: {error}"
 

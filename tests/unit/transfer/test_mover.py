@@ -349,7 +349,23 @@ def as_ssh(before: str) -> list[str]:
     return ["sh", "-c", f"{before}; exec {shlex.join(SERVER)}"]
 
 
-def test_a_stream_that_is_killed_fails_its_order_only(streams: list[Stream], tmp_path: Path) -> None:
+def test_an_order_is_carried_out_again_after_its_connection_has_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice ssh cannot connect."""
+    written(tmp_path / "source" / "a", b"text")
+    monkeypatch.setattr(mover_module, "_RETRIES_S", (0.0, 0.0))
+    busy = f"echo busy >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -gt 2 || exit 255"
+    mover = Mover(as_ssh(busy))
+    assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
+    assert contents(tmp_path / "target") == {"a": b"text"}
+    assert (tmp_path / "tries").read_text() == "busy\n" * 3
+
+
+def test_a_stream_that_is_killed_fails_its_order_only(
+    streams: list[Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_module, "_RETRIES_S", ())
     mover = Mover(as_ssh("echo Welcome; echo the network is down >&2"))
     files = {"a": bytes(5_000_000), "b": b"text"}
     paths = {name: written(tmp_path / "here" / name, data) for name, data in files.items()}
@@ -379,7 +395,8 @@ def test_a_stream_that_ends_between_orders_is_replaced(mover: Mover, streams: li
     assert len(streams) == 2
 
 
-def test_what_ssh_says_is_in_the_answer(tmp_path: Path) -> None:
+def test_what_ssh_says_is_in_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover_module, "_RETRIES_S", ())
     mover = Mover(["sh", "-c", "echo 'no python here'; echo 'Permission denied' >&2; exit 255"])
     failed = str(fetch(mover, tmp_path, tmp_path / "target", []).failed)
     assert failed.startswith("the connection for files has ended (exit code 255): Permission denied; what could")
