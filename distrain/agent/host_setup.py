@@ -177,6 +177,7 @@ class HostSetup:
         if not self._is_mirrored or self._mirror is None or self._asked is None or not os.path.isabs(path):
             return path
         is_mirrored = path == "/" or any(path == top or path.startswith(f"{top}/") for top in self._asked.folders)
+        is_mirrored = is_mirrored or any(path == file[0] for file in self._asked.files)  # such as an archive
         return self._mirror.mirrored(path) if is_mirrored else path
 
     def _sys_path(self, path: Sequence[str | None]) -> list[str | None]:

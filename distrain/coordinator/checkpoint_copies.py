@@ -10,7 +10,6 @@ this machine sends it again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections import deque
 from dataclasses import dataclass, field
@@ -41,8 +40,12 @@ class _Copy:
     folder: str
     waiting: list[Then] = field(default_factory=list)
     is_ready: bool = False
-    is_giving: bool = False
-    """True while another host copies it from there."""
+    is_ordered: bool = False
+    """True once the host was told to fetch it; then it reports a failure by itself."""
+    gives_to: str | None = None
+    """The host that copies it from there."""
+    can_give: bool = True
+    """False if the host cannot let others copy from it."""
 
 
 @dataclass(slots=True)
@@ -52,10 +55,10 @@ class _Checkpoint:
     files, folders: as :class:`~distrain.wire.Deliver` has them; files is None unless they are known. lock: keeps the
     checkpoint from being deleted. is_open: True from when the files are looked up until all hosts have them. queue:
     hosts that have to wait until somebody can send it to them. from_here: hosts that other hosts cannot reach.
+    sent_to: the host that this machine sends it to.
     """
 
     path: str
-    name: str
     files: list[tuple[str, str, int, str]] | None = None
     folders: list[str] = field(default_factory=list)
     lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -63,7 +66,7 @@ class _Checkpoint:
     copies: dict[str, _Copy] = field(default_factory=dict)
     queue: deque[str] = field(default_factory=deque)
     from_here: set[str] = field(default_factory=set)
-    is_sent_from_here: bool = False
+    sent_to: str | None = None
 
 
 class CheckpointCopies:
@@ -77,6 +80,7 @@ class CheckpointCopies:
         self._thread = thread
         self._addresses = addresses
         self._wanted: dict[str, _Checkpoint] = {}
+        self._count = 0
 
     @property
     def is_busy(self) -> bool:
@@ -85,10 +89,11 @@ class CheckpointCopies:
 
     def fetch(self, host: str, path: str, then: Then) -> None:
         """Bring a checkpoint to a host, and call ``then`` with where it is, or why it cannot be brought."""
-        checkpoint = self._wanted.setdefault(path, _Checkpoint(path, _name_of(path)))
+        checkpoint = self._wanted.setdefault(path, _Checkpoint(path))
         copy = checkpoint.copies.get(host)
         if copy is None:
-            folder = f"{self._hosts.checkpoints_on(host)}/{checkpoint.name}"
+            self._count += 1  # a copy that is dropped is deleted later
+            folder = f"{self._hosts.checkpoints_on(host)}/{Path(path).name}-{self._count}"
             copy = checkpoint.copies[host] = _Copy(folder)
             checkpoint.queue.append(host)
             if not checkpoint.is_open:
@@ -102,7 +107,7 @@ class CheckpointCopies:
 
     def _on_looked_up(self, checkpoint: _Checkpoint, failed: str | None) -> None:
         if failed is None:
-            self._pump(checkpoint)
+            self._go_on(checkpoint)
             return
         self._close(checkpoint)
         for host in list(checkpoint.queue):
@@ -126,7 +131,7 @@ class CheckpointCopies:
             if giver is not None:
                 checkpoint.queue.remove(host)
                 self._give(checkpoint, giver, host)
-            elif not checkpoint.is_sent_from_here and self._must_send(checkpoint, host):
+            elif checkpoint.sent_to is None and self._must_send(checkpoint, host):
                 checkpoint.queue.remove(host)
                 self._send(checkpoint, host)
 
@@ -135,21 +140,26 @@ class CheckpointCopies:
         free = (
             host
             for host, copy in checkpoint.copies.items()
-            if copy.is_ready and not copy.is_giving and addresses.get(host)
+            if copy.is_ready and copy.can_give and copy.gives_to is None and addresses.get(host)
         )
         return next(free, None)
 
     def _must_send(self, checkpoint: _Checkpoint, host: str) -> bool:
         """Return whether only this machine can send a host the checkpoint."""
         addresses = self._addresses()
-        ready = [other for other, copy in checkpoint.copies.items() if copy.is_ready and addresses.get(other)]
-        return host in checkpoint.from_here or not ready
+        givers = [
+            other
+            for other, copy in checkpoint.copies.items()
+            if copy.is_ready and copy.can_give and addresses.get(other)
+        ]
+        return host in checkpoint.from_here or not givers
 
     def _send(self, checkpoint: _Checkpoint, host: str) -> None:
-        checkpoint.is_sent_from_here = True
+        copy = checkpoint.copies[host]
+        checkpoint.sent_to, copy.is_ordered = host, True
 
         def done(failed: str | None) -> None:
-            checkpoint.is_sent_from_here = False
+            checkpoint.sent_to = None
             self._on_delivered(checkpoint, host, failed)
 
         self._hosts.deliver(host, self._order(checkpoint, host), done)
@@ -160,40 +170,52 @@ class CheckpointCopies:
 
     def _give(self, checkpoint: _Checkpoint, giver: str, host: str) -> None:
         """Have ``host`` copy the checkpoint from ``giver``, which first has to listen."""
-        source, address = checkpoint.copies[giver], self._addresses()[giver]
-        source.is_giving = True
+        source, copy, address = checkpoint.copies[giver], checkpoint.copies[host], self._addresses()[giver]
+        source.gives_to = host
 
         def listening(answer: wire.Serving) -> None:
-            if answer.failed is not None or host not in checkpoint.copies:
-                copied(answer.failed or "the host was lost")
+            if checkpoint.copies.get(host) is not copy:  # the host was lost
                 return
+            if answer.failed is not None:
+                source.gives_to, source.can_give = None, False
+                self._wait_again(checkpoint, host)
+                return
+            copy.is_ordered = True
             peer = (address, answer.port, answer.secret)
             self._hosts.deliver(host, self._order(checkpoint, host, peer), copied)
 
         def copied(failed: str | None) -> None:
-            source.is_giving = False
-            if failed is not None and host in checkpoint.copies:
-                checkpoint.from_here.add(host)
-                checkpoint.queue.append(host)
-                self._pump(checkpoint)
-            else:
+            source.gives_to = None
+            if failed is None:
                 self._on_delivered(checkpoint, host, None)
+            else:
+                checkpoint.from_here.add(host)
+                self._hosts.forget_serving(giver, source.folder)
+                self._wait_again(checkpoint, host)
 
         self._hosts.serve(giver, source.folder, address, listening)
+
+    def _wait_again(self, checkpoint: _Checkpoint, host: str) -> None:
+        checkpoint.copies[host].is_ordered = False
+        checkpoint.queue.append(host)
+        self._pump(checkpoint)
 
     # -- the answers ----------------------------------------------------------------------------------------------
 
     def _on_delivered(self, checkpoint: _Checkpoint, host: str, failed: str | None) -> None:
-        copy = checkpoint.copies.get(host)
-        if copy is not None:  # else the host was lost
-            copy.is_ready = failed is None
-            self._answer(checkpoint, host, failed)
-            if failed is not None:
-                del checkpoint.copies[host]
-            else:
-                self._drop_surplus(host, checkpoint)
+        checkpoint.copies[host].is_ready = failed is None
+        self._answer(checkpoint, host, failed)
+        if failed is not None:
+            del checkpoint.copies[host]
+        else:
+            self._drop_surplus(host, checkpoint)
+        self._go_on(checkpoint)
+
+    def _go_on(self, checkpoint: _Checkpoint) -> None:
+        """Send to hosts that wait. If all have the checkpoint, let it be deleted."""
         self._pump(checkpoint)
-        if not checkpoint.queue and all(copy.is_ready for copy in checkpoint.copies.values()):
+        is_known = checkpoint.files is not None
+        if is_known and not checkpoint.queue and all(copy.is_ready for copy in checkpoint.copies.values()):
             self._close(checkpoint)
 
     def _answer(self, checkpoint: _Checkpoint, host: str, failed: str | None = None) -> None:
@@ -206,27 +228,33 @@ class CheckpointCopies:
         """Have a host delete checkpoints that it does not need any more: all but the first and the latest."""
         there = [checkpoint for checkpoint in self._wanted.values() if host in checkpoint.copies]
         for checkpoint in there[1:]:
-            if checkpoint is not latest and checkpoint.copies[host].is_ready:
+            copy = checkpoint.copies[host]
+            if checkpoint is not latest and copy.is_ready and copy.gives_to is None:
                 self._hosts.drop_checkpoint(host, checkpoint.copies.pop(host).folder)
 
     def lost(self, host: str) -> None:
-        """Forget a host that was lost."""
+        """Forget a host that was lost. Its mover answers nothing any more."""
         for checkpoint in list(self._wanted.values()):
-            checkpoint.copies.pop(host, None)
+            copy = checkpoint.copies.pop(host, None)
+            if copy is None:
+                continue
             checkpoint.from_here.discard(host)
             with contextlib.suppress(ValueError):
                 checkpoint.queue.remove(host)
-            self._pump(checkpoint)
+            if checkpoint.sent_to == host:
+                checkpoint.sent_to = None
+            for other in checkpoint.copies.values():
+                if other.gives_to == host:
+                    other.gives_to = None
+            taker = checkpoint.copies.get(copy.gives_to or "")
+            if taker is not None and not taker.is_ordered:  # else its own mover sees the end of the connection
+                checkpoint.queue.append(copy.gives_to or "")
+            self._go_on(checkpoint)
 
     def close(self) -> None:
         """Release all checkpoints."""
         for checkpoint in self._wanted.values():
             checkpoint.lock.close()
-
-
-def _name_of(path: str) -> str:
-    """Return a name for the directory of a copy. Two checkpoints of the same name have different ones."""
-    return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
 
 
 def _look_up(checkpoint: _Checkpoint) -> str | None:

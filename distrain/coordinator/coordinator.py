@@ -401,8 +401,8 @@ class Coordinator:
     def _fetch(self, host: str, asked: wire.FetchCheckpoint) -> None:
         """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
         self._hang_monitor.progress()
-        own = PurePath(asked.path).parent == self._store.paths.root
-        if own or asked.path in (self.machine.checkpoint, self._request.checkpoint):
+        own = {str(saved.path) for saved in self._store.committed}
+        if asked.path in {*own, self.machine.checkpoint, self._request.checkpoint}:
             self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
         else:
             text = f"there is no directory {asked.path} on {host}, and it is no checkpoint of this run"

@@ -71,6 +71,7 @@ class _Host:
 
     then: list[Callable[[], None]] = field(default_factory=list)
     is_set_up: bool = False
+    open_questions: int = 0
     storage_problem: str | None = None
     checkpoints: str = ""
     tries: int = 0
@@ -143,9 +144,14 @@ class HostFiles:
 
     def _ask(self, host: str) -> None:
         self._hosts[host].is_set_up = False
-        self._send(host, self.question_for(host))
-        slow = f"{host} has not answered for {_SLOW_S:g} s: does a file system hang there?"
-        self._loop.call_in(f"set up {host}", _SLOW_S, lambda: warn(slow))
+        self._send_question(host, self.question_for(host))
+        if not self._shipping.question.requirements:  # else it says itself how far it is with the environment
+            slow = f"{host} has not answered for {_SLOW_S:g} s: does a file system hang there?"
+            self._loop.call_in(f"set up {host}", _SLOW_S, lambda: warn(slow))
+
+    def _send_question(self, host: str, question: wire.SetUpHost | wire.FilesDelivered) -> None:
+        self._hosts[host].open_questions += 1
+        self._send(host, question)
 
     def question_for(self, host: str) -> wire.SetUpHost:
         """Return what a host is asked."""
@@ -173,8 +179,11 @@ class HostFiles:
         self._loop.cancel(f"set up {host}")
         state = self._hosts[host]
         state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
+        state.open_questions -= 1
         if answer.failed is not None:
             self._refuse(host, answer.failed)
+        elif state.open_questions:  # only the last answer counts: the host was asked again meanwhile
+            return
         elif answer.missing:
             self._bring(host, answer)
         else:
@@ -190,7 +199,13 @@ class HostFiles:
         by_digest = {file.digest: file for file in own if file.digest in missing}
         size = sum(file.size for file in by_digest.values())
         state = self._hosts[host]
+        if missing - by_digest.keys():  # the project was found again since the host was asked
+            self._ask(host)
+            return
         state.tries += 1
+        if state.tries > _MOST_TRIES:
+            self._refuse(host, f"files of your code that were brought to {answer.blobs} are not there")
+            return
         if state.tries == 1:
             say(f"bringing {len(by_digest):,} files ({_megabytes(size)}) of your code to {host}")
         files = [(file.path, f"{digest[:2]}/{digest}", file.size, digest) for digest, file in by_digest.items()]
@@ -200,7 +215,7 @@ class HostFiles:
         if self._hosts.get(host) is not state:
             return
         if failed is None:
-            self._send(host, wire.FilesDelivered())
+            self._send_question(host, wire.FilesDelivered())
         elif state.tries >= _MOST_TRIES:
             self._refuse(host, f"your code cannot be brought there: {failed}")
         else:  # a file has changed meanwhile, or the connection was turned away
@@ -263,6 +278,11 @@ class HostFiles:
         else:
             self._order(host, wire.Serve(folder=folder, address=address), listening)
 
+    def forget_serving(self, host: str, folder: str) -> None:
+        """Have a host listen anew the next time that others want to copy a directory."""
+        if host in self._hosts:
+            self._hosts[host].serving.pop(folder, None)
+
     def _order(
         self, host: str, order: wire.Deliver | wire.Serve, then: Callable[[wire.Delivered | wire.Serving], None]
     ) -> None:
@@ -281,6 +301,8 @@ class HostFiles:
         return state.mover
 
     def _on_answer(self, host: str, state: _Host, answer: wire.Message) -> None:
+        if self._hosts.get(host) is not state:
+            return
         if isinstance(answer, (wire.Delivered, wire.Serving)):
             state.deliveries.popleft()(answer)
         else:

@@ -43,11 +43,14 @@ def arrive():
     try:
         os.makedirs(cache, mode=0o700, exist_ok=True)
         if not os.path.isfile(home + "/BROUGHT"): bring(home)
-        os.utime(home)
-        fcntl.flock(os.open(home, os.O_RDONLY), fcntl.LOCK_SH)
+        fd = os.open(home, os.O_RDONLY)
     except OSError as error:
         cure = "free some space, or name another directory with env.DISTRAIN_CACHE= in the hostfile"
         sys.exit("distrain cannot be stored there: %s; %s" % (error, cure))
+    try: os.utime(home)
+    except OSError: pass  # it is read-only
+    try: fcntl.flock(fd, fcntl.LOCK_SH)
+    except OSError: pass  # a file system without locks
     sys.argv[1] = home + "/distrain"
 def bring(home):
     import hashlib, io, shutil, tempfile, zipfile
@@ -61,8 +64,11 @@ def bring(home):
         open(new + "/BROUGHT", "w").close()
         try: os.rename(new, home)
         except OSError:
-            if not os.path.isfile(home + "/BROUGHT"): raise
-    finally: shutil.rmtree(new, ignore_errors=True)
+            if not os.path.isfile(home + "/BROUGHT"):  # others have deleted a part of it
+                os.rename(home, new + "-old")
+                os.rename(new, home)
+    finally:
+        for path in (new, new + "-old"): shutil.rmtree(path, ignore_errors=True)
 def read(size):
     data = b""
     while len(data) < size:

@@ -25,12 +25,12 @@ def with_fast_cipher(argv: Sequence[str]) -> list[str]:
     if Path(argv[0]).name != "ssh" or "--" not in argv or not _has_aes():
         return list(argv)
     at = argv.index("--")
-    options, host, command = list(argv[1:at]), argv[at + 1], list(argv[at:])
-    usual = _ciphers(["-F", "none", "--", host])
-    if usual is None or _ciphers([*options, "--", host]) != usual:
+    ssh, options, host, command = argv[0], list(argv[1:at]), argv[at + 1], list(argv[at:])
+    usual = _ciphers(ssh, ["-F", "none", "--", host])
+    if usual is None or _ciphers(ssh, [*options, "--", host]) != usual:
         return list(argv)
     preferring = [*options, "-o", _PREFERRED]
-    return list(argv) if _ciphers([*preferring, "--", host]) is None else ["ssh", *preferring, *command]
+    return list(argv) if _ciphers(ssh, [*preferring, "--", host]) is None else [ssh, *preferring, *command]
 
 
 def _has_aes() -> bool:
@@ -41,8 +41,8 @@ def _has_aes() -> bool:
     return any("aes" in line.split() for line in lines if line.lower().startswith(("flags", "features")))
 
 
-def _ciphers(arguments: Sequence[str]) -> str | None:
+def _ciphers(ssh: str, arguments: Sequence[str]) -> str | None:
     """Return the ciphers that ssh would offer, or None if it refuses the arguments."""
-    said = output_of(["ssh", "-G", *arguments], "/")
+    said = output_of([ssh, "-G", *arguments], "/")
     lines = (said or b"").decode(errors="replace").splitlines()
     return next((line for line in lines if line.startswith("ciphers ")), None)

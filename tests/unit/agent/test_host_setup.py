@@ -1,0 +1,510 @@
+"""How a host is set up for its workers, with a real loop, real directories, and no agent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain import wire
+from distrain.agent import host_setup
+from distrain.agent.host_setup import HostSetup
+from distrain.checkpoint import locked_for_reading
+from distrain.hosts.host import MIRROR
+from distrain.shipping import environments
+from distrain.shipping.shipped_file import ShippedFile, digest_of
+from distrain.system.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PLACE = "run-1234"
+NONCE = "this run"
+
+
+class Host:
+    """A host, and the user's project, which it sees or not."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.loop = Loop()
+        self.sent: list[wire.Message] = []
+        self.setup = HostSetup(self.loop, self.sent.append)
+        self.cache = tmp_path / "cache"
+        self.there = tmp_path / "project"
+        """The path of the project on the user's machine."""
+        self.elsewhere = tmp_path / "user's machine"
+        """Where the project is if the host does not see it."""
+        self.storage = tmp_path / "run"
+        (self.there / "package").mkdir(parents=True)
+        (self.there / "train.py").write_text("train")
+        (self.there / "package" / "model.py").write_text("model")
+        self.files = [self._shipped(name) for name in ("train.py", "package/model.py")]
+        self.storage.mkdir()
+        (self.storage / "manifest").write_text(f'{{"id": "{NONCE}"}}')
+
+    def _shipped(self, name: str) -> ShippedFile:
+        path = self.there / name
+        status = path.stat()
+        return ShippedFile(str(path), status.st_size, status.st_mtime_ns, 0o644, digest_of(path))
+
+    @property
+    def mirror(self) -> str:
+        return f"{self.cache}/runs/{PLACE}/files"
+
+    def hide(self) -> None:
+        """The host does not see the project."""
+        self.there.rename(self.elsewhere)
+
+    def question(self, **fields: Any) -> wire.SetUpHost:
+        usual = wire.SetUpHost(
+            files=list[tuple[str, int, int, int, str]](self.files),
+            folders=[str(self.there)],
+            place=PLACE,
+            cache_bytes=1 << 30,
+            executable=sys.executable,
+        )
+        return replace(usual, **fields)
+
+    def of_storage(self, **fields: Any) -> wire.SetUpHost:
+        probe = str(self.storage / "manifest")
+        return self.question(storage=str(self.storage), probe_file=probe, nonce=NONCE, **fields)
+
+    def ask(self, question: wire.SetUpHost) -> wire.HostSetUp:
+        return self._answer(lambda: self.setup.begin(question))
+
+    def go_on(self) -> wire.HostSetUp:
+        return self._answer(self.setup.go_on)
+
+    def _answer(self, cause: Callable[[], None]) -> wire.HostSetUp:
+        before = len(self.answers)
+        cause()
+        self.wait_until(lambda: len(self.answers) > before)
+        (answer,) = self.answers[before:]
+        return answer
+
+    @property
+    def answers(self) -> list[wire.HostSetUp]:
+        return [message for message in self.sent if isinstance(message, wire.HostSetUp)]
+
+    def wait_until(self, done: Callable[[], object]) -> None:
+        late: list[bool] = []
+        self.loop.call_in("late", 20, lambda: late.append(True))
+        while not done():
+            self.loop.step()
+            assert not late
+        self.loop.cancel("late")
+
+    def settle(self) -> None:
+        """Wait until the thread has nothing to do."""
+        self.wait_until(lambda: not self.setup._thread.pending)
+
+    def deliver(self, answer: wire.HostSetUp) -> None:
+        """Do what the mover does."""
+        for file in self.files:
+            if file.digest in answer.missing:
+                blob = Path(answer.blobs, file.digest[:2], file.digest)
+                blob.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file.path.replace(str(self.there), str(self.elsewhere)), blob)
+
+    def bring(self, question: wire.SetUpHost) -> wire.HostSetUp:
+        """Set up the host, which does not see the project."""
+        self.deliver(self.ask(question))
+        answer = self.go_on()
+        assert answer.missing == []
+        return answer
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    made = Host(tmp_path)
+    monkeypatch.setenv("DISTRAIN_CACHE", str(made.cache))
+    yield made
+    made.setup.end()
+    made.loop.close()
+
+
+def spec(directory: Path | str, *sys_path: str | None, **environment: str) -> wire.WorkerSpec:
+    return wire.WorkerSpec(
+        attempt=0,
+        rank=0,
+        context={"world_rank": 0},
+        environment=environment,
+        defaults={},
+        checkpoint=None,
+        directory=str(directory),
+        sys_path=list(sys_path),
+        argv=["train.py"],
+    )
+
+
+def prepare(directory: Path | str, **environment: str) -> wire.Prepare:
+    return wire.Prepare(
+        start_method="fork",
+        preload=[],
+        environment=environment,
+        python_flags=[],
+        directory=str(directory),
+        lease_s=1.0,
+        is_local=False,
+        workers=1,
+        body=b"",
+    )
+
+
+# -- the user's files ------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_sees_the_project_uses_it_where_it_is(host: Host) -> None:
+    assert host.ask(host.question()) == wire.HostSetUp(missing=[])
+    asked, told = prepare(host.there, PATH="/bin"), spec(host.there, str(host.there), None, A="a")
+    assert host.setup.prepare(asked) == asked
+    assert host.setup.worker(told) == told
+    assert not host.cache.exists()
+
+
+def test_a_host_that_sees_none_of_the_files_gets_copies(host: Host) -> None:
+    host.hide()
+    answer = host.ask(host.question(folders=[str(host.there), str(host.there / "empty")]))
+    assert sorted(answer.missing) == sorted(file.digest for file in host.files)
+    assert answer.blobs == f"{host.cache}/blobs"
+    assert answer.failed is None
+    host.deliver(answer)
+    assert host.go_on().missing == []
+    for file in host.files:
+        copy = Path(f"{host.mirror}{file.path}")
+        assert digest_of(copy) == file.digest
+        assert copy.stat().st_mtime_ns == file.mtime_ns
+    assert Path(f"{host.mirror}{host.there}/empty").is_dir()
+
+
+def test_a_host_with_another_version_of_one_file_gets_copies_of_all(host: Host) -> None:
+    (host.there / "train.py").write_text("older")
+    assert len(host.ask(host.question()).missing) == 2
+
+
+def test_a_host_without_one_of_the_directories_gets_copies(host: Host) -> None:
+    question = host.question(files=[], folders=[str(host.there), str(host.there / "data")])
+    assert host.ask(question).missing == []
+    assert Path(f"{host.mirror}{host.there}/data").is_dir()
+    assert host.setup.worker(spec(host.there)).directory == f"{host.mirror}{host.there}"
+
+
+def test_without_files_there_is_nothing_to_bring(host: Host) -> None:
+    assert host.ask(host.question(files=[], folders=[])) == wire.HostSetUp(missing=[])
+    assert not host.cache.exists()
+
+
+def test_files_of_an_earlier_run_are_not_brought_again(host: Host) -> None:
+    host.hide()
+    host.bring(host.question())
+    host.setup.end()
+    host.setup = HostSetup(host.loop, host.sent.append)
+    assert host.ask(host.question(place="another-run")).missing == []
+
+
+def test_a_host_with_copies_keeps_to_them_when_the_project_appears(host: Host) -> None:
+    """Workers have the paths of the copies."""
+    host.hide()
+    host.bring(host.question())
+    host.elsewhere.rename(host.there)
+    (host.there / "train.py").write_text("newer")
+    host.files = [host._shipped("train.py")]
+    answer = host.ask(host.question())
+    assert answer.missing == [host.files[0].digest]
+    host.elsewhere = host.there
+    host.deliver(answer)
+    assert host.go_on().missing == []
+    assert Path(f"{host.mirror}{host.there}/train.py").read_text() == "newer"
+    assert not Path(f"{host.mirror}{host.there}/package/model.py").exists()
+
+
+def test_paths_of_the_project_become_paths_of_the_copies(host: Host) -> None:
+    host.hide()
+    host.bring(host.question())
+    inner, near = f"{host.there}/package", f"{host.there}2"
+    told = host.setup.worker(spec(inner, str(host.there), near, "/usr/lib", "relative", None, A="a"))
+    assert told.directory == f"{host.mirror}{inner}"
+    assert told.sys_path == [f"{host.mirror}{host.there}", near, "/usr/lib", "relative", None]
+    assert told.environment == {"A": "a", MIRROR: host.mirror}
+    assert told.context == {"world_rank": 0}
+    assert host.setup.prepare(prepare(host.there)).directory == f"{host.mirror}{host.there}"
+    assert host.setup.prepare(prepare("/usr")).directory == "/usr"
+    asked = wire.InspectHost(directory=str(host.there), sys_path=[str(host.there), None], packages=["a"])
+    inspected = host.setup.inspection(asked)
+    assert inspected == replace(
+        asked, directory=f"{host.mirror}{host.there}", sys_path=[f"{host.mirror}{host.there}", None]
+    )
+
+
+def test_an_archive_of_the_module_search_path_is_found_in_the_copies(host: Host) -> None:
+    """It is a file of the project, and its directory is none of the project's."""
+    host.hide()
+    archive = str(host.there / "train.py")
+    host.bring(host.question(folders=[]))
+    assert host.setup.worker(spec("/usr", archive, None)).sys_path == [f"{host.mirror}{archive}", None]
+
+
+def test_directories_with_packages_of_the_user_are_found_in_the_copies_only(host: Host) -> None:
+    more = f"{host.there}/package"
+    host.ask(host.question(more_path=[more]))
+    assert host.setup.worker(spec(host.there, "/a")).sys_path == ["/a"]
+    host.hide()
+    host.setup.end()
+    host.setup = HostSetup(host.loop, host.sent.append)
+    host.bring(host.question(more_path=[more]))
+    assert host.setup.worker(spec(host.there, "/a")).sys_path == ["/a", f"{host.mirror}{more}"]
+
+
+def test_the_messages_of_a_host_that_was_not_asked_stay_as_they_are(host: Host) -> None:
+    """This machine is not asked."""
+    told, asked = spec("/project", "/project", None), prepare("/project", PATH="/bin")
+    assert host.setup.worker(told) == told
+    assert host.setup.prepare(asked) == asked
+
+
+# -- the interpreter -------------------------------------------------------------------------------------------------
+
+
+def test_another_interpreter_has_entries_and_variables_of_its_own(host: Host) -> None:
+    host.ask(
+        host.question(
+            executable="/users/python",
+            interpreter_path=["/users/lib", "/users/site-packages"],
+            interpreter_variables=["PATH", "VIRTUAL_ENV"],
+        )
+    )
+    told = host.setup.worker(spec(host.there, "/first", "/users/lib", "/mine", "/users/site-packages", "/last"))
+    assert told.sys_path == ["/first", None, "/mine", "/last"]
+    prepared = host.setup.prepare(prepare(host.there, PATH="/users/bin", VIRTUAL_ENV="/users", NCCL_DEBUG="INFO"))
+    assert prepared.environment == {"NCCL_DEBUG": "INFO"}
+    assert prepared.python == ""
+
+
+def test_the_same_interpreter_keeps_entries_and_variables(host: Host) -> None:
+    host.ask(host.question(interpreter_path=["/users/lib"], interpreter_variables=["PATH"]))
+    assert host.setup.worker(spec(host.there, "/users/lib", "/mine")).sys_path == ["/users/lib", "/mine"]
+    assert host.setup.prepare(prepare(host.there, PATH="/users/bin")).environment == {"PATH": "/users/bin"}
+
+
+def test_an_entry_that_stands_for_the_interpreter_stays_one(host: Host) -> None:
+    host.ask(host.question(executable="/users/python", interpreter_path=["/users/lib"]))
+    assert host.setup.worker(spec(host.there, "/a", None, "/b", "/users/lib")).sys_path == ["/a", None, "/b"]
+
+
+def test_workers_use_the_environment_that_was_made_for_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Path, str, str]] = []
+    held: list[Path] = []
+
+    def make(folder: Path, requirements: str, *, python: str, show: Callable[[str], None]) -> Path:
+        made.append((folder, requirements, python))
+        show("installing")
+        return folder / "key" / "bin" / "python"
+
+    monkeypatch.setattr(environments, "make_environment", make)
+    monkeypatch.setattr(environments, "hold", lambda folder, python: held.append(python))
+    monkeypatch.setattr(environments, "remove_old", lambda folder, keep: 0)
+    monkeypatch.setenv("PATH", "/agents/bin")
+    question = host.question(
+        requirements="torch\n",
+        python="3.11",
+        interpreter_path=["/users/lib"],
+        interpreter_variables=["PATH", "LD_LIBRARY_PATH"],
+    )
+    for _ in range(2):
+        assert host.ask(question).failed is None
+    folder = host.cache / "environments"
+    python = folder / "key" / "bin" / "python"
+    assert made == [(folder, "torch\n", "3.11")] * 2
+    assert held == [python]
+    assert host.sent[0] == wire.Notice(text="installing")
+    assert host.setup.worker(spec(host.there, "/users/lib", "/mine")).sys_path == [None, "/mine"]
+    prepared = host.setup.prepare(prepare(host.there, PATH="/users/bin", LD_LIBRARY_PATH="/users/lib", A="a"))
+    assert prepared.python == str(python)
+    assert prepared.environment == {
+        "A": "a",
+        "VIRTUAL_ENV": str(folder / "key"),
+        "PATH": f"{python.parent}{os.pathsep}/agents/bin",
+    }
+    assert host.setup.worker(spec(host.there)).directory == str(host.there)  # the project is in place
+
+
+def test_an_environment_that_cannot_be_made_is_a_failure(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: Any, **__: Any) -> Path:
+        raise OSError("no virtual environment could be made")
+
+    monkeypatch.setattr(environments, "make_environment", make)
+    assert host.ask(host.question(requirements="torch\n")).failed == "no virtual environment could be made"
+
+
+# -- the storage -----------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_sees_the_storage_says_so(host: Host) -> None:
+    answer = host.ask(host.of_storage())
+    assert answer == wire.HostSetUp(missing=[])
+    assert "sees_storage" not in host.setup.worker(spec(host.there)).context
+    assert os.listdir(host.storage) == ["manifest"]
+
+
+def test_a_host_that_does_not_see_the_storage_has_a_directory_for_checkpoints(host: Host) -> None:
+    shutil.rmtree(host.storage)
+    answer = host.ask(host.of_storage())
+    assert answer.storage_problem == "cannot be opened: No such file or directory"
+    assert answer.checkpoints == f"{host.cache}/runs/{PLACE}/checkpoints"
+    assert os.path.isdir(answer.checkpoints)
+    assert (answer.missing, answer.failed) == ([], None)
+    told = host.setup.worker(spec(host.there, str(host.there), A="a"))
+    assert told.context == {"world_rank": 0, "sees_storage": False}
+    assert (told.directory, told.environment) == (str(host.there), {"A": "a"})  # the project is in place
+
+
+def test_a_storage_of_the_same_path_that_is_another_one_is_not_seen(host: Host) -> None:
+    (host.storage / "manifest").write_text("another run")
+    assert host.ask(host.of_storage()).storage_problem == "is another one than the launching machine's"
+
+
+def test_without_a_directory_for_the_run_nothing_is_looked_at(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_setup, "storage_problem", lambda *_: "was looked at")
+    assert host.ask(host.question()).storage_problem is None
+
+
+def test_a_storage_that_hangs_is_not_waited_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, is_back = threading.Event(), threading.Event()
+
+    def hang(*_: str) -> None:
+        answers.wait(20)
+        is_back.set()
+
+    monkeypatch.setattr(host_setup, "storage_problem", hang)
+    monkeypatch.setattr(host_setup, "_STORAGE_PATIENCE_S", 0.05)
+    answer = host.ask(host.of_storage())
+    assert not answers.is_set()
+    assert answer.storage_problem == "has not answered for 0.05 s there"
+    assert host.setup.worker(spec(host.there)).context["sees_storage"] is False
+    answers.set()
+    assert is_back.wait(20)
+    assert host.setup.worker(spec(host.there)).context["sees_storage"] is False
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_that_cannot_be_made_is_a_failure_with_a_cure(host: Host) -> None:
+    host.hide()
+    host.cache.write_text("a file")
+    failed = host.ask(host.question()).failed
+    assert failed is not None
+    assert str(host.cache) in failed
+    assert "env.DISTRAIN_CACHE=" in failed
+
+
+def test_files_that_were_not_brought_are_missing_still(host: Host) -> None:
+    host.hide()
+    first = host.ask(host.question())
+    host.deliver(replace(first, missing=first.missing[:1]))
+    assert host.go_on().missing == first.missing[1:]
+
+
+def test_a_copy_that_was_damaged_is_a_failure_and_is_brought_again(host: Host) -> None:
+    host.hide()
+    answer = host.ask(host.question())
+    host.deliver(answer)
+    digest = answer.missing[0]
+    blob = Path(answer.blobs, digest[:2], digest)
+    blob.write_bytes(bytes(blob.stat().st_size))
+    failed = host.go_on().failed
+    assert failed == f"{blob} was damaged, and is deleted now; start the run again"
+    assert host.go_on().missing == [digest]
+
+
+def test_a_copy_that_another_process_has_deleted_is_a_failure(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distrain.shipping.host_cache import HostCache
+
+    host.hide()
+    host.ask(host.question())
+    monkeypatch.setattr(HostCache, "missing", lambda self, files: [])
+    failed = host.go_on().failed
+    assert failed is not None
+    assert "No such file or directory" in failed
+
+
+# -- checkpoints, and the end ----------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_deleted_unless_a_worker_reads_it(host: Host) -> None:
+    shutil.rmtree(host.storage)
+    folder = Path(host.ask(host.of_storage()).checkpoints, "checkpoint_1")
+    folder.mkdir()
+    (folder / "model").write_text("x")
+    with locked_for_reading(folder):
+        host.setup.drop_checkpoint(str(folder))
+        host.settle()
+        assert (folder / "model").exists()
+    host.setup.drop_checkpoint(str(folder))
+    host.settle()
+    assert not folder.exists()
+    host.setup.drop_checkpoint(str(folder))  # it is gone
+    host.settle()
+
+
+def test_at_the_end_only_what_other_runs_may_need_is_left(host: Host) -> None:
+    host.hide()
+    shutil.rmtree(host.storage)
+    answer = host.bring(host.of_storage())
+    (Path(answer.checkpoints) / "checkpoint_1").mkdir()
+    run = host.cache / "runs" / PLACE
+    assert run.is_dir()
+    host.settle()
+    host.setup.end()
+    assert not run.exists()
+    assert all((host.cache / "blobs" / file.digest[:2] / file.digest).exists() for file in host.files)
+    host.setup.end()  # harmless when done twice
+
+
+def test_what_workers_have_written_stays_at_the_end(host: Host) -> None:
+    host.hide()
+    host.bring(host.question())
+    written = Path(f"{host.mirror}{host.there}/results.txt")
+    written.write_text("x")
+    host.settle()
+    host.setup.end()
+    assert written.exists()
+    assert not Path(f"{host.mirror}{host.there}/train.py").exists()
+
+
+def test_two_agents_of_one_run_on_one_machine_have_different_copies(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distrain.shipping import host_cache
+
+    monkeypatch.setattr(host_cache, "_FORMER_AGENT_S", 0.05)
+    host.hide()
+    host.bring(host.question())
+    first, host.setup = host.setup, HostSetup(host.loop, host.sent.append)
+    assert host.ask(host.question()).missing == []
+    directory = host.setup.worker(spec(host.there)).directory
+    assert directory != first.worker(spec(host.there)).directory
+    assert os.path.isfile(f"{directory}/train.py")
+    host.setup.end()
+    assert os.path.isfile(f"{host.mirror}{host.there}/train.py")
+    first.end()
+
+
+def test_the_cache_is_kept_within_its_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distrain.shipping.host_cache import HostCache
+
+    limits: list[int] = []
+    monkeypatch.setattr(HostCache, "trim", lambda self, limit: limits.append(limit))
+    host.ask(host.question(cache_bytes=5))
+    host.settle()
+    assert limits == []  # there is none
+    host.hide()
+    host.ask(host.question(cache_bytes=6))
+    host.settle()
+    assert limits == [6]

@@ -1,0 +1,617 @@
+"""How checkpoints come to hosts that do not see the storage, with real files, and hosts that are only names."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain import wire
+from distrain.checkpoint import MANIFEST_FILE, locked_for_deletion
+from distrain.coordinator.checkpoint_copies import CheckpointCopies
+from distrain.system.background import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+HOSTS = [f"host{number}" for number in range(8)]
+ADDRESSES = {host: f"10.0.0.{number}" for number, host in enumerate(HOSTS)}
+FILES = {"model/weights": b"weights" * 100, "step": b"7", "empty": b""}
+
+
+@dataclass
+class Delivery:
+    """Files that are on their way to a host."""
+
+    host: str
+    order: wire.Deliver
+    then: Callable[[str | None], None]
+
+    @property
+    def giver(self) -> str | None:
+        """The host that they come from; None for this machine."""
+        if self.order.peer is None:
+            return None
+        address, port, secret = self.order.peer
+        giver = next(host for host, known in ADDRESSES.items() if known == address)
+        assert (port, secret) == served_by(giver)
+        return giver
+
+
+def served_by(host: str) -> tuple[int, str]:
+    """Port and secret at which a host serves its directories."""
+    return 1000 + zlib.crc32(host.encode()) % 1000, f"secret of {host}"
+
+
+class Hosts:
+    """The movers of all hosts. They answer when the test says so; those of a lost host never do."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self.history: list[Delivery] = []
+        self.asked_to_serve: deque[tuple[str, str, Callable[[wire.Serving], None]]] = deque()
+        self.serves_at_once = True
+        self.dropped: list[tuple[str, str]] = []
+
+    def checkpoints_on(self, host: str) -> str:
+        return f"/cache/{host}"
+
+    def deliver(self, host: str, order: wire.Deliver, then: Callable[[str | None], None]) -> None:
+        delivery = Delivery(host, order, then)
+        assert delivery.giver != host
+        self.deliveries.append(delivery)
+        self.history.append(delivery)
+
+    def serve(self, host: str, folder: str, address: str, then: Callable[[wire.Serving], None]) -> None:
+        assert address == ADDRESSES[host]
+        assert folder.startswith(f"/cache/{host}/")
+        self.asked_to_serve.append((host, folder, then))
+        if self.serves_at_once:
+            self.listen()
+
+    def listen(self, failed: str | None = None) -> None:
+        """The host that was asked first to serve listens, or cannot."""
+        host, folder, then = self.asked_to_serve.popleft()
+        port, secret = served_by(host)
+        then(wire.Serving(failed=failed) if failed else wire.Serving(port=port, secret=secret))
+
+    def forget_serving(self, host: str, folder: str) -> None:
+        assert folder.startswith(f"/cache/{host}/")
+
+    def drop_checkpoint(self, host: str, folder: str) -> None:
+        self.dropped.append((host, folder))
+
+    def lost(self, host: str) -> None:
+        self.deliveries = [delivery for delivery in self.deliveries if delivery.host != host]
+        self.asked_to_serve = deque(asked for asked in self.asked_to_serve if asked[0] != host)
+
+    # -- what tests do
+
+    def finish(self, *hosts: str, failed: str | None = None) -> None:
+        """End what is on its way to these hosts, or to all that anything is on its way to."""
+        ending = [one for one in self.deliveries if one.host in (hosts or {one.host for one in self.deliveries})]
+        assert ending
+        for delivery in ending:
+            self.deliveries.remove(delivery)
+            delivery.then(failed)
+
+    @property
+    def under_way(self) -> list[tuple[str | None, str]]:
+        return [(delivery.giver, delivery.host) for delivery in self.deliveries]
+
+
+class Later:
+    """A background thread that has not begun yet."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+
+    def do(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        self.work.append((work, then))
+
+    def go_on(self) -> None:
+        work, self.work = self.work, []
+        for task, then in work:
+            then(task())
+
+
+class Copies:
+    """The part that is tested, and what it has answered."""
+
+    def __init__(self, thread: Background | Later) -> None:
+        self.hosts = Hosts()
+        self.addresses = dict(ADDRESSES)
+        self.answers: list[tuple[str, wire.CheckpointFetched]] = []
+        self.copies = CheckpointCopies(
+            self.hosts,  # type: ignore[arg-type]
+            thread,  # type: ignore[arg-type]
+            addresses=lambda: self.addresses,
+        )
+
+    def fetch(self, checkpoint: Path, *hosts: str) -> None:
+        for host in hosts:
+            self.copies.fetch(host, str(checkpoint), partial(self._note, host))
+
+    def _note(self, host: str, answer: wire.CheckpointFetched) -> None:
+        self.answers.append((host, answer))
+
+    def bring(self, checkpoint: Path, *hosts: str) -> None:
+        """Fetch, and finish it."""
+        self.fetch(checkpoint, *hosts)
+        while self.hosts.deliveries:
+            self.hosts.finish()
+        assert not self.copies.is_busy
+
+    def lose(self, host: str) -> None:
+        """A host is lost, as the coordinator does it."""
+        self.hosts.lost(host)
+        self.copies.lost(host)
+
+    @property
+    def answered(self) -> list[str]:
+        return [host for host, _ in self.answers]
+
+    @property
+    def failed(self) -> list[str | None]:
+        return [answer.failed for _, answer in self.answers]
+
+
+@pytest.fixture
+def copies() -> Copies:
+    return Copies(Background(None, "verification"))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "run" / "checkpoint_000001")
+
+
+def make_checkpoint(folder: Path) -> Path:
+    for name, data in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def is_locked(folder: Path) -> bool:
+    with locked_for_deletion(folder) as is_unread:
+        return not is_unread
+
+
+# -- one host --------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_gets_all_files_from_this_machine_and_is_told_where_they_are(copies: Copies, checkpoint: Path) -> None:
+    copies.fetch(checkpoint, HOSTS[0])
+    (delivery,) = copies.hosts.deliveries
+    assert delivery.host == HOSTS[0]
+    assert delivery.order.folder.startswith(f"/cache/{HOSTS[0]}/checkpoint_000001-")
+    assert delivery.order.peer is None
+    assert delivery.order.files == [
+        (str(checkpoint / name), name, len(data), f"crc32:{zlib.crc32(data)}") for name, data in sorted(FILES.items())
+    ]
+    assert not copies.answers
+    copies.hosts.finish()
+    fetched = wire.CheckpointFetched(attempt=0, rank=0, path=str(checkpoint), folder=delivery.order.folder)
+    assert copies.answers == [(HOSTS[0], fetched)]
+
+
+def test_directories_without_files_come_along(copies: Copies, checkpoint: Path) -> None:
+    (checkpoint / "model" / "empty").mkdir()
+    (checkpoint / "link").symlink_to("model")
+    copies.fetch(checkpoint, HOSTS[0])
+    (delivery,) = copies.hosts.deliveries
+    assert sorted(delivery.order.folders) == ["link", "link/empty", "model", "model/empty"]
+    assert {name for _, name, _, _ in delivery.order.files} == {*FILES, "link/weights"}
+
+
+def test_what_the_manifest_says_about_a_file_is_not_computed_again(copies: Copies, checkpoint: Path) -> None:
+    entry = {"size": len(FILES["model/weights"]), "crc32": "0000002a", "rank": 0}
+    deleted = {"size": 1, "crc32": "00000001", "rank": 0}
+    manifest = {"attempt": 0, "index": 1, "files": {"model/weights": entry, "deleted by the user": deleted}}
+    (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
+    copies.fetch(checkpoint, HOSTS[0])
+    digests = {name: digest for _, name, _, digest in copies.hosts.deliveries[0].order.files}
+    assert digests["model/weights"] == "crc32:42"
+    assert digests["step"] == f"crc32:{zlib.crc32(FILES['step'])}"
+    assert digests.keys() == FILES.keys()
+
+
+def test_many_ranks_of_a_host_cause_one_delivery(copies: Copies, checkpoint: Path) -> None:
+    copies.fetch(checkpoint, *HOSTS[:1] * 5)
+    copies.hosts.finish()
+    assert copies.answered == HOSTS[:1] * 5
+    assert copies.failed == [None] * 5
+    assert len(copies.hosts.history) == 1
+
+
+def test_a_rank_that_asks_again_is_answered_at_once(copies: Copies, checkpoint: Path) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.fetch(checkpoint, HOSTS[0])
+    assert copies.answered == [HOSTS[0], HOSTS[0]]
+    assert copies.answers[0] == copies.answers[1]
+    assert len(copies.hosts.history) == 1
+    assert not is_locked(checkpoint)
+
+
+def test_a_delivery_that_fails_is_answered_and_the_next_who_asks_causes_another(
+    copies: Copies, checkpoint: Path
+) -> None:
+    copies.fetch(checkpoint, HOSTS[0], HOSTS[0])
+    copies.hosts.finish(failed="No space left on device")
+    assert copies.failed == ["No space left on device"] * 2
+    assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
+    copies.bring(checkpoint, HOSTS[0])
+    assert copies.failed[2:] == [None]
+    assert len(copies.hosts.history) == 2
+
+
+def test_a_delivery_that_fails_does_not_keep_the_other_hosts_waiting(copies: Copies, checkpoint: Path) -> None:
+    copies.fetch(checkpoint, *HOSTS[:2])
+    copies.hosts.finish(failed="No space left on device")
+    assert copies.hosts.under_way == [(None, HOSTS[1])]
+    copies.hosts.finish()
+    assert copies.failed == ["No space left on device", None]
+
+
+def test_two_checkpoints_of_the_same_name_go_to_different_directories(copies: Copies, tmp_path: Path) -> None:
+    for run in ("first", "second"):
+        copies.bring(make_checkpoint(tmp_path / run / "checkpoint_000001"), HOSTS[0])
+    first, second = copies.answers
+    assert first[1].folder != second[1].folder
+
+
+# -- many hosts ------------------------------------------------------------------------------------------------------
+
+
+def test_this_machine_sends_a_checkpoint_once_and_the_number_of_copies_doubles(
+    copies: Copies, checkpoint: Path
+) -> None:
+    copies.fetch(checkpoint, *HOSTS)
+    rounds = []
+    while copies.hosts.deliveries:
+        givers = [giver for giver, _ in copies.hosts.under_way]
+        assert len(set(givers)) == len(givers)  # nobody gives two at once
+        ready = {host for host, _ in copies.answers}
+        assert set(givers) - {None} <= ready
+        rounds.append(len(givers))
+        now = [delivery.host for delivery in copies.hosts.deliveries]
+        copies.hosts.finish(*now)
+    assert rounds == [1, 1, 2, 4]
+    assert sorted(copies.answered) == HOSTS
+    assert [delivery.giver for delivery in copies.hosts.history].count(None) == 1
+    for delivery in copies.hosts.history:
+        assert delivery.order.folder.startswith(f"/cache/{delivery.host}/")
+        assert (len(delivery.order.files), delivery.order.folders) == (len(FILES), ["model"])
+
+
+def test_a_host_that_asks_later_gets_its_copy_from_another_host(copies: Copies, checkpoint: Path) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.fetch(checkpoint, HOSTS[1])
+    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]
+
+
+def test_a_host_that_others_cannot_address_gives_nothing(copies: Copies, checkpoint: Path) -> None:
+    copies.addresses[HOSTS[0]] = ""
+    del copies.addresses[HOSTS[1]]
+    copies.fetch(checkpoint, *HOSTS[:4])
+    copies.hosts.finish()
+    copies.hosts.finish()
+    assert copies.hosts.under_way == [(None, HOSTS[2])]
+    copies.hosts.finish()
+    assert copies.hosts.under_way == [(HOSTS[2], HOSTS[3])]
+
+
+def test_a_host_that_reaches_no_other_gets_the_checkpoint_from_this_machine(copies: Copies, checkpoint: Path) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.fetch(checkpoint, HOSTS[1], HOSTS[2])
+    copies.hosts.finish(HOSTS[1], failed="Connection refused")
+    assert copies.answered == [HOSTS[0]]
+    # The host that was free again goes on with the next one, while this machine sends.
+    assert sorted(copies.hosts.under_way, key=str) == [(HOSTS[0], HOSTS[2]), (None, HOSTS[1])]
+    copies.hosts.finish()
+    assert copies.failed == [None] * 3
+    assert not is_locked(checkpoint)
+
+
+def test_if_no_host_reaches_another_this_machine_sends_to_one_after_the_other(copies: Copies, checkpoint: Path) -> None:
+    copies.fetch(checkpoint, *HOSTS[:4])
+    while copies.hosts.deliveries:
+        assert [giver for giver, _ in copies.hosts.under_way].count(None) <= 1
+        for delivery in list(copies.hosts.deliveries):
+            copies.hosts.finish(delivery.host, failed="Connection refused" if delivery.giver else None)
+    assert sorted(copies.answered) == HOSTS[:4]
+    assert copies.failed == [None] * 4
+    assert [delivery.giver for delivery in copies.hosts.history].count(None) == 4
+    assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
+
+
+def test_a_failure_of_this_machine_after_one_of_a_peer_is_the_answer(copies: Copies, checkpoint: Path) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.fetch(checkpoint, HOSTS[1])
+    copies.hosts.finish(failed="Connection refused")
+    copies.hosts.finish(failed="No space left on device")
+    assert copies.failed == [None, "No space left on device"]
+    assert not copies.hosts.deliveries
+    assert not copies.copies.is_busy
+
+
+def test_if_a_host_cannot_listen_this_machine_sends(copies: Copies, checkpoint: Path) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.hosts.serves_at_once = False
+    copies.fetch(checkpoint, HOSTS[1])
+    assert not copies.hosts.deliveries
+    copies.hosts.listen(failed="Cannot assign requested address")
+    assert copies.hosts.under_way == [(None, HOSTS[1])]
+    copies.hosts.finish()
+    assert copies.failed == [None, None]
+
+
+# -- hosts that are lost ---------------------------------------------------------------------------------------------
+
+
+def test_if_a_host_is_lost_while_this_machine_sends_the_next_one_gets_the_checkpoint(
+    copies: Copies, checkpoint: Path
+) -> None:
+    copies.fetch(checkpoint, *HOSTS[:2])
+    copies.lose(HOSTS[0])
+    assert copies.hosts.under_way == [(None, HOSTS[1])]
+    copies.hosts.finish()
+    assert copies.answered == [HOSTS[1]]
+    assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
+
+
+def test_a_host_that_was_lost_while_this_machine_sends_gets_the_checkpoint_when_it_is_back(
+    copies: Copies, checkpoint: Path
+) -> None:
+    copies.fetch(checkpoint, HOSTS[0])
+    copies.lose(HOSTS[0])
+    copies.fetch(checkpoint, HOSTS[0])
+    assert copies.hosts.under_way == [(None, HOSTS[0])]
+    copies.hosts.finish()
+    assert copies.answered == [HOSTS[0]]
+
+
+def test_a_host_that_was_lost_with_its_copy_gets_another_one(copies: Copies, checkpoint: Path) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.lose(HOSTS[0])
+    copies.bring(checkpoint, HOSTS[0])
+    assert copies.failed == [None, None]
+    assert len(copies.hosts.history) == 2
+
+
+def test_a_host_that_is_back_may_reach_the_others_now(copies: Copies, checkpoint: Path) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.fetch(checkpoint, HOSTS[1])
+    copies.hosts.finish(failed="Connection refused")
+    copies.lose(HOSTS[1])
+    copies.fetch(checkpoint, HOSTS[1])
+    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]
+
+
+def test_a_host_that_is_lost_while_it_waits_gets_nothing(copies: Copies, checkpoint: Path) -> None:
+    copies.fetch(checkpoint, *HOSTS[:3])
+    copies.lose(HOSTS[1])
+    while copies.hosts.deliveries:
+        copies.hosts.finish()
+    assert copies.answered == [HOSTS[0], HOSTS[2]]
+    assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
+
+
+def test_a_host_whose_copy_is_lost_on_the_way_leaves_its_giver_free_for_others(
+    copies: Copies, checkpoint: Path
+) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.fetch(checkpoint, HOSTS[1], HOSTS[2])
+    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]
+    copies.lose(HOSTS[1])
+    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[2])]
+    copies.hosts.finish()
+    assert copies.answered == [HOSTS[0], HOSTS[2]]
+    assert not is_locked(checkpoint)
+
+
+def test_a_host_that_is_lost_while_its_giver_begins_to_listen_gets_nothing(copies: Copies, checkpoint: Path) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.hosts.serves_at_once = False
+    copies.fetch(checkpoint, HOSTS[1])
+    copies.lose(HOSTS[1])
+    copies.hosts.listen()
+    assert not copies.hosts.deliveries
+    assert not is_locked(checkpoint)
+    copies.hosts.serves_at_once = True
+    copies.fetch(checkpoint, HOSTS[2])
+    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[2])]
+
+
+def test_a_host_that_is_back_before_its_giver_listens_is_brought_one_copy(copies: Copies, checkpoint: Path) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.hosts.serves_at_once = False
+    copies.fetch(checkpoint, HOSTS[1])
+    copies.lose(HOSTS[1])
+    copies.fetch(checkpoint, HOSTS[1])
+    while copies.hosts.asked_to_serve:
+        copies.hosts.listen()
+    copies.hosts.serves_at_once = True
+    while copies.hosts.deliveries:
+        copies.hosts.finish()
+    assert copies.answered == [HOSTS[0], HOSTS[1]]
+    assert len(copies.hosts.history) == 2
+
+
+def test_if_a_giver_is_lost_before_it_listens_the_checkpoint_comes_from_elsewhere(
+    copies: Copies, checkpoint: Path
+) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.hosts.serves_at_once = False
+    copies.fetch(checkpoint, HOSTS[1])
+    copies.lose(HOSTS[0])
+    assert copies.hosts.under_way == [(None, HOSTS[1])]
+    copies.hosts.finish()
+    assert copies.answered == [HOSTS[0], HOSTS[1]]
+    assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
+
+
+def test_if_a_giver_is_lost_while_it_gives_the_checkpoint_comes_from_elsewhere(
+    copies: Copies, checkpoint: Path
+) -> None:
+    copies.bring(checkpoint, HOSTS[0])
+    copies.fetch(checkpoint, HOSTS[1])
+    copies.lose(HOSTS[0])
+    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]  # its mover sees the end of the connection
+    copies.hosts.finish(failed="Connection reset by peer")
+    assert copies.hosts.under_way == [(None, HOSTS[1])]
+    copies.hosts.finish()
+    assert copies.failed == [None, None]
+    assert not is_locked(checkpoint)
+
+
+def test_the_checkpoint_is_free_once_the_last_host_that_wants_it_is_lost(copies: Copies, checkpoint: Path) -> None:
+    copies.fetch(checkpoint, HOSTS[0])
+    copies.lose(HOSTS[0])
+    assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
+
+
+# -- the lock --------------------------------------------------------------------------------------------------------
+
+
+def test_the_checkpoint_cannot_be_deleted_until_all_hosts_have_it(copies: Copies, checkpoint: Path) -> None:
+    copies.fetch(checkpoint, *HOSTS[:4])
+    while copies.hosts.deliveries:
+        assert copies.copies.is_busy
+        assert is_locked(checkpoint)
+        copies.hosts.finish(copies.hosts.deliveries[0].host)
+    assert not copies.copies.is_busy
+    assert not is_locked(checkpoint)
+    copies.fetch(checkpoint, HOSTS[4])
+    assert is_locked(checkpoint)
+    copies.copies.close()
+    assert not is_locked(checkpoint)
+
+
+def test_a_checkpoint_that_has_vanished_is_answered_to_all_that_wait(checkpoint: Path) -> None:
+    thread = Later()
+    copies = Copies(thread)
+    copies.fetch(checkpoint, HOSTS[0], HOSTS[0], HOSTS[1])
+    checkpoint.rename(checkpoint.with_name("moved"))
+    thread.go_on()
+    assert copies.answered == [HOSTS[0], HOSTS[0], HOSTS[1]]
+    for why in map(str, copies.failed):
+        assert why.startswith(f"the checkpoint {checkpoint} cannot be read: ")
+        assert "No such file or directory" in why
+    assert not copies.hosts.deliveries
+    assert not copies.copies.is_busy
+    checkpoint.with_name("moved").rename(checkpoint)
+    copies.fetch(checkpoint, HOSTS[0])
+    thread.go_on()
+    copies.hosts.finish()
+    assert copies.failed[3:] == [None]
+
+
+def test_a_host_that_has_its_copy_keeps_it_when_the_checkpoint_vanishes(checkpoint: Path) -> None:
+    thread = Later()
+    copies = Copies(thread)
+    copies.fetch(checkpoint, HOSTS[0])
+    thread.go_on()
+    copies.hosts.finish()
+    checkpoint.rename(checkpoint.with_name("moved"))
+    copies.fetch(checkpoint, HOSTS[1])
+    thread.go_on()
+    copies.fetch(checkpoint, HOSTS[0])
+    assert copies.answered == [HOSTS[0], HOSTS[1], HOSTS[0]]
+    assert [why is None for why in copies.failed] == [True, False, True]
+
+
+def test_the_files_are_looked_up_once_for_hosts_that_ask_meanwhile(checkpoint: Path) -> None:
+    thread = Later()
+    copies = Copies(thread)
+    copies.fetch(checkpoint, HOSTS[1])
+    copies.lose(HOSTS[1])
+    copies.fetch(checkpoint, HOSTS[0])
+    assert copies.copies.is_busy
+    assert len(thread.work) == 1
+    thread.go_on()
+    assert copies.hosts.under_way == [(None, HOSTS[0])]
+
+
+def test_a_host_that_is_lost_while_the_files_are_looked_up_gets_nothing(checkpoint: Path) -> None:
+    thread = Later()
+    copies = Copies(thread)
+    copies.fetch(checkpoint, HOSTS[0])
+    copies.lose(HOSTS[0])
+    thread.go_on()
+    assert not copies.hosts.deliveries
+    assert not is_locked(checkpoint)
+    copies.fetch(checkpoint, HOSTS[0])
+    thread.go_on()
+    copies.hosts.finish()
+    assert copies.failed == [None]
+
+
+# -- copies that are not needed any more -----------------------------------------------------------------------------
+
+
+def test_a_host_keeps_the_first_and_the_latest_copy(copies: Copies, tmp_path: Path) -> None:
+    checkpoints = [make_checkpoint(tmp_path / f"checkpoint_{number}") for number in range(4)]
+    dropped = []
+    for number, checkpoint in enumerate(checkpoints):
+        copies.bring(checkpoint, HOSTS[0])
+        if number == 1:
+            copies.bring(checkpoint, HOSTS[1])  # another host has its own
+        dropped.append(copies.hosts.dropped)
+        copies.hosts.dropped = []
+    folders = [answer.folder for host, answer in copies.answers if host == HOSTS[0]]
+    assert dropped == [[], [], [(HOSTS[0], folders[1])], [(HOSTS[0], folders[2])]]
+    count = len(copies.hosts.history)
+    for number in (0, 3):
+        copies.fetch(checkpoints[number], HOSTS[0])
+    assert len(copies.hosts.history) == count
+    copies.fetch(checkpoints[1], HOSTS[0])  # it was dropped
+    assert copies.hosts.under_way == [(HOSTS[1], HOSTS[0])]
+
+
+def test_a_copy_stays_until_its_host_has_the_next_one(copies: Copies, tmp_path: Path) -> None:
+    checkpoints = [make_checkpoint(tmp_path / f"checkpoint_{number}") for number in range(3)]
+    copies.bring(checkpoints[0], HOSTS[0])
+    copies.bring(checkpoints[1], HOSTS[0])
+    copies.fetch(checkpoints[2], HOSTS[0])
+    assert not copies.hosts.dropped
+    copies.hosts.finish(failed="No space left on device")
+    assert not copies.hosts.dropped
+    copies.bring(checkpoints[2], HOSTS[0])
+    assert len(copies.hosts.dropped) == 1
+
+
+def test_a_copy_that_is_still_to_come_is_not_dropped(copies: Copies, tmp_path: Path) -> None:
+    checkpoints = [make_checkpoint(tmp_path / f"checkpoint_{number}") for number in range(3)]
+    copies.bring(checkpoints[0], HOSTS[0])
+    copies.fetch(checkpoints[1], HOSTS[1], HOSTS[0])
+    copies.fetch(checkpoints[2], HOSTS[0])
+    copies.hosts.finish(HOSTS[0])
+    assert not copies.hosts.dropped
+    copies.bring(checkpoints[1])
+    assert copies.answered == [HOSTS[0], HOSTS[0], HOSTS[1], HOSTS[0]]
+    assert len(copies.hosts.dropped) == 1  # the third one is older now
+
+
+def test_a_copy_that_another_host_reads_is_not_dropped(copies: Copies, tmp_path: Path) -> None:
+    checkpoints = [make_checkpoint(tmp_path / f"checkpoint_{number}") for number in range(3)]
+    copies.bring(checkpoints[0], HOSTS[0])
+    copies.bring(checkpoints[1], HOSTS[0])
+    copies.fetch(checkpoints[1], HOSTS[1])
+    assert copies.hosts.under_way == [(HOSTS[0], HOSTS[1])]
+    copies.fetch(checkpoints[2], HOSTS[0])
+    copies.hosts.finish(HOSTS[0])
+    assert not copies.hosts.dropped
