@@ -34,6 +34,8 @@ _END_TIMEOUT_S = 1.0
 FILES_PER_HOST = 4
 """Files that this process opens for a host: stdin, stdout and stderr of its agent; at its end, a descriptor of that."""
 _STRAY_BYTES_KEPT = 4 << 10
+_LAST_LINES, _LONGEST_LINE = 15, 300
+"""How much of what an agent or ssh has printed at last is shown."""
 _EXIT_CODES_BEFORE_HELLO = {
     127: ", there is no such program: python= in the hostfile names the interpreter of a host",
     255: ", which is ssh's when it cannot connect or log in",
@@ -318,7 +320,8 @@ class AgentLink:
             self._pidfd = -1
 
     def _last_words(self) -> str:
-        text = self.stray_output()
+        lines = self.stray_output().splitlines()[-_LAST_LINES:]
+        text = "\n".join(line[:_LONGEST_LINE] for line in lines)
         return f"; last words:\n{text}" if text else ""
 
     def stray_output(self) -> str:

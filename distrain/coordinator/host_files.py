@@ -20,8 +20,9 @@ from distrain import wire
 from distrain.decisions.failures import name_hosts
 from distrain.errors import LaunchError
 from distrain.shipping.imports import third_party_imports
+from distrain.storage.files import is_full_disk
 from distrain.storage.order_link import OrderLink
-from distrain.system.log import say, warn
+from distrain.system.log import say, warn, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -114,6 +115,8 @@ class HostFiles:
         self._is_searching = False
         """True while a thread finds the project as it is now."""
         self._announced: set[str] = set()
+        self._unsteady: set[str] = set()
+        """Files that are left out, as they change all the time."""
 
     # -- setting up hosts -----------------------------------------------------------------------------------------
 
@@ -162,7 +165,9 @@ class HostFiles:
             return question
         run = f"{question.storage}/"  # its files change
         files: list[tuple[str, int, int, int, str]] = [
-            file for file in self._project.files if not (question.storage and file.path.startswith(run))
+            file
+            for file in self._project.files
+            if file.path not in self._unsteady and not (question.storage and file.path.startswith(run))
         ]
         return replace(question, files=files, folders=[*self._project.folders])
 
@@ -207,7 +212,10 @@ class HostFiles:
             self._refuse(host, f"files of your code that were brought to {answer.blobs} are not there")
             return
         if state.tries == 1:
-            say(f"bringing {len(by_digest):,} files ({_megabytes(size)}) of your code to {host}")
+            count = f"{len(by_digest):,} file{'s' if len(by_digest) > 1 else ''}"
+            say(f"bringing {count} ({_megabytes(size)}) of your code to {host}")
+            for note in self._project.notes if self._project else ():
+                warn_once(note)
         files = [(file.path, f"{digest[:2]}/{digest}", file.size, digest) for digest, file in by_digest.items()]
         self.deliver(host, wire.Deliver(folder=answer.blobs, files=files), partial(self._on_brought, host, state))
 
@@ -216,19 +224,30 @@ class HostFiles:
             return
         if failed is None:
             self._send_question(host, wire.FilesDelivered())
-        elif state.tries >= _MOST_TRIES:
-            self._refuse(host, f"your code cannot be brought there: {failed}")
+        elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
+            cure = "; free some space there, or name another directory with env.DISTRAIN_CACHE= in the hostfile"
+            self._refuse(host, f"your code cannot be brought there: {failed}{cure if is_full_disk(failed) else ''}")
         else:  # a file has changed meanwhile, or the connection was turned away
             self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, partial(self._try_again, host, state))
 
     def _try_again(self, host: str, state: _Host) -> None:
         def found(project: Project | str | None) -> None:
             if not isinstance(project, str):
+                self._leave_out_unsteady(self._project, project)
                 self._project = project
             if self._hosts.get(host) is state:
                 self._ask(host)
 
         self._background.do(_find(self._shipping), found)
+
+    def _leave_out_unsteady(self, before: Project | None, now: Project | None) -> None:
+        """Leave out files that change all the time, such as a log, but not code, which the user may be editing."""
+        digests = {file.path: file.digest for file in (before.files if before else ())}
+        for file in now.files if now else ():
+            changed = digests.get(file.path, file.digest) != file.digest
+            if changed and not file.path.endswith(".py") and file.path not in self._unsteady:
+                self._unsteady.add(file.path)
+                warn(f"{file.path} is left out, as it changes while your code is brought; git can ignore it")
 
     # -- the storage ----------------------------------------------------------------------------------------------
 
@@ -240,9 +259,10 @@ class HostFiles:
                 self._announced.add(host)
                 by_problem.setdefault(self._hosts[host].storage_problem or "", []).append(host)
         for problem, names in by_problem.items():
+            see, their = ("does", "its") if len(names) == 1 else ("do", "their")
             say(
-                f"checkpoints of {name_hosts(names)} come here over the connection: {self._shipping.question.storage} "
-                f"{problem}"
+                f"{name_hosts(names)} {see} not see the run directory, which {problem}; {their} checkpoints come here "
+                "over the connection"
             )
 
     def is_apart(self, host: str) -> bool:

@@ -45,7 +45,7 @@ def arrive():
         if not os.path.isfile(home + "/BROUGHT"): bring(home)
         fd = os.open(home, os.O_RDONLY)
     except OSError as error:
-        cure = "free some space, or name another directory with env.DISTRAIN_CACHE= in the hostfile"
+        cure = "name another directory with env.DISTRAIN_CACHE= in the hostfile, or free some space there"
         sys.exit("distrain cannot be stored there: %s; %s" % (error, cure))
     try: os.utime(home)
     except OSError: pass  # it is read-only

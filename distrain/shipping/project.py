@@ -1,8 +1,8 @@
 """The files of the user's own project, which hosts that share no files with this machine need for their workers.
 
-They are those that git knows, else those that can be imported, of the directories on sys.path, and the packages that
-this process has imported from elsewhere. Secrets, large files and links that lead out of the project are left out,
-unless the user names them. Runs in: coordinator.
+They are those that git knows of the repositories that hold the directories on sys.path, else those that can be imported
+from these directories, and the packages that this process has imported from elsewhere. Secrets, large files and links
+that lead out of the project are left out, unless the user names them. Runs in: coordinator.
 """
 
 from __future__ import annotations
@@ -104,15 +104,29 @@ def find_project(
     entries = [entry for entry in _absolute(sys_path, directory) if not _belongs_to(interpreter, entry)]
     scripts = _absolute(targets, directory)
     parents = [path for path in map(os.path.dirname, scripts) if not _belongs_to(interpreter, path)]
-    search = _Search(directory, list(dict.fromkeys(filter(os.path.isdir, [*entries, *scripts, *parents]))))
-    search.add_own()
-    for path in [*entries, *scripts]:  # an entry of sys.path may be an archive
-        search.add_one(path)
-    search.add_imported(dict(sys.modules if modules is None else modules), interpreter)
-    for path in _absolute(map(os.path.expanduser, named), directory):
-        search.add_named(path)
-    search.check_size(limit_bytes)
-    return Project(files=search.files(), folders=tuple(sorted(search.folders)), notes=tuple(search.notes))
+    own = list(dict.fromkeys(filter(os.path.isdir, [*entries, *scripts, *parents])))
+    files = _absolute(map(os.path.expanduser, named), directory)
+
+    def search(folders: Sequence[str]) -> _Search:
+        found = _Search(directory, own, folders)
+        found.add_own()
+        for path in [*entries, *scripts]:  # an entry of sys.path may be an archive
+            found.add_one(path)
+        found.add_imported(dict(sys.modules if modules is None else modules), interpreter)
+        for path in files:
+            found.add_named(path)
+        found.check_size(limit_bytes)
+        return found
+
+    repositories = list(dict.fromkeys(filter(None, map(_repository_of, [*own, directory]))))
+    try:
+        found = search(list(dict.fromkeys([*repositories, *own])))
+    except LaunchError as error:
+        if not set(repositories) - set(own):
+            raise
+        found = search(own)
+        found.note(f"only {_some(list(map(_shown, own)))} is shipped, not the whole repository: {error}")
+    return Project(files=found.files(), folders=tuple(sorted(found.folders)), notes=tuple(found.notes))
 
 
 def _absolute(paths: Iterable[str], directory: str) -> list[str]:
@@ -125,11 +139,13 @@ def _absolute(paths: Iterable[str], directory: str) -> list[str]:
 class _Search:
     """Collects files, and why others are left out.
 
-    own: the user's directories on sys.path, and those of scripts.
+    places: the user's directories on sys.path, and those of scripts. own: those to look through: the same, or the whole
+    repositories that they are in.
     """
 
-    def __init__(self, directory: str, own: Sequence[str]) -> None:
-        self.folders = {directory, *own}
+    def __init__(self, directory: str, places: Sequence[str], own: Sequence[str]) -> None:
+        self.folders = {directory, *places}
+        self._notes: list[str] = []
         self._found: dict[str, os.stat_result] = {}
         self._crowded = [path for path in own if _holds_more_than_a_project(path)]
         self._own = [path for path in own if path not in self._crowded]
@@ -143,7 +159,8 @@ class _Search:
         for folder in self._crowded:
             self._walk(folder, _Wanted.CODE, deep=False)
         for folder in self._own:
-            self._add_tree(folder, _Wanted.CODE)
+            if not any(path.startswith(f"{folder}/") for path in self._found):  # else its repository was added
+                self._add_tree(folder, _Wanted.CODE)
 
     def add_one(self, path: str) -> None:
         """Add a file that is needed wherever it is, unless it is not there. Links are followed."""
@@ -316,7 +333,7 @@ class _Search:
             raise LaunchError(
                 f"the project has {_amount(size)} to ship, and the limit is {_amount(limit_bytes)}. The largest parts "
                 f"are {', '.join(f'{_shown(path)} ({_amount(part)})' for path, part in largest)}. Raise the limit with "
-                f"--ship-limit SIZE or ScalingConfig(ship_limit_bytes=...), {_OTHER_CURES}"
+                f"--ship-limit SIZE or ShippingConfig(limit_bytes=...), {_OTHER_CURES}"
             )
 
     def _too_many(self) -> LaunchError:
@@ -336,9 +353,14 @@ class _Search:
             weights[root + path[len(root) :].partition("/")[0]] += weight(status)
         return weights.most_common(_MOST_NAMED)
 
+    def note(self, text: str) -> None:
+        """Add a line for the user."""
+        self._notes.append(text)
+
     @property
     def notes(self) -> Iterator[str]:
         """Lines for the user about what is left out."""
+        yield from self._notes
         for folder in self._crowded:
             yield f"only modules directly in {_shown(folder)} are shipped, as it holds more than a project; {_CURE}"
         yield from self._left_out.notes(self._found.keys())
@@ -408,6 +430,16 @@ def _has_repository(folder: str) -> bool:
         if above == last:
             return False
     return True
+
+
+def _repository_of(folder: str) -> str | None:
+    """Return the top directory of the repository that a directory is in; None if that holds more than a project."""
+    above = folder
+    while not os.path.lexists(os.path.join(above, ".git")):
+        above, last = os.path.dirname(above), above
+        if above == last:
+            return None
+    return None if _holds_more_than_a_project(above) else above
 
 
 def _entries(folder: str, wanted: _Wanted) -> list[os.DirEntry[str]]:

@@ -77,7 +77,7 @@ class Hosts:
 
     def listen(self, failed: str | None = None) -> None:
         """The host that was asked first to serve listens, or cannot."""
-        host, folder, then = self.asked_to_serve.popleft()
+        host, _, then = self.asked_to_serve.popleft()
         port, secret = served_by(host)
         then(wire.Serving(failed=failed) if failed else wire.Serving(port=port, secret=secret))
 

@@ -239,7 +239,17 @@ def test_git_tells_what_belongs_to_the_project(repository: Path) -> None:
     write(repository, "untracked.py", "a-b/untracked.json", ".hidden/settings", "x.log", "build/made.py")
     expected = [".gitignore", ".hidden/settings", "a-b/tracked.py", "a-b/untracked.json", "ignored_but_tracked.log"]
     assert found(repository) == [*expected, "staged.yaml", "tracked.py", "untracked.py"]
-    assert found(repository / "a-b") == ["tracked.py", "untracked.json"]
+    assert set(names(find(repository / "a-b"), repository)) == {*expected, "staged.yaml", "tracked.py", "untracked.py"}
+
+
+def test_only_the_directory_is_shipped_of_a_repository_that_is_too_large(repository: Path) -> None:
+    write(repository, "a.py", "b/c.py", "b/d.json", text="12345")
+    project = find(repository / "b", limit_bytes=10)
+    assert names(project, repository) == ["b/c.py", "b/d.json"]
+    [note] = project.notes
+    assert note.startswith(
+        f"only {repository}/b is shipped, not the whole repository: the project has 15 bytes to ship"
+    )
 
 
 def test_large_files_are_left_out_unless_they_are_code(
@@ -280,14 +290,14 @@ def test_submodules_and_nested_repositories(repository: Path, plain: Path) -> No
     (repository / "sub").mkdir()  # as after a clone without the submodule
     assert found(repository) == expected[:3]
     write(repository, "sub/own.py")
-    assert found(repository / "sub") == ["own.py"]
+    assert "own.py" in found(repository / "sub")
 
 
 def test_an_ignored_directory_on_sys_path_is_shipped_as_without_git(repository: Path) -> None:
     (repository / ".gitignore").write_text("made/")
     write(repository, "a.py", "made/b.py", "made/c.csv")
     assert found(repository) == [".gitignore", "a.py"]
-    assert found(repository, sys_path=["made"]) == ["made/b.py"]
+    assert found(repository, sys_path=["made"]) == [".gitignore", "a.py", "made/b.py"]
 
 
 def test_a_repository_that_git_cannot_read_is_named(plain: Path) -> None:
@@ -516,7 +526,8 @@ def test_everything_in_a_named_directory_is_shipped(repository: Path, home: Path
     write(tmp_path, "outside/f.txt")
     (repository / "data" / "out").symlink_to(tmp_path / "outside")
     project = find(repository, sys_path=[], named=["data/", "~/e.txt", str(repository / "data/.env")])
-    assert names(project, repository) == ["../home/e.txt", *everything[:4], "data/out/f.txt", everything[4]]
+    expected = ["../home/e.txt", ".gitignore", *everything[:4], "data/out/f.txt", everything[4]]
+    assert names(project, repository) == expected
     assert project.notes == ()
     assert project.folders == (str(repository),)
 
@@ -547,7 +558,7 @@ def test_a_project_that_is_too_large_is_an_error_that_shows_its_largest_parts(pl
         find(plain, limit_bytes=309)
     parts = f"{plain}/model (180 bytes), {plain}/a.py (90 bytes), {plain}/"
     assert f"has 310 bytes to ship, and the limit is 309 bytes. The largest parts are {parts}" in str(caught.value)
-    for cure in ("--ship-limit SIZE", "ScalingConfig(ship_limit_bytes=...)", ".gitignore", "--no-ship"):
+    for cure in ("--ship-limit SIZE", "ShippingConfig(limit_bytes=...)", ".gitignore", "--no-ship"):
         assert cure in str(caught.value)
     with pytest.raises(LaunchError, match=rf"has 0.3 MB to ship.* are {tmp_path}/data \(0.3 MB\), {plain}/model"):
         find(plain, limit_bytes=309, named=["../data"])
