@@ -235,7 +235,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_with_the_cure(host: Host) ->
     assert said.count("\n") == 1
     assert said.startswith("distrain cannot be stored there: ")
     assert str(host.cache) in said
-    assert said.endswith("; free some space, or name another directory with env.DISTRAIN_CACHE= in the hostfile\n")
+    assert said.endswith("; name another directory with env.DISTRAIN_CACHE= in the hostfile, or free some space there\n")
 
 
 def test_a_full_disk_is_one_line_and_nothing_is_left(host: Host) -> None:
@@ -243,7 +243,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_left(host: Host) -> None:
     code, asked, said = host.run(program.parcel(), tool=("/bin/sh", "-c", 'ulimit -f 4; exec "$@"', "sh"))
     assert (code, asked) == (1, ASK)
     assert said.count("\n") == 1
-    assert "File too large; free some space" in said
+    assert "File too large; name another directory" in said
     assert host.there == []
 
 
