@@ -71,6 +71,8 @@ class HostSetup:
         files = [ShippedFile(*fields) for fields in asked.files]
         self._storage_problem = _problem_within_limit(asked) if asked.storage else None
         self._is_mirrored = self._is_mirrored or not _has(files, asked.folders)
+        if self._is_mirrored and not all(file.digest for file in files):
+            return wire.HostSetUp(missing=[], needs_digests=True)
         if self._is_mirrored or self._storage_problem is not None or asked.requirements:
             cache, mirror = self._claim(asked.place)
             if self._is_mirrored and (missing := cache.missing(files)):

@@ -114,6 +114,8 @@ class HostFiles:
         self._hosts: dict[str, _Host] = {}
         self._is_searching = False
         """True while a thread finds the project as it is now."""
+        self._needs_digests = False
+        """True once a host does not see the user's files."""
         self._announced: set[str] = set()
         self._unsteady: set[str] = set()
         """Files that are left out, as they change all the time."""
@@ -133,7 +135,7 @@ class HostFiles:
         for host in known:
             self._hosts[host].is_set_up = False
         self._is_searching = True
-        self._background.do(_find(self._shipping), partial(self._on_found, known))
+        self._background.do(_find(self._shipping, self._needs_digests), partial(self._on_found, known))
 
     def _on_found(self, hosts: Iterable[str], found: Project | str | None) -> None:
         self._is_searching = False
@@ -189,6 +191,8 @@ class HostFiles:
             self._refuse(host, answer.failed)
         elif state.open_questions:  # only the last answer counts: the host was asked again meanwhile
             return
+        elif answer.needs_digests:
+            self._add_digests(host, state)
         elif answer.missing:
             self._bring(host, answer)
         else:
@@ -196,6 +200,20 @@ class HostFiles:
             waiting, state.then = state.then, []
             for then in waiting:
                 then()
+
+    def _add_digests(self, host: str, state: _Host) -> None:
+        """Read all files, whose digests only hosts need that do not see them, and ask the host again."""
+
+        def found(project: Project | str | None) -> None:
+            if isinstance(project, str):
+                self._refuse(host, project)
+                return
+            self._project = project
+            if self._hosts.get(host) is state:
+                self._ask(host)
+
+        self._needs_digests = True
+        self._background.do(_find(self._shipping, with_digests=True), found)
 
     def _bring(self, host: str, answer: wire.HostSetUp) -> None:
         """Bring the files that the host lacks."""
@@ -238,7 +256,7 @@ class HostFiles:
             if self._hosts.get(host) is state:
                 self._ask(host)
 
-        self._background.do(_find(self._shipping), found)
+        self._background.do(_find(self._shipping, with_digests=True), found)
 
     def _leave_out_unsteady(self, before: Project | None, now: Project | None) -> None:
         """Leave out files that change all the time, such as a log, but not code, which the user may be editing."""
@@ -349,12 +367,13 @@ class HostFiles:
             self.lost(host)
 
 
-def _find(shipping: Shipping) -> Callable[[], Project | str | None]:
+def _find(shipping: Shipping, with_digests: bool) -> Callable[[], Project | str | None]:
     """Return a function that finds the project. Its result is a text if that is not possible."""
 
     def find() -> Project | str | None:
         try:
-            return shipping.find_project()
+            project = shipping.find_project()
+            return project.with_digests() if project is not None and with_digests else project
         except LaunchError as error:
             return str(error)
 

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.machinery import all_suffixes
 from pathlib import Path
@@ -69,9 +69,9 @@ class _Wanted(Enum):
 class Project:
     """What hosts need of the user's own files.
 
-    files: sorted by their paths. folders: absolute paths of the user's own directories: the working directory, those of
-    sys.path, those of scripts, and those that hold a package which is imported in another way. notes: lines for the
-    user about what is left out.
+    files: sorted by their paths; at first without digests. folders: absolute paths of the user's own directories: the
+    working directory, those of sys.path, those of scripts, and those that hold a package which is imported in another
+    way. notes: lines for the user about what is left out.
     """
 
     files: tuple[ShippedFile, ...]
@@ -83,6 +83,11 @@ class Project:
         """In bytes."""
         return sum(file.size for file in self.files)
 
+    def with_digests(self) -> Project:
+        """Read the files, and return the project with their digests. Raise LaunchError if a file cannot be read."""
+        read = (file if file.digest else _read(file.path) for file in self.files)
+        return replace(self, files=tuple(file for file in read if file is not None))
+
 
 def find_project(
     *,
@@ -93,7 +98,7 @@ def find_project(
     named: Sequence[str] = (),
     limit_bytes: int = LIMIT_BYTES,
 ) -> Project:
-    """Return the files that workers need. Raise LaunchError if they are too many or cannot be read.
+    """Return the files that workers need, without reading them. Raise LaunchError if they are too many or too large.
 
     directory: the working directory, which other paths may be relative to. targets: scripts that the workers run.
     modules: those that this process has imported; by default sys.modules. named: files and directories to ship as they
@@ -321,9 +326,8 @@ class _Search:
     # -- the result
 
     def files(self) -> tuple[ShippedFile, ...]:
-        """Read all files. Raise LaunchError."""
-        shipped = (_shipped_file(path, self._found[path]) for path in sorted(self._found))
-        return tuple(file for file in shipped if file is not None)
+        """Return all files, without digests."""
+        return tuple(_shipped_file(path, self._found[path]) for path in sorted(self._found))
 
     def check_size(self, limit_bytes: int) -> None:
         """Raise LaunchError if the files are larger than the limit."""
@@ -366,15 +370,18 @@ class _Search:
         yield from self._left_out.notes(self._found.keys())
 
 
-def _shipped_file(path: str, status: os.stat_result) -> ShippedFile | None:
+def _shipped_file(path: str, status: os.stat_result, digest: str = "") -> ShippedFile:
+    return ShippedFile(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, digest)
+
+
+def _read(path: str) -> ShippedFile | None:
     """Read a file. Return None if it has just been deleted."""
     try:
-        digest = digest_of(Path(path))
+        return _shipped_file(path, os.stat(path), digest_of(Path(path)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise _unreadable(path, error) from error
-    return ShippedFile(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, digest)
 
 
 class _LeftOut:

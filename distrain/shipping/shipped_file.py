@@ -19,7 +19,7 @@ class ShippedFile(NamedTuple):
 
     path: absolute, on the coordinator's machine.
     size: in bytes. mtime_ns: time of the last change, in nanoseconds since 1970. mode: permission bits.
-    digest: of the content; see :func:`digest_of`.
+    digest: of the content; see :func:`digest_of`. Empty if the file was not read.
     """
 
     path: str

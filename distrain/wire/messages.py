@@ -586,7 +586,8 @@ class OrderDone(Message):
 class SetUpHost(Message):
     """Give the workers of the host the files that they need, before :class:`Prepare`.
 
-    files: the fields of a :class:`~distrain.shipping.shipped_file.ShippedFile` for each file of the project.
+    files: the fields of a :class:`~distrain.shipping.shipped_file.ShippedFile` for each file of the project; their
+    digests are empty unless a host needs them.
     folders: directories of the coordinator's machine that workers may use, also without files.
     place: name of the directory for the files in the host's cache. cache_bytes: the size up to which the cache may
     grow. storage, probe_file, nonce: as in :class:`InspectHost`. requirements: text of a requirements file for which a
@@ -618,13 +619,15 @@ class HostSetUp(Message):
     """How far the host is set up.
 
     missing: digests of files that the cache lacks; they are awaited in the directory ``blobs``, each under its digest,
-    and :class:`FilesDelivered` continues. storage_problem: why the host does not see the storage; None if it does.
-    checkpoints: the directory for checkpoints that are brought to this host. failed: why no worker can run here.
+    and :class:`FilesDelivered` continues. needs_digests: it does not see the files, and has to be asked again with
+    their digests. storage_problem: why the host does not see the storage; None if it does. checkpoints: the directory
+    for checkpoints that are brought to this host. failed: why no worker can run here.
 
     Agent -> coordinator.
     """
 
     missing: list[str]
+    needs_digests: bool = False
     blobs: str = ""
     checkpoints: str = ""
     storage_problem: str | None = None

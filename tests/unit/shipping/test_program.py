@@ -235,7 +235,9 @@ def test_a_cache_that_cannot_be_written_is_one_line_with_the_cure(host: Host) ->
     assert said.count("\n") == 1
     assert said.startswith("distrain cannot be stored there: ")
     assert str(host.cache) in said
-    assert said.endswith("; name another directory with env.DISTRAIN_CACHE= in the hostfile, or free some space there\n")
+    assert said.endswith(
+        "; name another directory with env.DISTRAIN_CACHE= in the hostfile, or free some space there\n"
+    )
 
 
 def test_a_full_disk_is_one_line_and_nothing_is_left(host: Host) -> None:

@@ -73,7 +73,7 @@ def write(folder: Path, *names: str, text: str = "text") -> None:
 
 def find(folder: Path, **options: Any) -> Project:
     given = {"sys_path": [str(folder)], "directory": str(folder), "modules": {}}
-    return find_project(**{**given, **options})
+    return find_project(**{**given, **options}).with_digests()
 
 
 def names(project: Project, folder: Path) -> list[str]:
