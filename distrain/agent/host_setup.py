@@ -18,6 +18,7 @@ from distrain import wire
 from distrain.hosts.host import MIRROR
 from distrain.hosts.inspection import storage_problem
 from distrain.shipping.shipped_file import ShippedFile
+from distrain.system import process
 from distrain.system.background import Background
 
 if TYPE_CHECKING:
@@ -167,7 +168,12 @@ class HostSetup:
 
     def inspection(self, asked: wire.InspectHost) -> wire.InspectHost:
         """Return the question with the paths of this host."""
-        return replace(asked, directory=self._here(asked.directory), sys_path=self._sys_path(asked.sys_path))
+        path = self._sys_path(asked.sys_path)
+        if self._python and self._asked is not None:  # the agent does not have the packages of that environment
+            packages = os.path.join(os.path.dirname(self._python), f"../lib/python{self._asked.python}/site-packages")
+            brought = os.path.dirname(process.own_package())
+            path = [*(os.path.normpath(packages) if entry is None else entry for entry in path), brought]
+        return replace(asked, directory=self._here(asked.directory), sys_path=path, executable=self._python)
 
     @property
     def _has_other_interpreter(self) -> bool:

@@ -115,7 +115,9 @@ class HostChecks:
             case wire.InspectionResult() if host in self._not_inspected:
                 del self._not_inspected[host]
                 storage = self._inspections[host].storage
-                versions = version_findings(host, answer.versions, self._own_versions, self._imported)
+                versions = version_findings(
+                    host, answer.versions, self._own_versions, self._imported, python=answer.executable
+                )
                 return [*versions, *storage_findings(host, answer, storage)]
             case wire.ProbeAddress(nonce=self._nonce) if host in self._waiting:
                 self._ports[host] = answer
@@ -269,17 +271,20 @@ def version_findings(
     versions: Mapping[str, str | None],
     own_versions: Mapping[str, str | None],
     imported: Collection[str] = (),
+    *,
+    python: str = "",
 ) -> list[Finding]:
     """Return packages that the host lacks or has in another version than this machine.
 
     Another version is a warning, except another major version of cloudpickle: only that is known to break pickles. A
-    package is also only a warning if it is only ``imported`` by the user's code, which may do without.
+    package is also only a warning if it is only ``imported`` by the user's code, which may do without. python: the
+    interpreter of the host.
     """
     found = []
     missing = {name: own for name, own in own_versions.items() if own is not None and versions.get(name) is None}
     needed = [name for name in missing if name not in imported]
     if missing:
-        found.append(_missing_finding(host, missing, is_fatal=bool(needed)))
+        found.append(_missing_finding(host, missing, python, is_fatal=bool(needed)))
     for package, own in own_versions.items():
         version = versions.get(package)
         if own and version and version != own and package not in imported:
@@ -290,12 +295,12 @@ def version_findings(
     return found
 
 
-def _missing_finding(host: str, missing: Mapping[str, str], *, is_fatal: bool) -> Finding:
+def _missing_finding(host: str, missing: Mapping[str, str], python: str, *, is_fatal: bool) -> Finding:
     names = ", ".join(missing)
     wanted = " ".join(f"{name}=={own}" if own else name for name, own in missing.items())
     text = (
-        f"it has no {names}; install there: {wanted}; or name another interpreter with python= in the hostfile, or "
-        "make an environment on each host with --env-from freeze"
+        f"its {python or 'interpreter'} has no {names}; install there: {wanted}; or name another interpreter with "
+        "python= in the hostfile, or make an environment on each host with --env-from freeze"
     )
     return Finding(host, next(iter(missing)), text, is_fatal=is_fatal)
 

@@ -35,6 +35,7 @@ def inspect(asked: wire.InspectHost) -> wire.InspectionResult:
         storage_problem=problem,
         disk_free_bytes=_disk_free_bytes(asked.storage or asked.directory),
         memory_free_bytes=_memory_free_bytes(),
+        executable=asked.executable or sys.executable,
         sent=time.time(),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import sys
 import zipfile
@@ -29,7 +30,8 @@ _NEEDED = ("cloudpickle", "psutil")
 _SUFFIXES = (".py", ".so", ".typed")
 _DIGEST_BYTES, _SIZE_BYTES = 32, 8
 
-# A lock shows that the directory is in use, as long as the program lives.
+# A lock shows that the directory is in use, as long as the program lives. There are no single quotes in this code: the
+# fish shell would not read them as other shells do.
 _ARRIVE = """\
 import fcntl, os
 def arrive():
@@ -86,8 +88,13 @@ def arrival_argv(python: str, program: str, *arguments: str, flags: Sequence[str
     python: the interpreter there. If empty, it is the path of this one, else any of the same version in PATH.
     """
     ask = wire.MAGIC + wire.encode(wire.AskForProgram())
-    values = {"BROUGHT": process.BROUGHT, "ASK": repr(ask), "SIZE_BYTES": _SIZE_BYTES, "DIGEST_BYTES": _DIGEST_BYTES}
-    values["EXECUTABLE"] = repr(sys.executable)
+    values = {
+        "BROUGHT": process.BROUGHT,
+        "ASK": f'bytes.fromhex("{ask.hex()}")',
+        "EXECUTABLE": json.dumps(sys.executable),
+        "SIZE_BYTES": _SIZE_BYTES,
+        "DIGEST_BYTES": _DIGEST_BYTES,
+    }
     prepare = _ARRIVE
     for name, value in values.items():
         prepare = prepare.replace(name, str(value))

@@ -92,7 +92,7 @@ def bootstrap_argv(
     instead of this one; empty for the one that the interpreter has. prepare: code to run before it is loaded.
     """
     root = str(own_package()) if package is None else package
-    bootstrap = _BOOTSTRAP.replace("MODULE", repr(_PROGRAMS[program])).replace("BROUGHT", BROUGHT)
+    bootstrap = _BOOTSTRAP.replace("MODULE", f'"{_PROGRAMS[program]}"').replace("BROUGHT", BROUGHT)
     bootstrap = bootstrap.replace("PREPARE", prepare)
     # On one line: in the C shell, which may be the user's login shell, no quoted text spans lines.
     return [*(python or [sys.executable]), *flags, "-c", f"exec({bootstrap!r})", root, program, *arguments]

@@ -370,7 +370,7 @@ class InspectHost(Message):
     directory, sys_path: those of the workers. packages: names of packages whose versions are compared. storage: a
     directory in which a file has to be written and deleted; empty if there is none. probe_file: the name of a file in
     it that holds ``nonce``, if the directory is the one that the coordinator's machine has. with_cache: count what
-    distrain stores there, which takes a while.
+    distrain stores there, which takes a while. executable: the interpreter of the workers; empty for the agent's own.
 
     Coordinator -> agent; answered by :class:`InspectionResult`.
     """
@@ -382,6 +382,7 @@ class InspectHost(Message):
     probe_file: str = ""
     nonce: str = ""
     with_cache: bool = False
+    executable: str = ""
 
 
 @message
@@ -389,7 +390,7 @@ class InspectionResult(Message):
     """The state of the host. Numbers of bytes are 0 if unknown.
 
     received, sent: seconds since the epoch by the host's clock. versions: None for a package that is not installed,
-    empty for one without a version.
+    empty for one without a version. executable: the interpreter that has these packages.
 
     Agent -> coordinator.
     """
@@ -402,6 +403,7 @@ class InspectionResult(Message):
     disk_free_bytes: int
     memory_free_bytes: int
     cache_bytes: int = 0
+    executable: str = ""
 
 
 @message

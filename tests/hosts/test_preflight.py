@@ -166,7 +166,7 @@ def test_a_python_without_distrain_is_named_and_a_greeting_is_not_its_words(user
     (user.folder / "hosts").write_text(f"alpha python='{python}'\nbeta\n")
     text = finding(user.checks("--no-ship"), "alpha")
     assert f"exit code 1: ModuleNotFoundError: No module named 'distrain'; install distrain=={__version__}" in text
-    assert "✗ alpha: it has no torch; install there: torch==" in user.checks().out
+    assert f"✗ alpha: its {python} has no torch; install there: torch==" in user.checks().out
 
 
 @over("fake_ssh", "namespaces")

@@ -95,7 +95,7 @@ def test_a_host_that_cannot_train_is_refused_and_another_problem_is_a_warning(wa
     launch.checks.handle("one", LACKING)
     launch.checks.handle("two", replace(GOOD, versions={"cloudpickle": "3.0.0"}))
     [(host, why)] = launch.refused
-    assert (host, why[:23]) == ("one", "it has no cloudpickle; ")
+    assert (host, why[:36]) == ("one", "its interpreter has no cloudpickle; ")
     [text] = warnings
     assert text.startswith("two: it has cloudpickle 3.0.0, this machine 3.1.2")
     assert not launch.checks.is_under_way

@@ -76,7 +76,7 @@ def test_equal_versions_are_no_finding() -> None:
 def test_a_package_that_is_not_there_is_fatal() -> None:
     [(text, is_fatal)] = findings(torch=None)
     assert is_fatal
-    assert text.startswith("it has no torch; install there: torch==2.13.0; or name")
+    assert text.startswith("its interpreter has no torch; install there: torch==2.13.0; or name")
 
 
 @pytest.mark.parametrize("version", ["2.13.0+cu130", "2.12.1", "3.0"])

@@ -370,3 +370,8 @@ def test_an_interpreter_that_the_user_has_named_is_the_only_one() -> None:
     assert argv[5:] == [str(process.own_package()), program.key(), "agent", "id"]
     assert not any("\n" in word for word in argv)  # in the C shell no quoted text spans lines
     assert "\n" not in "".join(program.arrival_argv("", "agent"))
+
+
+def test_no_shell_reads_the_command_in_another_way() -> None:
+    """fish reads a backslash before a single quote as an escape, also between single quotes."""
+    assert not any("\\'" in word for word in program.arrival_argv("", "agent", "id", "no-gpus"))
