@@ -34,6 +34,8 @@ _OWED_BYTES = 16 << 20
 """A stream is asked for more while so many bytes or fewer have yet to arrive. This covers the way there and back."""
 _CATCH_UP_S = 2.0
 """Seconds that the streams have to end what they do after an error, before they are closed."""
+_PATIENCE_S = 120.0
+"""Seconds that a host may be silent while it owes an answer: it may have to read a large file before that."""
 _LAST_WORDS_BYTES = 2 << 10
 _LAST_WORDS_S = 2.0
 
@@ -56,7 +58,7 @@ class Stream:
         self._listener.start()
         self.write_fd = stdin.fileno()
         self.sender = PartSender(self.write_fd)
-        self.reader = Reader(stdout.fileno())
+        self.reader = Reader(stdout.fileno(), patience_s=_PATIENCE_S)
         try:
             self.reader.skip_chatter()
         except StreamEndedError as error:

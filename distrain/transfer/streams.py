@@ -34,6 +34,7 @@ import errno
 import hashlib
 import json
 import os
+import select
 import zlib
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -70,15 +71,26 @@ class RefusedError(Exception):
     """The other end has answered why it could not do what it was asked for. The stream stays usable."""
 
 
+def _has_bytes(fd: int, patience_s: float) -> bool:
+    """Wait until there is something to read, or the end."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(patience_s * 1000))
+
+
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
 class Reader:
-    """The bytes that arrive over a descriptor, through one buffer. All methods raise StreamEndedError at the end."""
+    """The bytes that arrive over a descriptor, through one buffer. All methods raise StreamEndedError at the end.
 
-    def __init__(self, fd: int, largest_header: int = _LARGEST_HEADER) -> None:
+    patience_s: seconds to wait for the next bytes, after which the other end counts as gone; None for any time.
+    """
+
+    def __init__(self, fd: int, largest_header: int = _LARGEST_HEADER, *, patience_s: float | None = None) -> None:
         widen_pipe(fd)
         self._fd = fd
+        self._patience_s = patience_s
         self._largest_header = largest_header
         self._buffer = memoryview(bytearray(MOST_CONTENT))
         self._start = self._end = 0
@@ -92,6 +104,8 @@ class Reader:
         return self._buffer[start : self._start]
 
     def _fill(self) -> None:
+        if self._patience_s is not None and not _has_bytes(self._fd, self._patience_s):
+            raise StreamEndedError(f"it has sent nothing for {self._patience_s:g} s")
         try:
             count = os.readv(self._fd, [self._buffer])
         except BlockingIOError:  # a socket with a time limit

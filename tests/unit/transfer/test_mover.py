@@ -387,6 +387,19 @@ def test_a_stream_that_is_killed_fails_its_order_only(
     assert len(streams) == 2
 
 
+def test_a_server_that_is_stopped_is_replaced(
+    mover: Mover, streams: list[Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_pool, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(stream_pool, "_LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(mover_module, "_RETRIES_S", (0.0,))
+    written(tmp_path / "source" / "a", b"text")
+    assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
+    os.kill(streams[0]._process.pid, signal.SIGSTOP)
+    assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
+    assert len(streams) == 2
+
+
 def test_a_stream_that_ends_between_orders_is_replaced(mover: Mover, streams: list[Stream], tmp_path: Path) -> None:
     written(tmp_path / "source" / "a", b"text")
     assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
