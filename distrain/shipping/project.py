@@ -120,6 +120,7 @@ def find_project(
         found.add_imported(dict(sys.modules if modules is None else modules), interpreter)
         for path in files:
             found.add_named(path)
+        found.leave_out_runs()
         found.check_size(limit_bytes)
         return found
 
@@ -328,6 +329,13 @@ class _Search:
     def files(self) -> tuple[ShippedFile, ...]:
         """Return all files, without digests."""
         return tuple(_shipped_file(path, self._found[path]) for path in sorted(self._found))
+
+    def leave_out_runs(self) -> None:
+        """Leave out run directories of distrain, which may be in the project and need not be ignored by git."""
+        tops = (os.path.dirname(path) for path in self._found if path.endswith("/run.json"))
+        runs = tuple(f"{top}/" for top in tops if os.path.exists(f"{top}/metrics.jsonl"))
+        if runs:
+            self._found = {path: status for path, status in self._found.items() if not path.startswith(runs)}
 
     def check_size(self, limit_bytes: int) -> None:
         """Raise LaunchError if the files are larger than the limit."""

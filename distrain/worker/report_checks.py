@@ -36,7 +36,7 @@ def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> No
     if not checkpoint.path or checkpoint.remote_path is not None:  # made from a dict, or remote
         return
     folder = os.path.realpath(checkpoint.path)
-    if not os.path.isdir(folder):
+    if not checkpoint.exists():
         raise CheckpointError(f"report(): the checkpoint directory {checkpoint.path} does not exist")
     shared = (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)
     if folder in map(os.path.realpath, shared):

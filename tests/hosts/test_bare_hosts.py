@@ -222,7 +222,7 @@ def train():
         "digest": digest, "files": read(reported.checkpoint), "again": read(distrain.get_checkpoint()),
         "metadata": reported.checkpoint.get_metadata(), "path": reported.checkpoint.path,
         "seen": os.path.exists(reported.checkpoint.path), "cwd": os.getcwd(),
-    })
+    }, checkpoint=start)
 
 if __name__ == "__main__":
     sent = Path("/sys/class/net/eth0/statistics/tx_bytes")

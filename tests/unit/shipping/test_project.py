@@ -242,6 +242,11 @@ def test_git_tells_what_belongs_to_the_project(repository: Path) -> None:
     assert set(names(find(repository / "a-b"), repository)) == {*expected, "staged.yaml", "tracked.py", "untracked.py"}
 
 
+def test_runs_in_the_project_are_no_part_of_it(repository: Path) -> None:
+    write(repository, "a.py", "runs/one/run.json", "runs/one/metrics.jsonl", "runs/one/logs/a.log", "runs/run.json")
+    assert found(repository) == ["a.py", "runs/run.json"]
+
+
 def test_only_the_directory_is_shipped_of_a_repository_that_is_too_large(repository: Path) -> None:
     write(repository, "a.py", "b/c.py", "b/d.json", text="12345")
     project = find(repository / "b", limit_bytes=10)
