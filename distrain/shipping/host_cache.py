@@ -75,6 +75,8 @@ class _Entry(NamedTuple):
     @property
     def is_incomplete(self) -> bool:
         """Whether a process was killed that made or deleted it, if it is also old."""
+        if self.kind == "environments" and not os.path.exists(f"{self.path}/{_COMPLETE}"):
+            return True
         return _INCOMPLETE in self.name and self.kind != "runs"
 
 
