@@ -160,7 +160,12 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
     from rich.console import Console
 
     scaling = _scaling_config(options, hosts)
-    transports = transports_for(hosts, ssh_args_of(scaling, os.environ), ships=not options.no_ship)
+    transports = transports_for(
+        hosts,
+        ssh_args_of(scaling, os.environ),
+        ships=not options.no_ship,
+        makes_environment=options.env_from is not None,
+    )
     settings = settings_for(
         transports,
         directory=os.getcwd(),

@@ -111,6 +111,8 @@ class Preflight:
         self._hosts = {t.host.name: _Host(t, settings[t.host.name]) for t in transports}
         self._storage = choose_run(storage_path, None).parent
         self._own_versions = package_versions(PACKAGES, sys_path)
+        self._compared = {} if any(one.makes_environment for one in transports) else self._own_versions
+        """What is compared: an environment that a run makes on the hosts has the packages."""
         self._scaling = scaling
         self._sys_path = [os.fspath(entry) for entry in sys_path]
         self._pool = HostPool(dict.fromkeys(self._hosts, 1), ScalingConfig(num_workers=(1, len(self._hosts))))
@@ -283,7 +285,7 @@ class Preflight:
             {host.name: question(host.settings) for host in hosts},
             _addresses(hosts),
             nonce=self._id,
-            own_versions=self._own_versions,
+            own_versions=self._compared,
         )
         self._tries_connections = len(hosts) > 1
         self._carry_out(checks.begin())

@@ -401,6 +401,7 @@ class Coordinator:
     def _fetch(self, host: str, asked: wire.FetchCheckpoint) -> None:
         """Bring a checkpoint to a rank. A host gets no other directory of this machine."""
         self._hang_monitor.progress()
+        self._report_handler.handle(asked)
         own = {str(saved.path) for saved in self._store.committed}
         if asked.path in {*own, self.machine.checkpoint, self._request.checkpoint}:
             self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
@@ -411,6 +412,7 @@ class Coordinator:
     def _on_fetched(self, asked: wire.FetchCheckpoint, answer: wire.CheckpointFetched) -> None:
         self._hang_monitor.progress()
         if asked.attempt == self._attempt:
+            self._report_handler.fetched(asked.rank)
             self._send_to_rank(replace(answer, attempt=asked.attempt, rank=asked.rank))
 
     def _on_lost(self, lost: events.HostLost) -> None:

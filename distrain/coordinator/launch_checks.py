@@ -6,6 +6,7 @@ import os
 import sys
 import uuid
 from functools import partial
+from importlib.metadata import packages_distributions
 from typing import TYPE_CHECKING
 
 from distrain.decisions.host_checks import ANSWER_TIMEOUT_S, Finding, HostChecks, Question, inspection, must_connect
@@ -64,9 +65,17 @@ class LaunchChecks:
         self._background.do(self._find_own_versions, partial(self._ask, plan))
 
     def _find_own_versions(self) -> Mapping[str, str | None]:
+        """Return the versions of packages that this machine has, by the names of their distributions."""
         path = [os.fspath(entry) for entry in sys.path]
-        packages = dict.fromkeys([*self._needed, *self._imports()])
-        return {name: found for name, found in package_versions(packages, path).items() if found is not None}
+        found = package_versions(dict.fromkeys([*self._needed, *self._imports()]), path)
+        versions = {name: version for name, version in found.items() if version}
+        if "" in found.values():  # a module that is called otherwise than its distribution, such as yaml of PyYAML
+            distributions = packages_distributions()
+            named = [
+                distributions[name][0] for name, version in found.items() if version == "" and name in distributions
+            ]
+            versions |= {name: version for name, version in package_versions(named, path).items() if version}
+        return versions
 
     @property
     def _needed(self) -> list[str]:

@@ -138,6 +138,8 @@ class ReportHandler:
                 self._answer([(message, now + self._config.missing_rank_s)])
             case wire.Running(rank=rank):
                 self._do(self._assembly.running(rank, now))
+            case wire.FetchCheckpoint(rank=rank):
+                self._assembly.fetching(rank)
             case wire.Outcome(ok=True, rank=rank):
                 self._do(self._assembly.finished(rank, now))
                 self._do(self._barriers.finished(rank))
@@ -145,6 +147,10 @@ class ReportHandler:
                     self._do(self._rows.finished(rank))
         if self._list_requests and self._find_settled() != self._settled_up_to:
             self._answer_list_requests()
+
+    def fetched(self, rank: int) -> None:
+        """Note that a rank has the files of the checkpoint for which it waited."""
+        self._do(self._assembly.fetched(rank, time.monotonic()))
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` should be called if nothing else happens."""

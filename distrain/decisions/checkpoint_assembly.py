@@ -193,6 +193,8 @@ class _RankRecord:
     last_index: int = 0
     last_ordinal: int = 0
     running_since: float | None = None
+    is_fetching: bool = False
+    has_fetched: bool = False
     finished: bool = False
     written_off: bool = False
 
@@ -230,6 +232,15 @@ class CheckpointAssembly:
         self._ranks[rank].running_since = now
         self._entered.append((now, rank))
         return self.tick(now)
+
+    def fetching(self, rank: int) -> None:
+        """Note that the rank waits for the files of a checkpoint. It is not written off meanwhile."""
+        self._ranks[rank].is_fetching = self._ranks[rank].has_fetched = True
+
+    def fetched(self, rank: int, now: float) -> list[Action]:
+        """Note that the rank goes on: its time for a first report begins."""
+        self._ranks[rank].is_fetching = False
+        return self.running(rank, now)
 
     def reported(
         self,
@@ -503,19 +514,22 @@ class CheckpointAssembly:
 
         True once the rank has finished. A rank that has never brought a checkpoint is also written off when it reports
         in step with the others but without one; when it has never reported, though it has had the time, and the others
-        have made their next report; and after ``missing_rank_s``.
+        have made their next report; and after ``missing_rank_s``. A rank that waits for the files of a checkpoint is
+        not written off. After that its times begin anew, even if the attempt ends meanwhile.
         """
         record = self._ranks[rank]
         if record.finished or record.written_off:
             return True
-        if record.last_ordinal:
+        if record.last_ordinal or record.is_fetching:
             return False
         since = record.running_since
-        had_time = since is not None and (self._closed or now >= since + FIRST_REPORT_TIMEOUT_S)
+        is_over = self._closed and not record.has_fetched
+        had_time = since is not None and (is_over or now >= since + FIRST_REPORT_TIMEOUT_S)
+        begins_late = record.has_fetched and since is not None and now < since + self._missing_rank_s
         return (
             rank in pending.in_step
             or (not pending.halted and had_time and not record.last_index)
-            or self._waited_for_missing(pending, now)
+            or (self._waited_for_missing(pending, now) and not begins_late)
         )
 
     def _waited_for_missing(self, pending: _Pending, now: float) -> bool:

@@ -184,6 +184,28 @@ def test_rank_0_only_commits_when_the_others_have_finished() -> None:
     assert the_commit(deliver(assembly, 0, 1, "model")).ranks == (0,)
 
 
+def test_a_rank_that_waits_for_the_files_of_a_checkpoint_is_not_written_off() -> None:
+    assembly = assembly_of(2)
+    assembly.fetching(1)
+    bring(assembly, 0, 1, "a")
+    actions = [*deliver(assembly, 0, 1, "a"), *note(assembly, 0, 2, now=100.0), *assembly.tick(1000.0)]
+    actions += [*assembly.fetched(1, 1000.0), *assembly.tick(1000.0 + FIRST_REPORT_TIMEOUT_S / 2)]
+    assert not only(Commit, actions)
+    bring(assembly, 1, 1, "b", now=1006.0)
+    assert the_commit(deliver(assembly, 1, 1, "b", now=1007.0)).ranks == (0, 1)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_end_of_an_attempt_writes_off_no_rank_that_had_to_wait_for_files(goes_on: bool) -> None:
+    assembly = assembly_of(2)
+    assembly.fetching(1)
+    if goes_on:
+        assembly.fetched(1, 0.0)
+    bring(assembly, 0, 1, "a")
+    actions = [*deliver(assembly, 0, 1, "a"), *note(assembly, 0, 2), *assembly.close(FIRST_REPORT_TIMEOUT_S / 2)]
+    assert not only(Commit, actions)
+
+
 def test_rank_0_only_says_nothing_about_it() -> None:
     assembly = assembly_of(2)
     bring(assembly, 0, 1, "model")
