@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.checkpoint import locked_for_reading
+from distrain.coordinator.host_files import full_cache_hint
 from distrain.errors import CheckpointError
 from distrain.storage.file_transfer import hash_files
 from distrain.storage.files import list_files
@@ -160,7 +161,7 @@ class CheckpointCopies:
 
         def done(failed: str | None) -> None:
             checkpoint.sent_to = None
-            self._on_delivered(checkpoint, host, failed)
+            self._on_delivered(checkpoint, host, failed and f"{failed}{full_cache_hint(failed)}")
 
         self._hosts.deliver(host, self._order(checkpoint, host), done)
 

@@ -243,8 +243,7 @@ class HostFiles:
         if failed is None:
             self._send_question(host, wire.FilesDelivered())
         elif is_full_disk(failed) or state.tries >= _MOST_TRIES:
-            cure = "; free some space there, or name another directory with env.DISTRAIN_CACHE= in the hostfile"
-            self._refuse(host, f"your code cannot be brought there: {failed}{cure if is_full_disk(failed) else ''}")
+            self._refuse(host, f"your code cannot be brought there: {failed}{full_cache_hint(failed)}")
         else:  # a file has changed meanwhile, or the connection was turned away
             self._loop.call_in(f"bring {host}", _RETRY_S * state.tries, partial(self._try_again, host, state))
 
@@ -378,6 +377,12 @@ def _find(shipping: Shipping, with_digests: bool) -> Callable[[], Project | str 
             return str(error)
 
     return find
+
+
+def full_cache_hint(text: str) -> str:
+    """Return advice to append to an error of a host's cache with this text, or an empty string."""
+    cure = "; free some space there, or name another directory with env.DISTRAIN_CACHE= in the hostfile"
+    return cure if is_full_disk(text) else ""
 
 
 def _megabytes(size: int) -> str:

@@ -59,6 +59,7 @@ _FLUSHED_BYTES = 8 << 20
 """Bytes of a file after which the kernel begins to write them to disk."""
 _SYNC_FILE_RANGE_WRITE = 2
 _CHATTER_KEPT = 4 << 10
+_LONGEST_NAME = 200
 _CRC32 = "crc32:"
 _SILENT = "it does nothing any more"
 
@@ -413,7 +414,10 @@ def flush_file(path: str) -> None:
 
 def temporary_name(name: str, token: str) -> str:
     """Return the name of a file until it is complete."""
-    return f"{name}.new-{token}"
+    folder, name = os.path.split(name)
+    if len(os.fsencode(name)) > _LONGEST_NAME:  # file systems take 255 bytes
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return os.path.join(folder, f"{name}.new-{token}")
 
 
 def check_name(name: str) -> str:

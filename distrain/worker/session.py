@@ -525,6 +525,8 @@ class Session:
 
         Raises CheckpointError if that is not possible.
         """
+        if os.getpid() != self._pid:
+            raise CheckpointError(f"{path} is not on this host: call as_directory() in the worker, not in its child")
         with self._lock:
             self._channel.send(
                 wire.FetchCheckpoint(attempt=self.context.attempt, rank=self.context.world_rank, path=path)

@@ -218,9 +218,9 @@ def deliver(
 
 def test_files_go_to_a_private_folder(mover: Mover, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(stream_pool, "PART_BYTES", 1_000_000)
-    files = {"a/model": os.urandom(5_000_001), "empty": b"", "code": os.urandom(2_000_000)}
+    files = {"a/model": os.urandom(5_000_001), "empty": b"", f"a/{'n' * 255}": b"1", "code": os.urandom(2_000_000)}
     paths = {name: written(tmp_path / "here" / name, data) for name, data in files.items()}
-    orders = [checkpoint_file(paths[name], name) for name in ("a/model", "empty")]
+    orders = [checkpoint_file(paths[name], name) for name in list(files)[:3]]
     orders.append((str(paths["code"]), "code", 2_000_000, digest_of(paths["code"])))
     folder = tmp_path / "cache" / "there"
     assert deliver(mover, folder, orders, folders=("nothing/inner",)) is None
