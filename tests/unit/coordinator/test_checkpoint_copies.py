@@ -244,8 +244,8 @@ def test_a_delivery_that_fails_is_answered_and_the_next_who_asks_causes_another(
     copies: Copies, checkpoint: Path
 ) -> None:
     copies.fetch(checkpoint, HOSTS[0], HOSTS[0])
-    copies.hosts.finish(failed="No space left on device")
-    assert copies.failed == ["No space left on device"] * 2
+    copies.hosts.finish(failed="Permission denied")
+    assert copies.failed == ["Permission denied"] * 2
     assert not copies.copies.is_busy
     assert not is_locked(checkpoint)
     copies.bring(checkpoint, HOSTS[0])
@@ -255,10 +255,10 @@ def test_a_delivery_that_fails_is_answered_and_the_next_who_asks_causes_another(
 
 def test_a_delivery_that_fails_does_not_keep_the_other_hosts_waiting(copies: Copies, checkpoint: Path) -> None:
     copies.fetch(checkpoint, *HOSTS[:2])
-    copies.hosts.finish(failed="No space left on device")
+    copies.hosts.finish(failed="Permission denied")
     assert copies.hosts.under_way == [(None, HOSTS[1])]
     copies.hosts.finish()
-    assert copies.failed == ["No space left on device", None]
+    assert copies.failed == ["Permission denied", None]
 
 
 def test_two_checkpoints_of_the_same_name_go_to_different_directories(copies: Copies, tmp_path: Path) -> None:
@@ -338,8 +338,8 @@ def test_a_failure_of_this_machine_after_one_of_a_peer_is_the_answer(copies: Cop
     copies.bring(checkpoint, HOSTS[0])
     copies.fetch(checkpoint, HOSTS[1])
     copies.hosts.finish(failed="Connection refused")
-    copies.hosts.finish(failed="No space left on device")
-    assert copies.failed == [None, "No space left on device"]
+    copies.hosts.finish(failed="Permission denied")
+    assert copies.failed == [None, "Permission denied"]
     assert not copies.hosts.deliveries
     assert not copies.copies.is_busy
 
@@ -588,7 +588,7 @@ def test_a_copy_stays_until_its_host_has_the_next_one(copies: Copies, tmp_path: 
     copies.bring(checkpoints[1], HOSTS[0])
     copies.fetch(checkpoints[2], HOSTS[0])
     assert not copies.hosts.dropped
-    copies.hosts.finish(failed="No space left on device")
+    copies.hosts.finish(failed="Permission denied")
     assert not copies.hosts.dropped
     copies.bring(checkpoints[2], HOSTS[0])
     assert len(copies.hosts.dropped) == 1
