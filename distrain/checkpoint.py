@@ -87,8 +87,8 @@ class Checkpoint(metaclass=ExplainedClass):
                 self._write_dict(target)
             case RemotePath() as remote:
                 self._download(remote, target)
-            case folder:
-                with locked_for_reading(folder):
+            case _:
+                with self._locked_folder() as folder:
                     shutil.copytree(folder, target, dirs_exist_ok=True, ignore=_ignore_manifest)
         return str(target)
 
@@ -110,9 +110,28 @@ class Checkpoint(metaclass=ExplainedClass):
             case RemotePath() as remote:
                 with self._shared_download(remote) as path:
                     yield str(path)
-            case folder:
-                with locked_for_reading(folder):
+            case _:
+                with self._locked_folder() as folder:
                     yield str(folder)
+
+    @contextlib.contextmanager
+    def _locked_folder(self) -> Iterator[Path]:
+        """Yield the directory, locked for reading. A copy that was deleted before it was locked is brought again."""
+        while True:
+            folder = self._place
+            assert isinstance(folder, Path)
+            is_copy = folder != self._location
+            with contextlib.ExitStack() as stack:
+                try:
+                    stack.enter_context(locked_for_reading(folder))
+                except CheckpointError:
+                    if not is_copy:
+                        raise
+                    continue
+                if is_copy and not folder.is_dir():
+                    continue
+                yield folder
+                return
 
     @contextlib.contextmanager
     def _shared_download(self, remote: RemotePath) -> Iterator[Path]:
@@ -184,7 +203,7 @@ class Checkpoint(metaclass=ExplainedClass):
     def _place(self) -> Path | RemotePath | None:
         """Where this process finds the files: in a copy, if its host does not see them. Raises CheckpointError."""
         place = self._location
-        if _fetch is not None and isinstance(place, Path) and not place.is_dir():
+        if _fetch is not None and isinstance(place, Path) and (place.parent == _elsewhere or not place.is_dir()):
             return Path(_fetch(self.path))
         return place
 
@@ -353,12 +372,16 @@ class Checkpoint(metaclass=ExplainedClass):
 # -- checkpoints on another machine ----------------------------------------------------------------------------------
 
 _fetch: Callable[[str], str] | None = None
+_elsewhere: Path | None = None
 
 
-def fetch_with(function: Callable[[str], str]) -> None:
-    """Read checkpoints that do not exist on this host through a function that brings one and returns where it is."""
-    global _fetch
-    _fetch = function
+def fetch_with(function: Callable[[str], str], elsewhere: Path) -> None:
+    """Read checkpoints that this host does not have through a function that brings one and returns where it is.
+
+    elsewhere: the run directory, on another machine. What this host has at that path is something else.
+    """
+    global _fetch, _elsewhere
+    _fetch, _elsewhere = function, elsewhere
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

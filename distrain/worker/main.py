@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from distrain import wire
@@ -84,7 +85,7 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     session = Session(channel, context, checkpoint)
     Session.current = session
     if not context.sees_storage:
-        fetch_with(session.fetch_checkpoint)
+        fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
     try:
         done = run_user_code(lambda: _load(fds.job), session, channel)
         _ignore_signals()

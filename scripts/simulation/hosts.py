@@ -70,6 +70,8 @@ class SimulatedTransport:
     host: HostSpec
     pipe: str
     lease_s: float = 15.0
+    ships: bool = False
+    makes_environment: bool = False
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """Return the command of the shell. The sweep of a simulated host has nothing to do."""

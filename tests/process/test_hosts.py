@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import distrain
-from distrain import BackendConfig, LaunchError, ResourcesError, Result, RunConfig, ScalingConfig, WorkerGroupError
+from distrain import BackendConfig, LaunchError, ResourcesError, Result, RunConfig, ScalingConfig, ShippingConfig, WorkerGroupError
 from distrain.system import process
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork, ScriptWork
@@ -221,11 +221,11 @@ def test_ranks_meet_where_the_user_says_and_not_where_another_launcher_did(
 # -- what a host may lack --------------------------------------------------------------------------------------------
 
 
-def failure(fit_on: FitOn, hostfile: Path, line: str) -> str:
+def failure(fit_on: FitOn, hostfile: Path, line: str, **run: Any) -> str:
     hostfile.write_text(f"localhost\n{line}\n")
     began = time.monotonic()
     with pytest.raises(LaunchError) as raised:
-        fit_on(where_am_i, num_workers=2, hostfile=hostfile)
+        fit_on(where_am_i, run, num_workers=2, hostfile=hostfile)
     assert time.monotonic() - began < 8.0
     return str(raised.value)
 
@@ -273,7 +273,8 @@ def test_an_interpreter_without_distrain_says_so(ssh: Callable[..., Path], fit_o
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "python").symlink_to(os.path.realpath(sys.executable))
     ssh()
-    text = failure(fit_on, tmp_path / "hosts", f"far python={tmp_path}/bare/python")
+    shipping = ShippingConfig(enabled=False)
+    text = failure(fit_on, tmp_path / "hosts", f"far python={tmp_path}/bare/python", shipping_config=shipping)
     assert text.startswith("far: its agent has ended: exit code 1")
     assert "No module named 'distrain'" in text
 
