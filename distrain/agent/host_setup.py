@@ -130,6 +130,11 @@ class HostSetup:
 
         self._thread.do(delete)
 
+    @property
+    def has_files(self) -> bool:
+        """True if files were brought to this host, perhaps by processes that still run."""
+        return self._mirror is not None
+
     def end(self) -> None:
         """Delete what the run does not need any more, once the host has no worker left."""
         self._thread.close()

@@ -181,7 +181,7 @@ class Agent:
         elif self._forkserver is not None:
             self._forkserver.leave()
         process.kill_descendants()
-        if not is_tidy:  # processes may have left the tree
+        if not is_tidy or self._setup.has_files:  # processes may have left the tree; stream servers never were in it
             # On the coordinator's machine, those of the whole run. Another host may be the same machine as a third one,
             # whose processes must live: there, only those with the id of this host.
             process.sweep(self._run_id if self._is_local else process.own_run_id())

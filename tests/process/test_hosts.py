@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 
 import distrain
-from distrain import BackendConfig, LaunchError, ResourcesError, Result, RunConfig, ScalingConfig, ShippingConfig, WorkerGroupError
+from distrain import (
+    BackendConfig,
+    LaunchError,
+    ResourcesError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    ShippingConfig,
+    WorkerGroupError,
+)
 from distrain.system import process
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork, ScriptWork
