@@ -115,7 +115,10 @@ class ReportHandler:
         """All checkpoints of reports with this index, or a lower one, are committed or dropped."""
         self._uploads: set[tuple[int, int]] = set()
         """Rank and ordinal of the files that uploaders are storing."""
-        self._assembly = CheckpointAssembly(world_size, self._config, incomparable=_INCOMPARABLE)
+        latest = self._store.latest
+        self._assembly = CheckpointAssembly(
+            world_size, self._config, incomparable=_INCOMPARABLE, brought_last=latest.ranks if latest else ()
+        )
         self._barriers = BarrierTracker(world_size)
         self._rows = RowAssembly(world_size) if self._callbacks else None
         self.report_counts: dict[int, int] = {}

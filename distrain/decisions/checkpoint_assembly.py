@@ -190,6 +190,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _RankRecord:
+    brought_last: bool = False
     last_index: int = 0
     last_ordinal: int = 0
     running_since: float | None = None
@@ -203,12 +204,20 @@ class CheckpointAssembly:
     """The checkpoints of one attempt, joined from the parts of its ranks.
 
     incomparable: endings of file names whose bytes differ although their contents are the same.
+    brought_last: the ranks that have brought parts of the checkpoint from which the attempt starts.
     """
 
-    def __init__(self, world_size: int, config: CheckpointConfig, *, incomparable: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        config: CheckpointConfig,
+        *,
+        incomparable: Collection[str] = (),
+        brought_last: Collection[int] = (),
+    ) -> None:
         self._incomparable = tuple(incomparable)
         self._world_size = world_size
-        self._ranks = {rank: _RankRecord() for rank in range(world_size)}
+        self._ranks = {rank: _RankRecord(brought_last=rank in brought_last) for rank in range(world_size)}
         self._counts = ReportCounts(world_size)
         """Of the ranks that are neither finished nor written off."""
         self._metrics_of_rank_0: dict[str, Any] = {}
@@ -514,7 +523,8 @@ class CheckpointAssembly:
 
         True once the rank has finished. A rank that has never brought a checkpoint is also written off when it reports
         in step with the others but without one; when it has never reported, though it has had the time, and the others
-        have made their next report; and after ``missing_rank_s``. A rank that waits for the files of a checkpoint is
+        have made their next report, unless it has brought a part of the checkpoint from which the attempt starts; and
+        after ``missing_rank_s``. A rank that waits for the files of a checkpoint is
         not written off. After that its times begin anew, even if the attempt ends meanwhile.
         """
         record = self._ranks[rank]
@@ -528,7 +538,7 @@ class CheckpointAssembly:
         begins_late = record.has_fetched and since is not None and now < since + self._missing_rank_s
         return (
             rank in pending.in_step
-            or (not pending.halted and had_time and not record.last_index)
+            or (not pending.halted and had_time and not record.last_index and not record.brought_last)
             or (self._waited_for_missing(pending, now) and not begins_late)
         )
 

@@ -38,6 +38,8 @@ class CommittedCheckpoint:
     :class:`~distrain.wire.Reported`; None if the checkpoint is not validated."""
     index: int = field(default=-1, compare=False)
     """The number of the commit, counted from 0 over the whole run."""
+    ranks: tuple[int, ...] = field(default=(), compare=False)
+    """The ranks that have brought its files."""
 
     @property
     def is_pending(self) -> bool:
@@ -60,13 +62,14 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
             assert manifest is not None
         metrics = with_nonfinite(dict(manifest["metrics"].items()), manifest.get("nonfinite", {}))
         index, validation = int(manifest.get("index", -1)), manifest.get("validation")
+        ranks = tuple(map(int, manifest.get("ranks", ())))
         if validation is not None:
             str(validation["status"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away, then start again"
         ) from error
-    return CommittedCheckpoint(path, metrics, validation, index)
+    return CommittedCheckpoint(path, metrics, validation, index, ranks)
 
 
 def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:

@@ -359,7 +359,7 @@ class RunStore(ABC):
 
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
-            saved = CommittedCheckpoint(path, dict(commit.metrics), validation, index)
+            saved = CommittedCheckpoint(path, dict(commit.metrics), validation, index, commit.ranks)
             self.committed.append(saved)
             then(saved)
 

@@ -195,6 +195,17 @@ def test_a_rank_that_waits_for_the_files_of_a_checkpoint_is_not_written_off() ->
     assert the_commit(deliver(assembly, 1, 1, "b", now=1007.0)).ranks == (0, 1)
 
 
+def test_a_rank_that_has_brought_a_part_of_the_last_checkpoint_is_not_taken_for_one_that_brings_none() -> None:
+    assembly = CheckpointAssembly(2, CheckpointConfig(missing_rank_s=MISSING_RANK_S), brought_last=[0, 1])
+    for rank in range(2):
+        assembly.running(rank, 0.0)
+    bring(assembly, 0, 1, "a")
+    deliver(assembly, 0, 1, "a")
+    actions = [*note(assembly, 0, 2, now=20.0), *assembly.tick(30.0), *assembly.close(40.0)]
+    assert not only(Commit, actions)
+    assert the_commit(assembly.tick(MISSING_RANK_S)).ranks == (0,)
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_the_end_of_an_attempt_writes_off_no_rank_that_had_to_wait_for_files(goes_on: bool) -> None:
     assembly = assembly_of(2)
