@@ -364,6 +364,7 @@ def test_a_host_without_torch_is_named_with_the_version_that_it_needs(bare_user:
 def test_nothing_of_a_run_is_left_on_any_bare_host(
     bare_lab: BareLab, tmp_path: Path, test_run_id: str, end: str
 ) -> None:
+    """Without ``localhost``: the agent of the head would see the processes of these hosts, and kill them."""
     project = make_project(tmp_path)
     (project / "train.py").write_text(
         {
@@ -371,7 +372,7 @@ def test_nothing_of_a_run_is_left_on_any_bare_host(
             "it fails": "import os, helper\nassert os.environ['RANK'] != '1', 'as wanted'",
         }.get(end, "import time, helper\nprint('trains', flush=True)\ntime.sleep(1000)")
     )
-    argv = [sys.executable, "-m", "distrain.launch", "--hosts", THREE, "--storage-path", "runs", "train.py"]
+    argv = [sys.executable, "-m", "distrain.launch", "--hosts", "alpha:1,beta:1", "--storage-path", "runs", "train.py"]
     environment = {**bare_lab.environment(), "OMP_NUM_THREADS": "1"}
     with (tmp_path / "output").open("wb") as output:
         running = subprocess.Popen(
@@ -381,7 +382,7 @@ def test_nothing_of_a_run_is_left_on_any_bare_host(
         if end.startswith("SIG"):
             said = tmp_path / "output"
             wait_until(
-                lambda: running.poll() is not None or said.read_text().count("trains\n") == 3, 60.0, "all three ranks"
+                lambda: running.poll() is not None or said.read_text().count("trains\n") == 2, 60.0, "both ranks"
             )
             assert running.poll() is None, said.read_text()
             running.send_signal(signal.Signals[end])
