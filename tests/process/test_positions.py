@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import distrain
 from distrain.checkpoint import POSITIONS, Checkpoint
+from distrain.collective import barrier
 from distrain.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def function(config: dict[str, Any]) -> Any:
             distrain.report({})
         assert session.positions_at_start("train") == start
     if config.get("kill") and not start:
+        barrier()  # a slow rank has brought its checkpoints, too
         os.kill(os.getpid(), signal.SIGKILL)
     return {rank: position["step"] for rank, position in start.items()}
 
