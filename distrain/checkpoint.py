@@ -201,7 +201,7 @@ class Checkpoint(metaclass=ExplainedClass):
 
     @property
     def _place(self) -> Path | RemotePath | None:
-        """Where this process finds the files: in a copy, if its host does not see them. Raises CheckpointError."""
+        """The place of the files for this process: a copy, if its host does not see them. Raises CheckpointError."""
         place = self._location
         if _fetch is not None and isinstance(place, Path) and (place.parent == _elsewhere or not place.is_dir()):
             return Path(_fetch(self.path))

@@ -388,7 +388,7 @@ class LoggingConfig:
 @without()
 @dataclass(frozen=True, kw_only=True)
 class ShippingConfig:
-    """What distrain brings to hosts that do not see the user's files; see docs/bare_hosts.md.
+    """Files and packages for hosts that do not see the user's files; see docs/bare_hosts.md.
 
     enabled: bring distrain and the user's code. False: all hosts have both already, at the same paths.
     include: further files and directories, such as small data files, relative to the working directory. Only files

@@ -1,4 +1,4 @@
-"""What the workers of a host need before they start: the user's files, an environment, the storage. Runs in: agent.
+"""The needs of workers before they start: the user's files, an environment, the storage. Runs in: agent.
 
 A host that sees the same files as the coordinator's machine uses them where they are. Any other host gets copies in its
 cache (:mod:`distrain.shipping.host_cache`), and the paths of the coordinator's machine are replaced by those there.

@@ -112,7 +112,7 @@ class Preflight:
         self._storage = choose_run(storage_path, None).parent
         self._own_versions = package_versions(PACKAGES, sys_path)
         self._compared = {} if any(one.makes_environment for one in transports) else self._own_versions
-        """What is compared: an environment that a run makes on the hosts has the packages."""
+        """The versions to compare. An environment that a run makes on the hosts has the packages."""
         self._scaling = scaling
         self._sys_path = [os.fspath(entry) for entry in sys_path]
         self._pool = HostPool(dict.fromkeys(self._hosts, 1), ScalingConfig(num_workers=(1, len(self._hosts))))

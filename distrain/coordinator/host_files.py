@@ -40,7 +40,7 @@ _SLOW_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipping:
-    """What the hosts of a run are told, and the user's project.
+    """The question to the hosts of a run, and the user's project.
 
     question: has everything but the project's files.
     find_project: finds the project as it is now; raises LaunchError.
@@ -65,7 +65,7 @@ class Shipping:
 
 @dataclass(slots=True)
 class _Host:
-    """What is known of one host.
+    """The state of one host.
 
     then: called once it is set up.
     """
@@ -78,7 +78,7 @@ class _Host:
     tries: int = 0
     mover: OrderLink | None = None
     deliveries: deque[Callable[[wire.Delivered | wire.Serving], None]] = field(default_factory=deque)
-    """What to do with the answers that its mover owes."""
+    """Callbacks for the answers that its mover owes."""
     serving: dict[str, wire.Serving] = field(default_factory=dict)
     """By directory: where its mover lets other hosts copy it."""
 
@@ -185,7 +185,6 @@ class HostFiles:
         """Handle the answer of a host."""
         self._loop.cancel(f"set up {host}")
         state = self._hosts[host]
-        state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
         state.open_questions -= 1
         if answer.failed is not None:
             self._refuse(host, answer.failed)
@@ -197,6 +196,7 @@ class HostFiles:
             self._bring(host, answer)
         else:
             state.is_set_up, state.tries = True, 0
+            state.storage_problem, state.checkpoints = answer.storage_problem, answer.checkpoints
             waiting, state.then = state.then, []
             for then in waiting:
                 then()

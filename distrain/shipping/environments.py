@@ -38,7 +38,7 @@ _POLL_S = 0.1
 _TICK_S = 1.0
 _LAST_LINES = 15
 _USUAL_FOLDERS = "~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin"
-"""Where tools may be besides the PATH, which is short in a command that comes over ssh."""
+"""Further directories with tools. The PATH is short in a command that comes over ssh."""
 
 
 def make_environment(folder: Path, requirements: str, *, python: str, show: Callable[[str], None]) -> Path:

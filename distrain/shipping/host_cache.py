@@ -1,4 +1,4 @@
-"""What distrain stores on a host that does not share the user's files, in one place with a limit.
+"""The cache of a host that does not share the user's files: one place with a limit.
 
 Runs in: agent, stream server.
 
@@ -74,7 +74,7 @@ class _Entry(NamedTuple):
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether a process was killed that made or deleted it, if it is also old."""
+        """True if a process was killed that made or deleted it, provided that it is also old."""
         if self.kind == "environments" and not os.path.exists(f"{self.path}/{_COMPLETE}"):
             return True
         return _INCOMPLETE in self.name and self.kind != "runs"

@@ -58,7 +58,7 @@ _UNTRACKED = "?"
 
 
 class _Wanted(Enum):
-    """What is taken from a directory that git does not list: code, also small files, or also secrets and large ones."""
+    """The files to take of a directory that git does not list: code, also small files, or all."""
 
     CODE = 1
     SMALL = 2
@@ -67,7 +67,7 @@ class _Wanted(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """What hosts need of the user's own files.
+    """The user's own files that hosts need.
 
     files: sorted by their paths; at first without digests. folders: absolute paths of the user's own directories: the
     working directory, those of sys.path, those of scripts, and those that hold a package which is imported in another

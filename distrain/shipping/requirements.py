@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -130,7 +131,6 @@ def _is_relative(path: str) -> bool:
 # -- uv.lock ---------------------------------------------------------------------------------------------------------
 
 _EXPORT = ["--frozen", "--no-emit-project", "--no-hashes", "--format", "requirements-txt"]
-_PYPI = "https://pypi.org/simple"
 
 
 def _exported(lock: Path) -> str:
@@ -156,12 +156,10 @@ def _exported(lock: Path) -> str:
 
 
 def _indexes(lock: str) -> list[str]:
-    """Return an option for each index that a lock file names."""
-    found = set(re.findall(r'registry = "(https?://[^"]+)"', lock))
-    extra = sorted(url for url in found if url.rstrip("/") != _PYPI)
-    if len(extra) == 1 and len(found) == 1:
-        return [f"--index-url {extra[0]}"]
-    return [f"--extra-index-url {url}" for url in extra]
+    """Return an option for each index that a lock file names, first for the one with the most packages."""
+    counted = Counter(re.findall(r'registry = "(https?://[^"]+)"', lock))
+    kinds = ["--index-url", *["--extra-index-url"] * len(counted)]
+    return [f"{kind} {url}" for kind, (url, _) in zip(kinds, counted.most_common())]  # noqa: B905 - one too many
 
 
 def _published(lines: Iterable[str]) -> Iterator[str]:

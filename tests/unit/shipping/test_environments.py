@@ -278,7 +278,7 @@ def test_a_failure_has_the_last_output_and_leaves_nothing(folder: Path, fake_uv:
     [
         ("error: No space left on device (os error 28)", "free space on the file systems of"),
         ("OSError: [Errno 122] Disk quota exceeded", "free space on the file systems of"),
-        ("error: Failed to fetch: `https://pypi.org/simple/a/`", "the host must reach a package index"),
+        ("error: Failed to fetch: `https://usual/simple/a/`", "the host must reach a package index"),
         ("Temporary failure in name resolution", "the host must reach a package index"),
     ],
 )
