@@ -148,12 +148,18 @@ class Running:
         return [named[name] for name in names]
 
     def stop(self, *names: str) -> None:
-        for pid in self.pids(*names):
-            os.kill(pid, signal.SIGSTOP)
+        self._send(signal.SIGSTOP, *names)
 
     def resume(self, *names: str) -> None:
-        for pid in self.pids(*names):
-            os.kill(pid, signal.SIGCONT)
+        self._send(signal.SIGCONT, *names)
+
+    def _send(self, number: signal.Signals, *names: str) -> None:
+        for name, pid in zip(names, self.pids(*names), strict=True):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:  # the output tells why
+                self.user.kill()
+                pytest.fail(f"{name} has ended before {number.name}: {self.user.communicate()[0]}")
 
     def kill(self, *names: str) -> None:
         """Kill them all with SIGKILL, so that none has the time to notice the death of another."""
@@ -343,7 +349,7 @@ EVERYBODY = ("guard", "agent", "forkserver", *(f"worker {rank}" for rank in rang
 
 @pytest.mark.parametrize("stopped", [("user",), ("user", *EVERYBODY)], ids=["Ctrl-Z", "all"])
 def test_a_pause_that_is_longer_than_the_lease_does_no_harm(launch: Launch, stopped: tuple[str, ...]) -> None:
-    running = launch(LEASE_S="2", end="return")
+    running = launch(LEASE_S="3", end="return")  # on a busy machine, all are silent for a second now and then
     running.stop(*stopped)
     time.sleep(4.5)
     for name in stopped:  # one after the other
