@@ -33,7 +33,7 @@ def measure_recovery(
     workers: int, runs: int, skip: list[str], *, timeout_s: float, progress: Callable[[str], None]
 ) -> list[Row]:
     """Kill a rank under each launcher in turn, ``runs`` times, with and without restarts."""
-    rows = []
+    rows: list[Row] = []
     for restarts, title in TITLES.items():
         launchers = [name for name in (DISTRAIN, TORCHRUN) if name not in skip]
         found = {n: Row(measure=title, workers=workers, launcher=n, unit="s", values=[]) for n in launchers}

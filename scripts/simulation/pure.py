@@ -37,6 +37,7 @@ def simulate_decisions(hosts: int, workers_per_host: int) -> dict[str, Any]:
     )
     world = _World(request)
     phases: dict[str, dict[str, float]] = {}
+    before = time.process_time()
 
     def measure(name: str, state: RunState) -> None:
         nonlocal before
@@ -45,7 +46,6 @@ def simulate_decisions(hosts: int, workers_per_host: int) -> dict[str, Any]:
         phases[name] = {"cpu_s": now - before, "wall_s": now - before}
         before = now
 
-    before = time.process_time()
     world.do(world.machine.start(0.0))
     measure("ready", RunState.RUNNING)
     world.happened(events.HostLost(names[hosts // 2], "it vanished"))
