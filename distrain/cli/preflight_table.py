@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distrain.decisions.failures import name_hosts
 from distrain.system.log import without_controls
 
 if TYPE_CHECKING:
@@ -43,10 +44,13 @@ def show(preflight: Preflight, console: Console) -> None:
     for table in _tables(console, {column: texts for column, texts in cells.items() if any(texts)}):
         console.print(table)
         console.print()
+    hosts_with: dict[tuple[bool, str], list[str]] = {}
     for finding in preflight.findings:
-        mark, style = marks[finding.is_fatal]
-        text = without_controls(finding.text).replace("\n", "\n    ")
-        console.print(Text.assemble((f"{mark} {finding.host}: ", style), text), soft_wrap=not console.is_terminal)
+        hosts_with.setdefault((finding.is_fatal, finding.text), []).append(finding.host)
+    for (is_fatal, finding_text), hosts in hosts_with.items():
+        mark, style = marks[is_fatal]
+        text = without_controls(finding_text).replace("\n", "\n    ")
+        console.print(Text.assemble((f"{mark} {name_hosts(hosts)}: ", style), text), soft_wrap=not console.is_terminal)
     console.print(Text(_verdict(preflight, [row["host"] for row in rows]), style="bold"), soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ import signal
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from distrain.errors import RankFailure
+from distrain.errors import CheckpointError, RankFailure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -68,7 +68,7 @@ def failure_of(
             summary=_summary(outcome, exited),
             traceback=outcome.traceback,
             exit_code=outcome.exit_code,
-            consequence=bool(_CONSEQUENCE.search(_message(outcome))),
+            consequence=_is_consequence(outcome),
             max_rss_bytes=exited.max_rss_bytes if exited is not None else 0,
             payload=outcome.body,
         )
@@ -114,6 +114,15 @@ def hang_failures(hosts: Mapping[int, str], suspects: Sequence[int], *, after_s:
 def culprit_first(failures: Iterable[RankFailure]) -> list[RankFailure]:
     """Sort failures: those with a cause of their own before consequences, each in order of arrival."""
     return sorted(failures, key=lambda failure: (failure.consequence, failure.order))
+
+
+def _is_consequence(outcome: wire.Outcome) -> bool:
+    """Tell if an exception means that another rank is gone. One about a checkpoint never does.
+
+    Its text may name a broken connection, too: that for files.
+    """
+    is_own = (outcome.error or "").startswith(CheckpointError.__name__)
+    return not is_own and bool(_CONSEQUENCE.search(_message(outcome)))
 
 
 def _message(outcome: wire.Outcome) -> str:

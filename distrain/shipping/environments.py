@@ -200,7 +200,7 @@ class _Progress:
         now = self.seconds
         if always or now - self._shown_at >= SHOW_EVERY_S:
             self._shown_at = now
-            self._show(text if now < _TICK_S else f"{text} ({now:.0f} s so far)")
+            self._show(text if now < _TICK_S else f"{text} ({now:.0f} s)")
 
 
 class _Builder:
@@ -213,7 +213,8 @@ class _Builder:
         self._progress = progress
         self._lock = lock
         self._uv, self._base = find_uv(), _find_python(version)
-        self._count = sum(1 for line in requirements.splitlines() if re.match(r"\s*[^\s#-]", line))
+        count = sum(1 for line in requirements.splitlines() if re.match(r"\s*[^\s#-]", line))
+        self._packages = f"{count} package{'s' if count != 1 else ''}"
 
     def build(self) -> None:
         """Make the environment, or leave nothing of it. Raise OSError."""
@@ -235,7 +236,7 @@ class _Builder:
     def _make(self) -> None:
         self._progress.show(
             f"making a virtual environment for Python {self._version} with {self._uv or self._base}: "
-            f"{self._count} requirements, in {self._environment}"
+            f"{self._packages}, in {self._environment}"
         )
         if self._uv:
             make = [self._uv, "venv", "--python", self._base or self._version]
@@ -276,7 +277,7 @@ class _Builder:
         def read(line: str) -> None:
             if line.strip():
                 last.append(line.rstrip())
-            what = f"installing {self._count} requirements with {'uv' if self._uv else 'pip'}"
+            what = f"installing {self._packages} with {'uv' if self._uv else 'pip'}"
             self._progress.show(f"{what}: {last[-1].strip()[:120]}" if last else what)
 
         directory = str(self._environment.parent)

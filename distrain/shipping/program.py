@@ -2,8 +2,8 @@
 
 The command that ssh runs on a host starts with :data:`_ARRIVE`, before anything of distrain is there. If the host has
 this interpreter and this distrain at the same paths, it uses them. Else it looks for this distrain in the host's cache,
-by a key of its content. If there is none, it asks for it, reads it from stdin and stores
-it under another name. A rename puts it in its place, so that nobody ever finds a part of it.
+by a key of its content. If there is none, it asks for it, reads it from stdin and stores it under another name. A
+rename puts it in its place, so that nobody ever finds a part of it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def _find_python() -> list[str]:
         'own=$1; version=$2; shift 2; if command -v "$own" >/dev/null 2>&1; then exec "$own" "$@"; fi; '
         'for python in "python$version" python3 python; do '
         'if "$python" -c "import sys; sys.exit(\\"%d.%d\\" % sys.version_info[:2] != \\"$version\\")" 2>/dev/null; '
-        'then exec "$python" "$@"; fi; done; exec python3 "$@"'
+        'then exec "$python" "$@"; fi; done; command -v python3 >/dev/null && exec python3 "$@"; '
+        'echo "no $own, and no python$version, python3 or python in PATH=$PATH" >&2; exit 127'
     )
     return ["sh", "-c", script, "sh", sys.executable, version]
 

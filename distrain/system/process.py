@@ -39,6 +39,8 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4  # linux/sched.h; field 9 of /proc/PID/stat
 _KILL_ROUNDS = 50
+_LONGEST_COMMAND = 400
+"""Characters of a command line that people are shown."""
 _LEAST_SPARE_FILES, _SPARE_FILES = 32, 256
 """Files that the parts of a run need beside those that are counted, and those that the user's code may want."""
 
@@ -168,7 +170,8 @@ def describe(argv: Sequence[str]) -> str:
     shown = list(argv)
     if "-c" in shown:
         shown = [*shown[: shown.index("-c") + 1], "..."]
-    return shlex.join(shown)[:200]
+    text = shlex.join(shown)
+    return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]} ..."
 
 
 # -- open files ------------------------------------------------------------------------------------------------------

@@ -94,11 +94,7 @@ def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
             raise ValueError(_not_in_place(str(where), checkpoint.path))
         _check_name(remote.name)
         return
-    if not context.sees_storage:
-        raise ValueError(
-            f"report(): CheckpointUploadMode.NO_UPLOAD needs the run directory {where}, which this host does not see; "
-            "use SYNC or ASYNC, which bring the files there"
-        )
+    check_sees_storage(context, "CheckpointUploadMode.NO_UPLOAD")
     folder = Path(os.path.realpath(checkpoint.path))
     run = Path(os.path.realpath(context.get_trial_dir()))
     if folder.parent != run:
@@ -106,6 +102,15 @@ def check_in_place(checkpoint: Checkpoint, context: TrainContext) -> None:
     _check_name(folder.name)
     if (folder / MANIFEST_FILE).exists():
         raise ValueError(f"report(): {folder} is a committed checkpoint already")
+
+
+def check_sees_storage(context: TrainContext, option: str) -> None:
+    """Refuse an option for which this host has to see the run directory. Raises ValueError."""
+    if not context.sees_storage:
+        raise ValueError(
+            f"report(): {option} needs the run directory {context.get_storage().run}, which this host does not see; "
+            "leave it out: SYNC and ASYNC bring the files there"
+        )
 
 
 def _check_name(name: str) -> None:

@@ -30,6 +30,7 @@ from distrain.worker.report_checks import (
     StoreOptions,
     check_checkpoint,
     check_in_place,
+    check_sees_storage,
     encoded_validation,
     folder_in_place,
     is_kept,
@@ -217,6 +218,7 @@ class Session:
     def _call_upload_function(
         self, checkpoint: Checkpoint, function: Callable[[Checkpoint, str], Checkpoint], options: StoreOptions
     ) -> Checkpoint:
+        check_sees_storage(self.context, "checkpoint_upload_fn")
         name = options.name or f"checkpoint_{self.context.attempt}-{self._checkpoints + 1:06d}"  # for all ranks
         if options.mode is ASYNC:
             self._warn_of_waiting_for_functions()

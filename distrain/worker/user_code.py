@@ -20,6 +20,7 @@ from distrain import wire
 from distrain.decisions.failures import signal_in_words
 from distrain.decisions.stack_summary import LIBRARY_FILE
 from distrain.errors import DistrainError, Portable
+from distrain.hosts.host import MIRROR
 from distrain.work.job import ScriptWork
 
 if TYPE_CHECKING:
@@ -276,6 +277,11 @@ def _explanation(work: Work | None, error: BaseException) -> str:
         text = (
             "a debugger, such as breakpoint(), needs a terminal, which workers do not have: train in your own process "
             "with ScalingConfig(num_workers=0), or --num-workers 0"
+        )
+    elif isinstance(error, FileNotFoundError) and MIRROR in os.environ:
+        text = (
+            "this host shares no files with your machine, and has copies of your code only; --ship PATH, or "
+            "ShippingConfig(include=[...]), brings other files"
         )
     return f"distrain: {text}\n" if text else ""
 

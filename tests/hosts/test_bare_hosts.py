@@ -369,7 +369,7 @@ def test_nothing_of_a_run_is_left_on_any_bare_host(
     (project / "train.py").write_text(
         {
             "it finishes": "import helper",
-            "it fails": "import os, helper\nassert os.environ['RANK'] != '1', 'as wanted'",
+            "it fails": "import helper\nopen('data.csv')",
         }.get(end, "import time, helper\nprint('trains', flush=True)\ntime.sleep(1000)")
     )
     argv = [sys.executable, "-m", "distrain.launch", "--hosts", "alpha:1,beta:1", "--storage-path", "runs", "train.py"]
@@ -392,6 +392,7 @@ def test_nothing_of_a_run_is_left_on_any_bare_host(
         running.wait()
     codes = {"it finishes": 0, "it fails": 1, "SIGINT": 130, "SIGKILL": -signal.SIGKILL}
     assert code == codes[end], (tmp_path / "output").read_text()
+    assert (end == "it fails") == ("copies of your code only; --ship PATH, or" in (tmp_path / "output").read_text())
     wait_until(lambda: not run_members(test_run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
     for host in WITH_TORCH:
         bare_lab.expect_nothing_left(host)

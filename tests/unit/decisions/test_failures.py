@@ -164,7 +164,15 @@ def test_what_survivors_of_a_dead_peer_raise_is_a_consequence(error: str) -> Non
     assert failed(outcome(error=error)).consequence
 
 
-@pytest.mark.parametrize("error", ["ValueError: boom", "RuntimeError: CUDA out of memory", "KeyError: 'peer'"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: boom",
+        "RuntimeError: CUDA out of memory",
+        "KeyError: 'peer'",
+        "CheckpointError: rank 0 cannot store checkpoint_000000: the connection for files has ended: Broken pipe",
+    ],
+)
 def test_other_errors_are_no_consequences(error: str) -> None:
     assert not failed(outcome(error=error)).consequence
 

@@ -138,7 +138,7 @@ def check_installation(tool: str, folder: Path, tmp_path: Path, monkeypatch: pyt
     assert python.parent.parent.parent == folder
     assert version_in(python, "tiny") == "1.0"
     assert "ModuleNotFoundError" in version_in(python, "other")  # a constraint installs nothing
-    assert re.match(rf"making a virtual environment for Python {PYTHON} with \S+: 1 requirements, in ", shown[0])
+    assert re.match(rf"making a virtual environment for Python {PYTHON} with \S+: 1 package, in ", shown[0])
     assert re.match(r"the virtual environment is ready: \d+ MB", shown[-1])
     shown.clear()
     began = time.perf_counter()
@@ -308,7 +308,7 @@ def test_the_progress_is_shown_now_and_then(
     make_environment(folder, "a==1\nb==2 \\\n", python=PYTHON, show=show)
     assert len(shown) >= 4
     last = "fetching tiny" if is_silent else r"\d"
-    assert re.fullmatch(rf"installing 2 requirements with uv: {last} \(\d+ s so far\)", shown[-2])
+    assert re.fullmatch(rf"installing 2 packages with uv: {last} \(\d+ s\)", shown[-2])
     assert all(later - earlier >= 0.39 for earlier, later in pairwise(times[:-1]))
 
 

@@ -293,6 +293,23 @@ def test_a_checkpoint_in_place_is_announced_without_links(worker: Worker, tmp_pa
     assert said.folder == str(folder)
 
 
+@pytest.mark.parametrize("option", ["NO_UPLOAD", "checkpoint_upload_fn"])
+def test_an_option_that_needs_the_storage_is_refused_where_it_is_not_seen(
+    worker: Worker, folder: Path, option: str
+) -> None:
+    session = worker.session
+    session.context = dataclasses.replace(session.context, sees_storage=False)
+    options: dict[str, Any] = {
+        "NO_UPLOAD": {"checkpoint_upload_mode": CheckpointUploadMode.NO_UPLOAD},
+        "checkpoint_upload_fn": {"checkpoint_upload_fn": lambda checkpoint, name: pytest.fail("it was called")},
+    }
+    with pytest.raises(
+        ValueError, match=rf"{option} needs the run directory .*/run, which this host does not see"
+    ):
+        distrain.report({}, Checkpoint(folder), **options[option])
+    assert worker.said() == []
+
+
 def test_metrics_can_be_reported_where_the_working_directory_is_gone(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
