@@ -54,12 +54,14 @@ def beat(fd: int, lease_s: float) -> None:
 
 def clear_cache() -> None:
     """Delete what a killed agent has left in the cache of this host."""
-    from distrain.shipping.host_cache import existing_cache  # most hosts have none
+    from distrain.shipping.host_cache import existing_cache
 
     with contextlib.suppress(OSError):
         cache = existing_cache()
-        if cache is not None:
-            cache.clear_leftovers()
+        if cache is not None:  # most hosts have none
+            from distrain.shipping.cache_cleaning import clear_leftovers
+
+            clear_leftovers(cache)
 
 
 class _Guard:

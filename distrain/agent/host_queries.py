@@ -93,19 +93,21 @@ class HostQueries:
 
 
 def _inspect(asked: wire.InspectHost) -> wire.InspectionResult:
+    from distrain.shipping.cache_cleaning import size_by_kind
     from distrain.shipping.host_cache import existing_cache
 
     cache = existing_cache() if asked.with_cache else None
-    cache_bytes = sum(cache.size().values()) if cache is not None else 0
+    cache_bytes = sum(size_by_kind(cache).values()) if cache is not None else 0
     return replace(inspect(asked), cache_bytes=cache_bytes)
 
 
 def _empty_cache() -> wire.CacheEmptied:
+    from distrain.shipping.cache_cleaning import empty
     from distrain.shipping.host_cache import existing_cache
 
     try:
         cache = existing_cache()
-        freed_bytes, in_use = cache.empty() if cache is not None else (0, [])
+        freed_bytes, in_use = empty(cache) if cache is not None else (0, [])
     except OSError as error:
         return wire.CacheEmptied(freed_bytes=0, in_use=[], failed=str(error))
     own = f"programs/{own_package().parent.name}"  # that of this process

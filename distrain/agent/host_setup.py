@@ -86,7 +86,9 @@ class HostSetup:
 
     def _trim(self, asked: wire.SetUpHost) -> None:
         if self._cache is not None:
-            self._cache.trim(asked.cache_bytes)
+            from distrain.shipping.cache_cleaning import trim
+
+            trim(self._cache, asked.cache_bytes)
 
     def _claim(self, place: str) -> tuple[HostCache, RunMirror]:
         """Open the cache, and the run's directory in it."""
@@ -119,7 +121,10 @@ class HostSetup:
         )
 
     def drop_checkpoint(self, folder: str) -> None:
-        """Delete a checkpoint that was brought here, unless a worker reads it."""
+        """Delete a checkpoint that was brought here. One that a worker reads stays until the end of the run.
+
+        Nobody tries again: by then, the same checkpoint may have been brought again.
+        """
 
         def delete() -> None:
             from distrain.checkpoint import locked_for_deletion

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING
 
 from distrain import wire
 from distrain.config import ScalingConfig
-from distrain.connection.agent_link import FILES_PER_HOST, PING_INTERVAL_S, AgentLink, agent_argv, close_all
+from distrain.connection.agent_link import (
+    FILES_PER_HOST,
+    PING_INTERVAL_S,
+    AgentLink,
+    LinkCallbacks,
+    agent_argv,
+    close_all,
+)
 from distrain.connection.transport import for_another_interpreter
 from distrain.decisions import host_checks
 from distrain.decisions.host_checks import (
@@ -241,15 +248,14 @@ class Preflight:
             host.link.drop()
             host.link.dispose()
         ids = process.extended_run_ids(self._id)
+        callbacks = LinkCallbacks(
+            on_message=lambda link, message: self._on_message(host, message),
+            on_refused=lambda link, about, why: self._fail(Finding(host.name, about, why)),
+            on_end=lambda link: self._on_end(host, link),
+        )
         try:
-            host.link = AgentLink(
-                self._loop,
-                host.transport,
-                agent_argv(host.transport, ids, self._id, "gpus"),
-                on_message=lambda link, message: self._on_message(host, message),
-                on_refused=lambda link, about, why: self._fail(Finding(host.name, about, why)),
-                on_end=lambda link: self._on_end(host, link),
-            )
+            argv = agent_argv(host.transport, ids, self._id, "gpus")
+            host.link = AgentLink(self._loop, host.transport, argv, callbacks)
         except OSError as error:
             self._fail(Finding(host.name, "ssh", f"its agent cannot be started: {error}"))
 

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distrain import wire
 from distrain.decisions.host_checks import refusal
@@ -87,25 +87,26 @@ def _cache(transport: Transport) -> list[str]:
     return [f"DISTRAIN_CACHE={folder}"] if folder else []
 
 
-class AgentLink:
-    """The process that carries the messages to and from one agent: ssh, or the agent itself on this machine.
+def _ignore(*arguments: object) -> None:
+    """Do nothing, in place of a callback."""
 
-    Its callbacks get the link first. It is dropped before ``on_refused`` or ``on_end`` is called.
+
+class LinkCallbacks(NamedTuple):
+    """The callbacks of a link, which is their first argument. It is dropped before on_refused or on_end is called.
 
     on_refused: gets the topic (see :class:`~distrain.decisions.host_checks.Finding`) and the reason.
-    on_end: the agent has ended although it should not; see :meth:`why_it_ended`.
+    on_end: the agent has ended although it should not; see :meth:`AgentLink.why_it_ended`.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        transport: Transport,
-        argv: list[str],
-        *,
-        on_message: Callable[[AgentLink, wire.Message], None],
-        on_refused: Callable[[AgentLink, str, str], None],
-        on_end: Callable[[AgentLink], None],
-    ) -> None:
+    on_message: Callable[[AgentLink, wire.Message], None] = _ignore
+    on_refused: Callable[[AgentLink, str, str], None] = _ignore
+    on_end: Callable[[AgentLink], None] = _ignore
+
+
+class AgentLink:
+    """The process that carries the messages to and from one agent: ssh, or the agent itself on this machine."""
+
+    def __init__(self, loop: Loop, transport: Transport, argv: list[str], callbacks: LinkCallbacks) -> None:
         self.name = transport.host.name
         self.lease_s = transport.lease_s
         """Seconds of silence after which the agent counts as dead."""
@@ -122,7 +123,7 @@ class AgentLink:
         self._makes_environment = transport.makes_environment
         self._argv = argv
         self._loop = loop
-        self._on_message, self._on_refused, self._on_end = on_message, on_refused, on_end
+        self._callbacks = callbacks
         self._stray = b""
         self._pidfd = -1
         """Descriptor of the process, while the output has ended and the process may end any moment."""
@@ -167,7 +168,7 @@ class AgentLink:
             self._refuse("ssh", f"it does not speak the protocol of distrain: {error}")
             return
         self.greeted = self.greeted or is_hello
-        self._on_message(self, message)
+        self._callbacks.on_message(self, message)
 
     def _greet(self, hello: dict[str, Any]) -> tuple[str, str] | None:
         self.hello = hello
@@ -176,7 +177,7 @@ class AgentLink:
 
     def _refuse(self, about: str, why: str) -> None:
         self.drop()
-        self._on_refused(self, about, why)
+        self._callbacks.on_refused(self, about, why)
 
     def _read_stderr(self) -> None:
         """Keep what the agent or ssh prints. It is shown only if it explains an end."""
@@ -212,7 +213,7 @@ class AgentLink:
         """Ask the agent to keep its forkserver for a later run. Return False if it does not: close it then."""
         if self.dropped or not self.greeted:
             return False
-        self._use(Loop(), _ignore, _ignore, _ignore)
+        self._use(Loop(), LinkCallbacks())
         self.send(wire.Rest(idle_s=idle_s))
         while not self._channel.at_end and time.monotonic() < deadline:
             self._channel.flush()
@@ -222,35 +223,21 @@ class AgentLink:
         self.dropped = self._channel.at_end
         return False
 
-    def wake(
-        self,
-        loop: Loop,
-        *,
-        on_message: Callable[[AgentLink, wire.Message], None],
-        on_refused: Callable[[AgentLink, str, str], None],
-        on_end: Callable[[AgentLink], None],
-    ) -> None:
+    def wake(self, loop: Loop, callbacks: LinkCallbacks) -> None:
         """Use the agent for another run. It sends another HELLO."""
         self.greeted, self.has_rested, self._began = False, True, time.monotonic()
         self._stray = b""
         idle_loop = self._loop
-        self._use(loop, on_message, on_refused, on_end)
+        self._use(loop, callbacks)
         idle_loop.close()
         self._listen()
         self.send(wire.Wake())
 
-    def _use(
-        self,
-        loop: Loop,
-        on_message: Callable[[AgentLink, wire.Message], None],
-        on_refused: Callable[[AgentLink, str, str], None],
-        on_end: Callable[[AgentLink], None],
-    ) -> None:
+    def _use(self, loop: Loop, callbacks: LinkCallbacks) -> None:
         """Use another loop and other callbacks from now on. Nothing is received until :meth:`_listen`."""
         self._channel.detach()
         self._loop.forget(self._stderr.fileno())
-        self._loop = loop
-        self._on_message, self._on_refused, self._on_end = on_message, on_refused, on_end
+        self._loop, self._callbacks = loop, callbacks
 
     @property
     def is_alive(self) -> bool:
@@ -296,7 +283,7 @@ class AgentLink:
         """Wait for the end of the process after that of its output, for a limited time, without blocking the loop."""
         self._process.send_signal(signal.SIGCONT)  # a guard that was stopped continues, and empties the host now
         if self._process.poll() is not None:
-            self._on_end(self)
+            self._callbacks.on_end(self)
             return
         self._pidfd = process.open_pidfd(self._process.pid)
         if self._pidfd >= 0:
@@ -310,7 +297,7 @@ class AgentLink:
     def _end(self) -> None:
         self._stop_awaiting_end()
         self._process.poll()
-        self._on_end(self)
+        self._callbacks.on_end(self)
 
     def _stop_awaiting_end(self) -> None:
         self._loop.cancel(self._end_timer)
@@ -339,7 +326,7 @@ class AgentLink:
 
         on_closed: called when it has ended. Nothing else that it sends is handled any more.
         """
-        self._use(loop, _ignore, _ignore, on_closed)
+        self._use(loop, LinkCallbacks(on_end=on_closed))
         self._listen()
         self.send(wire.Close())
         self._channel.flush()
@@ -357,10 +344,6 @@ class AgentLink:
             process.kill(self.hello["pid"], signal.SIGCONT)  # an agent that was stopped empties the host now
         self._process.kill()  # not its group: an agent on this machine outlives its guard to empty the host
         self._process.wait()
-
-
-def _ignore(*arguments: object) -> None:
-    """Stand for a callback of a link whose agent rests or ends."""
 
 
 def close_all(links: Sequence[AgentLink]) -> set[AgentLink]:

@@ -11,6 +11,7 @@ from distrain.connection.agent_link import (
     CLOSE_TIMEOUT_S,
     PING_INTERVAL_S,
     AgentLink,
+    LinkCallbacks,
     agent_argv,
     close_all,
     run_all,
@@ -101,12 +102,12 @@ class Connections:
             if not agent.link.greeted and self._links[name] is agent.link:
                 self._start(name)
 
-        agent.link.wake(
-            self._loop,
+        callbacks = LinkCallbacks(
             on_message=self._receive,
             on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)) if link.greeted else give_up(),
             on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended())) if link.greeted else give_up(),
         )
+        agent.link.wake(self._loop, callbacks)
         self._loop.call_in("wake", _WAKE_TIMEOUT_S, give_up)
         return True
 
@@ -122,17 +123,14 @@ class Connections:
             self._has_lost = True
             former.drop()
             former.dispose()
+        callbacks = LinkCallbacks(
+            on_message=self._receive,
+            on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)),
+            on_end=lambda link: self._on_lost(HostLost(name, link.why_it_ended(), turned_away=link.was_turned_away)),
+        )
         try:
-            self._links[name] = AgentLink(
-                self._loop,
-                transport,
-                self._agent_argv(transport, self._ids.get(name)),
-                on_message=self._receive,
-                on_refused=lambda link, about, why: self._on_lost(HostLost(name, why)),
-                on_end=lambda link: self._on_lost(
-                    HostLost(name, link.why_it_ended(), turned_away=link.was_turned_away)
-                ),
-            )
+            argv = self._agent_argv(transport, self._ids.get(name))
+            self._links[name] = AgentLink(self._loop, transport, argv, callbacks)
         except OSError as error:
             why = f"cannot start its agent: {error}"
             self._loop.call_in(f"connect {name}", 0.0, lambda: self._on_lost(HostLost(name, why)))

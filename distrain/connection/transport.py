@@ -9,7 +9,6 @@ import fnmatch
 import math
 import os
 import shlex
-import sysconfig
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from distrain.errors import HostfileError
 from distrain.hosts.host import HostSettings
 from distrain.hosts.hostfile import HostSpec, parse_hostfile, parse_hosts, split_ssh_args
+from distrain.shipping.module_origins import is_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -244,22 +244,11 @@ def _forwarded(own: Mapping[str, str], host: HostSpec) -> dict[str, str]:
 
 def interpreter_entries(sys_path: Sequence[str]) -> list[str]:
     """Return the entries of ``sys_path`` that belong to this interpreter."""
-    stdlib = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    return [entry for entry in sys_path if _belongs_to_interpreter(entry, stdlib)]
+    return [entry for entry in sys_path if is_library(entry)]
 
 
 def for_another_interpreter(sys_path: Sequence[str]) -> list[str | None]:
     """Replace the entries that belong to this interpreter by None, which stands for those of the other one."""
-    own = interpreter_entries(sys_path)
-    replaced: list[str | None] = [None if entry in own else entry for entry in sys_path]
+    replaced = [None if is_library(entry) else entry for entry in sys_path]
     first = replaced.index(None) if None in replaced else len(replaced)
     return [*replaced[:first], None, *(entry for entry in replaced[first:] if entry is not None)]
-
-
-def _belongs_to_interpreter(entry: str, stdlib: set[str]) -> bool:
-    path = Path(entry)
-    return (
-        path.name.endswith("-packages")
-        or any(entry == folder or entry.startswith(folder + os.sep) for folder in stdlib)
-        or (path.suffix == ".zip" and path.stem.startswith("python"))
-    )

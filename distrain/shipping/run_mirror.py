@@ -1,4 +1,4 @@
-"""The directory of one run in the cache of a host, with a mirror of the user's project. Runs in: agent, stream server.
+"""The directory of one run in the cache of a host, with a mirror of the user's project. Runs in: agent, guard.
 
 ::
 
@@ -23,6 +23,7 @@ import shutil
 import stat
 from typing import TYPE_CHECKING
 
+from distrain.shipping.cache_files import delete, explaining_full_disk, make_directory, open_up, try_lock, unlock
 from distrain.shipping.shipped_file import digest_of
 
 if TYPE_CHECKING:
@@ -38,104 +39,6 @@ LOCK = ".lock"
 _RECORD, _NEW = ".placed.json", ".new"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system without locks."""
-
-
-# -- the file system --------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def explaining_full_disk(root: Path) -> Iterator[None]:
-    """Add the directory of the cache and the cure to an OSError that says that the disk is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OSError(
-            error.errno,
-            f"{error.strerror} for {root}, where distrain keeps the files of runs on this host; free some space there, "
-            "or name a directory on another disk with env.DISTRAIN_CACHE= in the hostfile",
-        ) from error
-
-
-def try_lock(path: Path) -> int | None:
-    """Make and lock a file. Return its descriptor, or None if a process has locked or just deleted it. Raise OSError.
-
-    Forked processes share the lock. It is free when all have ended, or after :func:`unlock` in any of them.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(path)):
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return None
-
-
-def unlock(fd: int) -> None:
-    """Free a lock of :func:`try_lock`, also for forked processes."""
-    with contextlib.suppress(OSError):  # without locks
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
-
-
-def delete(path: str | Path) -> None:
-    """Delete whatever is there, as far as possible. Follow no links."""
-    try:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            os.unlink(path)
-            return
-    except OSError:
-        return
-    shutil.rmtree(path, ignore_errors=True)
-    if os.path.lexists(path):  # directories in it may be read-only
-        with contextlib.suppress(OSError):
-            os.chmod(path, 0o700)
-        for parent, folders, _ in os.walk(path):
-            for name in folders:
-                with contextlib.suppress(OSError):
-                    _open_up(os.path.join(parent, name))
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _open_up(folder: str) -> os.stat_result:
-    """Let the owner do everything in a directory. Return the status of what is there, not of what a link leads to.
-
-    Raise OSError.
-    """
-    status = os.lstat(folder)
-    if stat.S_ISDIR(status.st_mode) and status.st_mode & 0o700 != 0o700:
-        os.chmod(folder, stat.S_IMODE(status.st_mode) | 0o700)
-    return status
-
-
-def _make_directory(path: str) -> None:
-    """Make a directory, in place of anything else with that name. Raise OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISDIR(_open_up(path).st_mode):
-            return
-        os.unlink(path)
-    with contextlib.suppress(FileExistsError):  # another process, which claims the same run
-        os.mkdir(path, 0o700)
-
-
-def delete_run(path: Path) -> None:
-    """Delete the directory of a run whose lock this process has.
-
-    The lock is last: who waits for it sees that it is gone, and after a kill the rest has one.
-    """
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(path), key=lambda name: (name == LOCK, name == _RECORD)):
-            delete(path / name)
-        os.rmdir(path)  # fails if the next run has begun here
-
-
-# -- the mirror -------------------------------------------------------------------------------------------------------
 
 
 class RunMirror:
@@ -157,7 +60,7 @@ class RunMirror:
     @classmethod
     def claim(cls, path: Path, blobs: Path) -> RunMirror | None:
         """Lock a directory, which is made if necessary. Return None if another process uses it. Raise OSError."""
-        _make_directory(str(path))
+        make_directory(str(path))
         try:
             fd = try_lock(path / LOCK)
         except FileNotFoundError:  # it was deleted just now
@@ -182,7 +85,7 @@ class RunMirror:
         for path in (self.checkpoints, self._new):
             delete(path)
         for folder in (self.files, self.checkpoints):
-            _make_directory(str(folder))
+            make_directory(str(folder))
 
     def mirrored(self, path: str) -> str:
         """Return where the mirror has an absolute path of the user's machine."""
@@ -228,7 +131,7 @@ class RunMirror:
                 needed.add(path)
                 path = os.path.dirname(path)
         for path in sorted(needed):  # parents first
-            _make_directory(f"{self.files}{path}".rstrip("/"))
+            make_directory(f"{self.files}{path}".rstrip("/"))
 
     def _is_placed(self, path: str, file: ShippedFile, versions: list[_Version]) -> bool:
         """Return whether the mirror has this version of a file. Correct its mode."""
@@ -373,6 +276,17 @@ class RunMirror:
         return 0, 0
 
 
+def delete_run(path: Path) -> None:
+    """Delete the directory of a run whose lock this process has.
+
+    The lock is last: who waits for it sees that it is gone, and after a kill the rest has one.
+    """
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(path), key=lambda name: (name == LOCK, name == _RECORD)):
+            delete(path / name)
+        os.rmdir(path)  # fails if the next run has begun here
+
+
 def has_leftovers(path: Path) -> bool:
     """Return whether the agent of a run that nobody has locked was killed before :meth:`RunMirror.end`."""
     return sorted(os.listdir(path)) != [LOCK, "files"]
@@ -381,7 +295,7 @@ def has_leftovers(path: Path) -> bool:
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     """Return what is in a directory; nothing if it is gone. Raise OSError."""
     with contextlib.suppress(FileNotFoundError):
-        _open_up(folder)
+        open_up(folder)
         with os.scandir(folder) as entries:
             return list(entries)
     return []
@@ -410,5 +324,5 @@ def _is_version(status: os.stat_result, versions: list[_Version]) -> bool:
 def _is_real(folder: str, known: dict[str, bool]) -> bool:
     """Return whether a directory is not behind a link, as far up as the known ones. Raise OSError."""
     if folder not in known:
-        known[folder] = _is_real(os.path.dirname(folder), known) and stat.S_ISDIR(_open_up(folder).st_mode)
+        known[folder] = _is_real(os.path.dirname(folder), known) and stat.S_ISDIR(open_up(folder).st_mode)
     return known[folder]

@@ -1,6 +1,6 @@
 """A file of the user's project as the hosts are told of it, and its digest.
 
-Runs in: coordinator, agent, stream server.
+Runs in: coordinator, agent.
 """
 
 from __future__ import annotations

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import ctypes
 import errno
 import os
 import stat
 import sys
 import time
 import zlib
-from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from distrain.storage.files import naming
+from distrain.storage.flushing import begin_flush, flush_file, naming
 from distrain.system.background import in_threads
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ _PART_BYTES = 64 << 20
 _OPEN_FILES = 128
 """Copies that are open at the same time. A process may have 1,024 open files on most systems."""
 _ORDER_BYTES = 8
-_SYNC_FILE_RANGE_WRITE = 2
 _NOT_IN_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """Errors of copy_file_range where it cannot be used: between file systems, on old kernels, in sandboxes."""
 
@@ -56,7 +53,7 @@ def store_files(source: Path, target: Path, names: Sequence[str]) -> Files:
     paths = [target / name for name in names]
     in_threads(_begin_flush_of, paths)
     found = hash_files(target, names)
-    in_threads(_flush, paths)
+    in_threads(flush_file, paths)
     return found
 
 
@@ -89,12 +86,7 @@ def hash_files(
 
 def _begin_flush_of(path: Path) -> None:
     with path.open("rb", buffering=0) as file:
-        _begin_flush(file.fileno(), 0, 0)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb", buffering=0) as file, naming(path):
-        os.fsync(file.fileno())
+        begin_flush(file.fileno(), 0, 0)
 
 
 def combined_crc32(first: int, second: int, size: int) -> int:
@@ -168,7 +160,7 @@ def _copied_parts(reader: IO[bytes], writer: IO[bytes]) -> Iterator[int]:
     start = 0
     for copy_part in (_copy_in_kernel, _copy_here):
         while count := copy_part(reader, writer):
-            _begin_flush(writer.fileno(), start, count)
+            begin_flush(writer.fileno(), start, count)
             start += count
             yield count
 
@@ -259,20 +251,9 @@ def _hash_part(fd: int, start: int, count: int, crc: int) -> int:
     return crc
 
 
-def _begin_flush(fd: int, start: int, count: int) -> None:
-    """Let the kernel write these bytes to disk while the next ones are copied. Only fsync makes them durable."""
-    with contextlib.suppress(AttributeError):  # only Linux has the function
-        _libc().sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
-
-
 def _exhaust(parts: Iterator[int]) -> None:
     for _ in parts:
         pass
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
 
 
 # -- deleting --------------------------------------------------------------------------------------------------------

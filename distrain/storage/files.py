@@ -8,13 +8,11 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from distrain.checkpoint import MANIFEST_FILE, PENDING_FILE
 from distrain.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from distrain.storage.flushing import naming
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
@@ -117,19 +115,6 @@ def write_and_sync(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the path to an OSError of a read or a write, which has no file name."""
-    try:
-        yield
-    except OSError as error:
-        if (
-            error.filename is None and error.errno is not None
-        ):  # without a number, as from a signal handler, it is not of the file
-            error.filename = str(path)
-        raise
 
 
 def sync_directory(path: Path) -> None:

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from distrain.transfer import stream_pool
+from distrain.transfer.arrivals import ArrivingPart, as_crc32, crc32_of, receive_parts
 from distrain.transfer.stream_pool import Job
-from distrain.transfer.streams import ArrivingPart, as_crc32, crc32_of, receive_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -22,12 +22,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.storage.flushing import flush_file
 from distrain.system import process
 from distrain.system.background import in_threads
+from distrain.transfer.arrivals import crc32_of
 from distrain.transfer.ciphers import with_fast_cipher
 from distrain.transfer.jobs import Fetch, Put, batches, combined_digests, parts_of
 from distrain.transfer.stream_pool import Ask, Stream, StreamPool
-from distrain.transfer.streams import RefusedError, StreamEndedError, check_name, crc32_of, flush_file
+from distrain.transfer.streams import RefusedError, StreamEndedError, check_name
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:

@@ -62,13 +62,13 @@ class PeerServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port at which the socket listens."""
         port: int = self._socket.getsockname()[1]
         return port
 
     @property
     def secret(self) -> str:
-        """What others have to know."""
+        """The secret that other hosts have to know."""
         return self._secret
 
     def _accept(self) -> None:

@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.system import process
+from distrain.transfer.arrivals import ArrivingPart, receive_parts, temporary_name
 from distrain.transfer.streams import (
-    ArrivingPart,
     PartSender,
     Reader,
     RefusedError,
     StreamEndedError,
     check_name,
-    receive_parts,
     send_header,
-    temporary_name,
     write_all,
 )
 

@@ -10,7 +10,7 @@ Further requests may be sent before the first one is answered.
   bytes. The end mark is a size of 0. Or it is 0xffffffff and a header with ``failed``, if the rest cannot be read.
 
 The requests, by ``do``. ``items`` are parts of files: name below ``folder``, first byte, number of bytes. ``token``
-makes names of temporary files, see :func:`temporary_name`.
+makes names of temporary files, see :func:`~distrain.transfer.arrivals.temporary_name`.
 
 - ``list`` (folder, files) is answered by the ``sizes`` of the files and all ``folders`` below the folder.
 - ``sizes`` (folder, files) is answered by ``sizes``, None for a file that does not exist.
@@ -28,22 +28,17 @@ Runs in: mover, stream server.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
-import hashlib
 import json
 import os
 import select
-import zlib
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.wire.channel import widen_pipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 Item = tuple[str, int, int]
 """A part of a file: its name, first byte and number of bytes."""
@@ -55,12 +50,7 @@ _END, _PROBLEM = 0, 0xFFFFFFFF
 _LARGEST_HEADER = 256 << 20
 _LEAST_ROOM = 64 << 10
 """A chunk begins in the buffer if so much room is left, or all that is left of the part fits."""
-_FLUSHED_BYTES = 8 << 20
-"""Bytes of a file after which the kernel begins to write them to disk."""
-_SYNC_FILE_RANGE_WRITE = 2
 _CHATTER_KEPT = 4 << 10
-_LONGEST_NAME = 200
-_CRC32 = "crc32:"
 _SILENT = "it does nothing any more"
 
 
@@ -72,11 +62,12 @@ class RefusedError(Exception):
     """The other end has answered why it could not do what it was asked for. The stream stays usable."""
 
 
-def _has_bytes(fd: int, patience_s: float) -> bool:
-    """Wait until there is something to read, or the end."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(patience_s * 1000))
+def check_name(name: str) -> str:
+    """Return a path below a folder. Raise RefusedError for one that leads out of it, or to the folder itself."""
+    parts = name.split("/")
+    if not name or name.startswith("/") or "\0" in name or ".." in parts or parts == ["."]:
+        raise RefusedError(f"{name!r} is no file below the folder")
+    return name
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -190,6 +181,13 @@ class Reader:
             raise StreamEndedError(f"a part has {count - left} bytes instead of {count}")
 
 
+def _has_bytes(fd: int, patience_s: float) -> bool:
+    """Wait until there is something to read, or the end."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(patience_s * 1000))
+
+
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -279,150 +277,3 @@ class PartSender:
         """Send what was kept back."""
         used, self._used = self._used, 0
         write_all(self._fd, self._buffer[:used])
-
-
-# -- files that arrive -----------------------------------------------------------------------------------------------
-
-
-class Crc32:
-    """A crc32, with the interface of a hash of hashlib."""
-
-    def __init__(self) -> None:
-        self._value = 0
-
-    def update(self, data: memoryview) -> None:
-        """Hash more bytes."""
-        self._value = zlib.crc32(data, self._value)
-
-    def hexdigest(self) -> str:
-        """Return the digest of all bytes."""
-        return as_crc32(self._value)
-
-
-def as_crc32(number: int) -> str:
-    """Return a crc32 as :class:`~distrain.wire.Deliver` has it."""
-    return f"{_CRC32}{number}"
-
-
-def crc32_of(digest: str) -> int | None:
-    """Return the number in a digest that is a crc32, None for another one."""
-    return int(digest.removeprefix(_CRC32)) if digest.startswith(_CRC32) else None
-
-
-class ArrivingPart:
-    """A part of a file that is written and hashed while it arrives. A context manager. Raises OSError.
-
-    The file is made if it does not exist. is_crc32: the digest is a crc32, or else as
-    :func:`~distrain.shipping.shipped_file.digest_of` returns it. mode: permission bits of a new file. size: that of the
-    whole file, if there may be a larger one already.
-    """
-
-    def __init__(
-        self, path: str, start: int, *, is_crc32: bool = True, mode: int = 0o666, size: int | None = None
-    ) -> None:
-        self._path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, mode)
-        if size is not None and os.fstat(self._fd).st_size > size:
-            os.ftruncate(self._fd, size)
-        self._at = self._flushed = start
-        self._hash = Crc32() if is_crc32 else hashlib.blake2b(digest_size=20)
-
-    def __enter__(self) -> ArrivingPart:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def write(self, data: memoryview) -> None:
-        """Write and hash the next bytes."""
-        self._hash.update(data)
-        try:
-            while data:
-                written = os.pwrite(self._fd, data, self._at)
-                self._at += written
-                data = data[written:]
-        except OSError as error:
-            error.filename = self._path
-            raise
-        if self._at - self._flushed >= _FLUSHED_BYTES:
-            self.begin_flush()
-
-    def begin_flush(self) -> None:
-        """Let the kernel write the bytes to disk while others arrive. Only :func:`flush_file` makes them durable."""
-        with contextlib.suppress(AttributeError):  # only Linux has the function
-            count = ctypes.c_int64(self._at - self._flushed)
-            _libc().sync_file_range(self._fd, ctypes.c_int64(self._flushed), count, _SYNC_FILE_RANGE_WRITE)
-        self._flushed = self._at
-
-    def digest(self) -> str:
-        """Return the digest of all bytes."""
-        return self._hash.hexdigest()
-
-
-def receive_parts(
-    reader: Reader,
-    items: Sequence[Item],
-    open_part: Callable[[int], ArrivingPart],
-    received: Callable[[int], None] = lambda _: None,
-) -> list[str]:
-    """Store parts that arrive, and return their digests. Raise OSError, RefusedError or StreamEndedError.
-
-    open_part: gets the number of the item. All parts are read, also after an error; the first one is raised.
-    """
-    digests: list[str] = []
-    problem: Exception | None = None
-    for number, (_, _, count) in enumerate(items):
-        try:
-            digests.append(_receive_part(reader, count, partial(open_part, number), received))
-        except (OSError, RefusedError) as error:
-            problem = problem or error
-    if problem is not None:
-        raise problem
-    return digests
-
-
-def _receive_part(
-    reader: Reader, count: int, open_part: Callable[[], ArrivingPart], received: Callable[[int], None]
-) -> str:
-    try:
-        part = open_part()
-    except (OSError, RefusedError):
-        reader.part(count, lambda _: None, received)
-        raise
-    with part:
-        reader.part(count, part.write, received)
-        part.begin_flush()
-    return part.digest()
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def flush_file(path: str) -> None:
-    """Flush a file, or the names in a directory, to disk. Raise OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        error.filename = path
-        raise
-    finally:
-        os.close(fd)
-
-
-def temporary_name(name: str, token: str) -> str:
-    """Return the name of a file until it is complete."""
-    folder, name = os.path.split(name)
-    if len(os.fsencode(name)) > _LONGEST_NAME:  # file systems take 255 bytes
-        name = hashlib.sha256(os.fsencode(name)).hexdigest()
-    return os.path.join(folder, f"{name}.new-{token}")
-
-
-def check_name(name: str) -> str:
-    """Return a path below a folder. Raise RefusedError for one that leads out of it, or to the folder itself."""
-    parts = name.split("/")
-    if not name or name.startswith("/") or "\0" in name or ".." in parts or parts == ["."]:
-        raise RefusedError(f"{name!r} is no file below the folder")
-    return name

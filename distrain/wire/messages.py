@@ -695,7 +695,7 @@ class Serve(Message):
 
 @message
 class Serving(Message):
-    """Where other hosts find the files, and the secret that they have to know. Or (``failed``) why they cannot.
+    """The port and the secret with which other hosts read the files. Or (``failed``) why they cannot.
 
     Mover -> coordinator.
     """

@@ -28,7 +28,7 @@ PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 Lacking: TypeAlias = "tuple[str, ...] | None"
 """The packages that an environment lacks; None: all."""
 ALL_PACKAGES: Lacking = ("distrain",)
-"""What an environment lacks that has everything else: bare hosts never have distrain."""
+"""The only package that an otherwise complete environment lacks: bare hosts never have distrain."""
 NO_PACKAGES: Lacking = None
 BARE_HOSTS: dict[str, Lacking] = {
     "alpha": ALL_PACKAGES,

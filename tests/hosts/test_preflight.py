@@ -329,8 +329,8 @@ def test_ctrl_c_ends_a_check_and_leaves_nothing(lab: FakeSsh, user: User) -> Non
 
 def test_ctrl_c_while_a_host_is_being_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(AgentLink):
-        def __init__(self, *arguments: Any, **callbacks: Any) -> None:
-            super().__init__(*arguments, **callbacks)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(preflight, "AgentLink", Interrupted)

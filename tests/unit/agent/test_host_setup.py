@@ -1,4 +1,4 @@
-"""How a host is set up for its workers, with a real loop, real directories, and no agent."""
+"""The setup of a host for its workers, with a real loop, real directories, and no agent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Host:
         self.there = tmp_path / "project"
         """The path of the project on the user's machine."""
         self.elsewhere = tmp_path / "user's machine"
-        """Where the project is if the host does not see it."""
+        """The path of the project while the host does not see it."""
         self.storage = tmp_path / "run"
         (self.there / "package").mkdir(parents=True)
         (self.there / "train.py").write_text("train")
@@ -497,10 +497,8 @@ def test_two_agents_of_one_run_on_one_machine_have_different_copies(
 
 
 def test_the_cache_is_kept_within_its_limit(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    from distrain.shipping.host_cache import HostCache
-
     limits: list[int] = []
-    monkeypatch.setattr(HostCache, "trim", lambda self, limit: limits.append(limit))
+    monkeypatch.setattr("distrain.shipping.cache_cleaning.trim", lambda cache, limit: limits.append(limit))
     host.ask(host.question(cache_bytes=5))
     host.settle()
     assert limits == []  # there is none

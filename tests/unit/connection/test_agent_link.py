@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.connection.agent_link import AgentLink, close_all, run_all
+from distrain.connection.agent_link import AgentLink, LinkCallbacks, close_all, run_all
 from distrain.connection.transport import PrefixTransport
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.loop import Loop
@@ -26,14 +26,12 @@ def loop() -> Iterator[Loop]:
 
 def start(loop: Loop, script: str, ended: dict[str, str], *, number: int = 0) -> AgentLink:
     """Start a shell in place of an agent. Its end is noted in ``ended``."""
-    return AgentLink(
-        loop,
-        PrefixTransport(host=HostSpec(name=f"host{number}", address="host"), prefix=()),
-        ["sh", "-c", script],
-        on_message=lambda link, message: None,
+    transport = PrefixTransport(host=HostSpec(name=f"host{number}", address="host"), prefix=())
+    callbacks = LinkCallbacks(
         on_refused=lambda link, about, why: ended.setdefault(link.name, why),
         on_end=lambda link: ended.setdefault(link.name, link.why_it_ended()),
     )
+    return AgentLink(loop, transport, ["sh", "-c", script], callbacks)
 
 
 def run_until_ended(loop: Loop, links: list[AgentLink], ended: dict[str, str]) -> None:

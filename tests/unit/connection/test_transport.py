@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from distrain.connection.transport import (
     LocalTransport,
     PrefixTransport,
     SshTransport,
+    for_another_interpreter,
     hosts_of,
+    interpreter_entries,
     settings_for,
     ssh_args_of,
     transports_for,
@@ -224,3 +227,12 @@ def test_another_interpreter_keeps_its_libraries_and_gets_the_users_folders() ->
     assert settings.sys_path == ["/script", "/pythonpath", None, "/editable"]
     assert settings.environment == {}
     assert settings_of(FAR, own={}, path=["/script", *folders]).sys_path == ["/script", *folders]
+
+
+def test_another_interpreters_libraries_come_where_those_of_this_one_are() -> None:
+    """A program that pip has installed has its directory first on the path. The user's PYTHONPATH comes next."""
+    installed = ["/lib/site-packages", "/lib/site-packages/nested", "/lib/dist-packages", "/lib/python311.zip"]
+    mine = ["", os.path.dirname(sys.executable), "/home/me/my-packages", "/home/me/.ipython", "/home/me/other.zip"]
+    assert interpreter_entries([*mine, *installed]) == installed
+    assert for_another_interpreter([*mine, *installed, "/last"]) == [*mine, None, "/last"]
+    assert for_another_interpreter(mine) == [*mine, None]

@@ -1,4 +1,4 @@
-"""How checkpoints come to hosts that do not see the storage, with real files, and hosts that are only names."""
+"""Copies of checkpoints for hosts that do not see the storage, with real files, and hosts that are only names."""
 
 from __future__ import annotations
 

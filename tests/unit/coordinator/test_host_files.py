@@ -1,4 +1,4 @@
-"""What other machines are asked, and what is brought to them, with movers that only note their orders."""
+"""Questions to other machines, and the files that are brought to them, with movers that only note their orders."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Lab:
         return self.found
 
     def do(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """What the files' thread does."""
+        """Do the work, as the files' thread does."""
         self.background.do(work, then)
 
     def set_up(self, *hosts: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import distrain
 from distrain.errors import LaunchError
+from distrain.shipping import left_out
 from distrain.shipping import project as project_module
 from distrain.shipping.project import Project, find_project
 from distrain.shipping.shipped_file import ShippedFile, digest_of
@@ -72,7 +73,7 @@ def write(folder: Path, *names: str, text: str = "text") -> None:
 
 
 def find(folder: Path, **options: Any) -> Project:
-    given = {"sys_path": [str(folder)], "directory": str(folder), "modules": {}}
+    given = {"sys_path": [str(folder)], "directory": str(folder), "modules": {}, "limit_bytes": 100_000_000}
     return find_project(**{**given, **options}).with_digests()
 
 
@@ -260,7 +261,7 @@ def test_only_the_directory_is_shipped_of_a_repository_that_is_too_large(reposit
 def test_large_files_are_left_out_unless_they_are_code(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(project_module, "_SMALL_BYTES", 10)
+    monkeypatch.setattr(left_out, "_SMALL_BYTES", 10)
     write(repository, *(f"{n}.csv" for n in range(5)), "large.py", "large.so", text="12345678901")
     write(repository, "small.csv", text="1234567890")
     project = find(repository)
@@ -492,7 +493,7 @@ def test_by_default_the_modules_of_this_process_count(
 ) -> None:
     write(tmp_path, "lib/imported_here.py")
     monkeypatch.setitem(sys.modules, *module("imported_here", tmp_path / "lib/imported_here.py").popitem())
-    project = find_project(sys_path=[], directory=str(plain))
+    project = find_project(sys_path=[], directory=str(plain), limit_bytes=100_000_000)
     assert str(tmp_path / "lib/imported_here.py") in [file.path for file in project.files]
 
 
@@ -577,7 +578,7 @@ def test_too_large_files_are_not_read(plain: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_too_many_files_are_an_error_that_shows_where_they_are(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project_module, "MOST_FILES", 4)
+    monkeypatch.setattr(project_module, "_MOST_FILES", 4)
     write(plain, "a.py", "b.py", "many/1.py", "many/2.py")
     assert len(find(plain).files) == 4
     write(plain, "many/3.py")

@@ -13,17 +13,16 @@ import pytest
 from distrain import wire
 from distrain.system import process
 from distrain.transfer import peers
+from distrain.transfer.arrivals import ArrivingPart, receive_parts
 from distrain.transfer.peers import PeerConnections, PeerServer
 from distrain.transfer.streams import (
     MOST_CONTENT,
-    ArrivingPart,
     PartSender,
     Reader,
     RefusedError,
     StreamEndedError,
     as_header,
     check_name,
-    receive_parts,
     send_header,
 )
 

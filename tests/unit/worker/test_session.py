@@ -303,9 +303,7 @@ def test_an_option_that_needs_the_storage_is_refused_where_it_is_not_seen(
         "NO_UPLOAD": {"checkpoint_upload_mode": CheckpointUploadMode.NO_UPLOAD},
         "checkpoint_upload_fn": {"checkpoint_upload_fn": lambda checkpoint, name: pytest.fail("it was called")},
     }
-    with pytest.raises(
-        ValueError, match=rf"{option} needs the run directory .*/run, which this host does not see"
-    ):
+    with pytest.raises(ValueError, match=rf"{option} needs the run directory .*/run, which this host does not see"):
         distrain.report({}, Checkpoint(folder), **options[option])
     assert worker.said() == []
 

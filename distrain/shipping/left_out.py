@@ -1,0 +1,148 @@
+"""The files that are not shipped, and the texts that tell the user why: notes and errors. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from distrain.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+
+CODE = (".py", ".so", ".pyd")
+"""Ends of the names of files that can be imported. These are shipped whatever their size is."""
+_SMALL_BYTES = 1_000_000
+"""The largest size of other files."""
+_MOST_NAMED = 3
+"""Number of files that a note or an error names."""
+
+_SECRET = re.compile(
+    r"/(?:"
+    r"\.(?:ssh|aws|gnupg|kube|docker)/"
+    r"|(?:"
+    r"\.env(?:\.(?!(?:[^/]*\.)?(?:example|sample|template)\Z)[^/]*)?"
+    r"|[^/]*\.(?:pem|key|p12|pfx|kdbx)"
+    r"|id_(?:rsa|dsa|ecdsa|ed25519)(?![^/]*\.py\Z)[^/]*"
+    r"|\.netrc|\.pgpass|\.git-credentials|\.pypirc|\.htpasswd|credentials(?:\.json)?|service-account[^/]*\.json"
+    r"|kubeconfig"
+    r")\Z)",
+    re.IGNORECASE,
+)
+"""Matches the absolute path of a file that usually holds a secret."""
+
+_CURE = "name what workers need: --ship PATH"
+_OTHER_CURES = "keep files out with .gitignore, or use --no-ship if all hosts have the project already"
+
+
+class LeftOut:
+    """The files that are not shipped, and the reasons, for notes to the user."""
+
+    def __init__(self) -> None:
+        self.crowded: list[str] = []
+        """Directories that hold more than a project. Modules directly in them are shipped."""
+        self.unlisted: set[str] = set()
+        """Directories with a repository that git could not read. Their code is shipped."""
+        self.links: dict[str, str] = {}
+        """Links that lead out of the project, and their targets."""
+        self.broken: set[str] = set()
+        """Links without a target that have the name of a module."""
+        self._secrets: set[str] = set()
+        self._large: set[str] = set()
+
+    def refuses(self, path: str, size: int, *, tracked: bool) -> bool:
+        """Tell if a file is left out, as it may hold a secret or is too large, and remember it."""
+        if may_hold_secret(path):
+            self.add_secret(path, tracked=tracked)
+            return True
+        if size > _SMALL_BYTES and not path.endswith(CODE):
+            self._large.add(path)
+            return True
+        return False
+
+    def add_secret(self, path: str, *, tracked: bool) -> None:
+        if tracked:  # nobody expects the others to be copied
+            self._secrets.add(path)
+
+    def notes(self, shipped: Set[str]) -> Iterator[str]:
+        """Yield lines for the user. Paths that are shipped after all, as the user names them, are not in these."""
+        for folder in self.crowded:
+            yield f"only modules directly in {shown(folder)} are shipped, as it holds more than a project; {_CURE}"
+        for folder in sorted(self.unlisted):
+            yield f"git could not list the files of {shown(folder)}, so only code is shipped; git status tells why"
+        if paths := sorted(self.links.keys() - shipped):
+            leads = [f"{shown(path)} (to {shown(self.links[path])})" for path in paths]
+            yield f"not shipped, as these links lead out of the project: {_some(leads)}; {_CURE}"
+        if paths := sorted(self.broken - shipped):
+            yield f"not shipped, as these links lead nowhere: {some_paths(paths)}"
+        if paths := sorted(self._secrets - shipped):
+            yield f"not shipped, as they may hold secrets: {some_paths(paths)}; {_CURE}"
+        if paths := sorted(self._large - shipped):
+            yield f"not shipped, as they are larger than {_amount(_SMALL_BYTES)}: {some_paths(paths)}; {_CURE}"
+
+
+def may_hold_secret(path: str) -> bool:
+    """Tell by its absolute path if a file usually holds a secret."""
+    return _SECRET.search(path) is not None
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def unreadable(path: str, error: OSError) -> LaunchError:
+    """Return the error for a file or a directory that cannot be read."""
+    return LaunchError(f"{shown(path)} cannot be shipped: {error.strerror}. Make it readable, {_OTHER_CURES}")
+
+
+def too_large(sizes: Mapping[str, int], limit_bytes: int, roots: Iterable[str]) -> LaunchError:
+    """Return the error for files that are too large together. It names the largest parts.
+
+    sizes: of the files. roots: directories; a part is a file or a directory that is directly in one of them.
+    """
+    largest = ", ".join(f"{shown(path)} ({_amount(size)})" for path, size in _heaviest(sizes, roots))
+    return LaunchError(
+        f"the project has {_amount(sum(sizes.values()))} to ship, and the limit is {_amount(limit_bytes)}. The largest "
+        f"parts are {largest}. Raise the limit with --ship-limit SIZE or ShippingConfig(limit_bytes=...), "
+        f"{_OTHER_CURES}"
+    )
+
+
+def too_many(paths: Iterable[str], most: int, roots: Iterable[str]) -> LaunchError:
+    """Return the error for too many files. It names the parts with most of them; see :func:`too_large`."""
+    largest = ", ".join(f"{shown(path)} ({count:,})" for path, count in _heaviest(dict.fromkeys(paths, 1), roots))
+    return LaunchError(
+        f"the project has more than {most:,} files to ship. Most of those seen so far are in {largest}. Pack them into "
+        f"fewer files, {_OTHER_CURES}"
+    )
+
+
+def _heaviest(weights: Mapping[str, int], roots: Iterable[str]) -> list[tuple[str, int]]:
+    tops = [f"{root.rstrip('/')}/" for root in roots]
+    parts: Counter[str] = Counter()
+    for path, weight in weights.items():
+        top = max((top for top in tops if path.startswith(top)), key=len, default="/")
+        parts[top + path[len(top) :].partition("/")[0]] += weight
+    return parts.most_common(_MOST_NAMED)
+
+
+# -- parts of texts --------------------------------------------------------------------------------------------------
+
+
+def shown(path: str) -> str:
+    """Return a path as text for the user, on one line."""
+    return path if path.isprintable() else repr(path)
+
+
+def some_paths(paths: Iterable[str]) -> str:
+    """Return the first paths as text for the user, and the number of the others."""
+    return _some([shown(path) for path in paths])
+
+
+def _some(texts: Sequence[str]) -> str:
+    further = f" and {len(texts) - _MOST_NAMED:,} more" if len(texts) > _MOST_NAMED else ""
+    return ", ".join(texts[:_MOST_NAMED]) + further
+
+
+def _amount(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size:,} bytes"

@@ -1,0 +1,119 @@
+"""The origins of modules: this interpreter, editable installations, and other files. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from functools import cache
+from importlib.machinery import all_suffixes
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of the directories that pip and Debian install packages in."""
+
+
+# -- the interpreter -------------------------------------------------------------------------------------------------
+
+
+def is_library(path: str) -> bool:
+    """Tell if a file or an entry of sys.path is of the standard library, or of packages that were installed.
+
+    Another interpreter has its own in place of these.
+    """
+    path = os.path.normpath(path)
+    name = os.path.basename(path)
+    return (
+        f"{path}/".startswith(_library_places())
+        or not _INSTALLED.isdisjoint(path.split("/"))
+        or (name.startswith("python") and name.endswith(".zip"))
+    )
+
+
+def belongs_to_interpreter(path: str) -> bool:
+    """Tell if a file or an entry of sys.path is none of the user's: a library, a program, or the place of IPython."""
+    return is_library(path) or f"{path}/".startswith(_program_places()) or os.path.basename(path) == ".ipython"
+
+
+@cache
+def _library_places() -> tuple[str, ...]:
+    return _places(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+
+
+@cache
+def _program_places() -> tuple[str, ...]:
+    """Return the directories of the interpreter and of programs that come with packages.
+
+    Such a program has its directory first on sys.path.
+    """
+    user = sysconfig.get_preferred_scheme("user")
+    return _places(os.path.dirname(sys.executable), sysconfig.get_path("scripts"), sysconfig.get_path("scripts", user))
+
+
+def _places(*folders: str) -> tuple[str, ...]:
+    """Return directories and what links in their paths lead to, each with a slash at its end."""
+    return tuple({f"{place}/" for folder in folders if folder for place in (folder, os.path.realpath(folder))})
+
+
+# -- imported modules ------------------------------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """An outermost package or module, and the directory or file that holds it.
+
+    The name has several parts if those above have no file, as in a namespace package.
+    """
+
+    name: str
+    path: str
+
+    @property
+    def folder(self) -> str:
+        """The directory to import it from. If the path ends with all parts of the name, it is above these."""
+        folder, _, last = self.path.rpartition("/")
+        stem = f"{folder}/{last.partition('.')[0]}"
+        parts = "/" + self.name.replace(".", "/")
+        return stem.removesuffix(parts) if stem.endswith(parts) else folder
+
+
+def files_of(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, str]]:
+    """Yield the names of modules and the files that they come from."""
+    for name, contents in _contents_of(modules):
+        file = contents.get("__file__")
+        if isinstance(file, str) and os.path.isabs(file):
+            yield name, os.path.normpath(file)
+
+
+def origins_of(files: Mapping[str, str]) -> set[Origin]:
+    """Return the origins of modules. Packages without a file do not count. files: those of the modules, by name."""
+    return {_origin_of(name, files) for name in files}
+
+
+def _origin_of(name: str, files: Mapping[str, str]) -> Origin:
+    parts = name.split(".")
+    outermost = next(top for end in range(1, len(parts) + 1) if (top := ".".join(parts[:end])) in files)
+    file = files[outermost]
+    return Origin(outermost, os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file)
+
+
+def editable_installs(modules: Mapping[str, ModuleType]) -> Iterator[Origin]:
+    """Yield what setuptools has installed to be imported from the user's directories. Its finders are modules."""
+    for finder, contents in _contents_of(modules):
+        if not (finder.startswith("__editable___") and finder.endswith("_finder")):
+            continue
+        mapping = contents.get("MAPPING")
+        for name, path in mapping.items() if isinstance(mapping, dict) else ():
+            candidates = [path, *(os.path.splitext(path)[0] + suffix for suffix in all_suffixes())]
+            yield from (Origin(name, found) for found in candidates[:1] if os.path.isdir(found))
+            yield from (Origin(name, found) for found in candidates if os.path.isfile(found))
+
+
+def _contents_of(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, dict[str, object]]]:
+    for name, module in modules.items():
+        if isinstance(module, ModuleType):
+            # Anything else would make importlib's LazyLoader import the module.
+            yield name, object.__getattribute__(module, "__dict__")
