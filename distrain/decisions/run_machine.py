@@ -353,7 +353,7 @@ class RunStateMachine:
     def _describe_change(self, before: WorldPlan | None, plan: WorldPlan) -> list[Action]:
         """Show how the plan differs from that of the attempt before, or from what the user expects."""
         expected = (before.hosts, before.world_size) if before else (plan.hosts, self.request.scaling.max_workers)
-        missing = [*self._host_pool.losses, *self._host_pool.slow]
+        missing = dict.fromkeys([*self._host_pool.losses, *self._host_pool.slow])  # a lost one may be slow to return
         if (plan.hosts, plan.world_size) == expected and not (before is None and missing):
             return []
         without = f", without {name_hosts(missing)}" if missing else ""

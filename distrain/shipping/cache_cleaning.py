@@ -151,6 +151,7 @@ class _Entry(NamedTuple):
 def _entries(cache: HostCache) -> list[_Entry]:
     """Return all that could be deleted."""
     found = [_entry("blobs", entry) for folder in _scan(cache.blobs) for entry in _scan(folder.path)]
+    found += [_entry("blobs", entry) for entry in _scan(cache.root) if entry.name.startswith(f"blobs{_INCOMPLETE}")]
     for kind, witness in (("runs", LOCK), ("environments", _COMPLETE), ("programs", "")):
         found += [_entry(kind, entry, witness) for entry in _scan(cache.root / kind) if _is_folder(entry)]
     return [entry for entry in found if entry is not None]

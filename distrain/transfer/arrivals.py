@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _FLUSHED_BYTES = 8 << 20
 """Bytes of a file after which the kernel begins to write them to disk."""
-_LONGEST_NAME = 200
 _CRC32 = "crc32:"
 
 
@@ -129,11 +128,3 @@ def _receive_part(
         reader.part(count, part.write, received)
         part.begin_flush()
     return part.digest()
-
-
-def temporary_name(name: str, token: str) -> str:
-    """Return the name of a file until it is complete."""
-    folder, name = os.path.split(name)
-    if len(os.fsencode(name)) > _LONGEST_NAME:  # file systems take 255 bytes
-        name = hashlib.sha256(os.fsencode(name)).hexdigest()
-    return os.path.join(folder, f"{name}.new-{token}")

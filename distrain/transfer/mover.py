@@ -140,26 +140,26 @@ class Mover:
         for (name, (_, size, digest)), found in zip(list(files.items()), there, strict=True):
             if size == found and crc32_of(digest) is None:  # its name is its digest
                 del files[name]
-        token = secrets.token_hex(8)
-        target = {"folder": order.folder, "token": token, "files": list(files)}
+        # Beside the folder: whatever a killed server leaves there, nobody takes it for a file of the folder.
+        staging = f"{order.folder}.new-{secrets.token_hex(8)}"
         try:
-            self._put(order, files, token)
-            self._ask("finish", **target, folders=order.folders)
+            self._put(order, files, staging)
+            self._ask("finish", folder=order.folder, staging=staging, files=list(files), folders=order.folders)
         except StreamEndedError:
-            self._pool.close()  # the far ends delete their temporary files
+            self._pool.close()  # the far ends delete what is not complete
             raise
         except Exception:
             with contextlib.suppress(OSError, RefusedError, StreamEndedError):
-                self._ask("drop", **target)
+                self._ask("drop", staging=staging)
             raise
 
-    def _put(self, order: wire.Deliver, files: dict[str, tuple[str, int, str]], token: str) -> None:
-        """Bring the files to the host, under temporary names, and check what has arrived."""
+    def _put(self, order: wire.Deliver, files: dict[str, tuple[str, int, str]], staging: str) -> None:
+        """Bring the files to the host, and check what has arrived."""
         jobs: list[Put] = []
         whole = {name for name, (_, _, digest) in files.items() if crc32_of(digest) is None}
         for batch in batches(parts_of({name: size for name, (_, size, _) in files.items()}, whole)):
             kinds = [name not in whole for name, _, _ in batch]
-            fields = {"folder": order.folder, "token": token, "items": batch, "kinds": kinds}
+            fields = {"staging": staging, "items": batch, "kinds": kinds}
             if order.peer is None:
                 jobs.append(Put({"do": "write", **fields}, batch, [files[name][0] for name, _, _ in batch]))
             else:

@@ -38,6 +38,14 @@ _NONCE_BYTES, _PROOF_BYTES = 32, 32
 _CONNECT_S = _HANDSHAKE_S = 10.0
 _SILENCE_S = 120
 """Seconds for which the other side may neither send nor take anything before the connection is given up."""
+_TCP_OPTIONS = {
+    "TCP_NODELAY": 1,
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 3,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 15_000,
+}
+"""A host without power or network is noticed after some 15 s: when it owes data, and when data goes there."""
 _MOST_CONNECTIONS = 64
 _MOST_WAITING = 64
 _LARGEST_REQUEST = 1 << 20
@@ -125,14 +133,14 @@ class PeerConnections:
         self._key: tuple[Peer, str] | None = None
         self._socket: socket.socket | None = None
 
-    def request(self, peer: Peer, token: str, items: list[Item]) -> Reader:
+    def request(self, peer: Peer, staging: str, items: list[Item]) -> Reader:
         """Ask for parts of files, and return where they arrive. Raise OSError or StreamEndedError.
 
-        token: that of the order, each of which has a connection of its own.
+        staging: the directory that the order has for itself. Each order has a connection of its own, too.
         """
-        if self._socket is None or self._key != (peer, token):
+        if self._socket is None or self._key != (peer, staging):
             self.close()
-            self._key, self._socket = (peer, token), connect(peer)
+            self._key, self._socket = (peer, staging), connect(peer)
             self._reader = Reader(self._socket.fileno())
         send_header(self._socket.fileno(), {"do": "read", "items": items})
         return self._reader
@@ -158,12 +166,15 @@ def connect(peer: Peer) -> socket.socket:
 
 
 def _limit_silence(connection: socket.socket) -> None:
-    """Let reads and writes of the descriptor fail if nothing moves."""
+    """Let reads and writes of the descriptor fail if nothing moves, or if the kernel of the other host is gone."""
     connection.settimeout(None)
     limit = _SILENCE_S.to_bytes(8, sys.byteorder) + bytes(8)  # a struct timeval
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, limit)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _TCP_OPTIONS.items():
+        if hasattr(socket, name):  # not every system has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 # -- the handshake ----------------------------------------------------------------------------------------------------

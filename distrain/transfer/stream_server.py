@@ -2,7 +2,7 @@
 
 The mover starts one on a host with each stream, over ssh. Requests come in on stdin, and are answered on stdout, see
 :mod:`distrain.transfer.streams`. The program ends when stdin ends, whatever it does then: a thread of its own waits for
-that. It deletes the temporary files first.
+that. It deletes files that are not complete first.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import threading
 from functools import partial
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.system import process
-from distrain.transfer.arrivals import ArrivingPart, receive_parts, temporary_name
+from distrain.transfer.arrivals import ArrivingPart, receive_parts
 from distrain.transfer.streams import (
     PartSender,
     Reader,
@@ -42,61 +43,57 @@ def main(arguments: list[str]) -> None:
     """Serve until stdin ends. There are no ``arguments``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     read_fd, write_fd = process.private_stdio()
-    temporary = TemporaryFiles()
-    threading.Thread(target=_end_with, args=(read_fd, temporary), daemon=True).start()
+    staging = Staging()
+    threading.Thread(target=_end_with, args=(read_fd, staging), daemon=True).start()
     try:
         write_all(write_fd, wire.MAGIC)
-        StreamServer(read_fd, write_fd, temporary).run()
+        StreamServer(read_fd, write_fd, staging).run()
     except StreamEndedError:
         pass
-    temporary.end()
+    staging.end()
 
 
-def _end_with(fd: int, temporary: TemporaryFiles) -> None:
+def _end_with(fd: int, staging: Staging) -> None:
     """Wait until nobody can write to a descriptor any more, then end the process."""
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0))  # a socket's end; that of a pipe is always reported
     poll.poll()
-    temporary.end()
+    staging.end()
 
 
-class TemporaryFiles:
-    """The temporary files that this process has made for an order. No two orders have the same ``token``."""
+class Staging:
+    """The directory for the files of the latest order. After an earlier order, nothing is left in its directory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._token = ""
-        self._paths: set[str] = set()
+        self._folder = ""
 
-    def arriving(self, folder: str, token: str, item: Item, *, is_crc32: bool) -> ArrivingPart:
-        """Open a part of a temporary file. Raise OSError."""
+    def open_part(self, folder: str, item: Item, *, is_crc32: bool) -> ArrivingPart:
+        """Open a part of a file in the directory ``folder``. Raise OSError."""
         name, start, _ = item
-        path = os.path.join(folder, temporary_name(check_name(name), token))
+        path = os.path.join(folder, check_name(name))
         with self._lock:
-            if token != self._token:  # the other order is over: its files have their final names, or were deleted
-                self._token = token
-                self._paths.clear()
-            self._paths.add(path)
+            self._folder = folder
             make_folders(os.path.dirname(path))
+            os.utime(folder)  # it is in use, which the cache may not see by the files in it
             return ArrivingPart(path, start, is_crc32=is_crc32, mode=_PRIVATE_FILE)
 
     def end(self) -> None:
-        """Delete the files, and end the process."""
+        """Delete the files that are not complete, and end the process."""
         self._lock.acquire()  # for ever, so that no file is made any more
-        for path in self._paths:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
 
 class StreamServer:
     """Carries out the requests that come in on a stream."""
 
-    def __init__(self, read_fd: int, write_fd: int, temporary: TemporaryFiles) -> None:
+    def __init__(self, read_fd: int, write_fd: int, staging: Staging) -> None:
         self._reader = Reader(read_fd)
         self._sender = PartSender(write_fd)
         self._fd = write_fd
-        self._temporary = temporary
+        self._staging = staging
         self._peers: PeerConnections | None = None
         self._servers: list[PeerServer] = []
 
@@ -154,41 +151,38 @@ class StreamServer:
     def _sizes(self, folder: str, files: list[str]) -> dict[str, Any]:
         return {"sizes": [_size_of(os.path.join(folder, check_name(name))) for name in files]}
 
-    def _write(self, folder: str, token: str, items: list[Item], kinds: list[bool]) -> dict[str, Any]:
-        return self._receive(self._reader, folder, token, items, kinds)
+    def _write(self, staging: str, items: list[Item], kinds: list[bool]) -> dict[str, Any]:
+        return self._receive(self._reader, staging, items, kinds)
 
-    def _pull(self, folder: str, token: str, items: list[Item], kinds: list[bool], peer: Peer) -> dict[str, Any]:
+    def _pull(self, staging: str, items: list[Item], kinds: list[bool], peer: Peer) -> dict[str, Any]:
         from distrain.transfer.peers import PeerConnections
 
         self._peers = self._peers or PeerConnections()
         try:
-            reader = self._peers.request((peer[0], peer[1], peer[2]), token, items)
-            return self._receive(reader, folder, token, items, kinds)
+            reader = self._peers.request((peer[0], peer[1], peer[2]), staging, items)
+            return self._receive(reader, staging, items, kinds)
         except (StreamEndedError, OSError, RefusedError) as error:
             self._peers.close()  # there may be more in it
             if isinstance(error, OSError) and error.filename is not None:
                 raise
             raise RefusedError(f"files cannot be copied from the host at {peer[0]}, port {peer[1]}: {error}") from None
 
-    def _receive(self, reader: Reader, folder: str, token: str, items: list[Item], kinds: list[bool]) -> dict[str, Any]:
-        """Write parts into temporary files."""
-
+    def _receive(self, reader: Reader, staging: str, items: list[Item], kinds: list[bool]) -> dict[str, Any]:
         def open_part(number: int) -> ArrivingPart:
-            return self._temporary.arriving(folder, token, items[number], is_crc32=kinds[number])
+            return self._staging.open_part(staging, items[number], is_crc32=kinds[number])
 
         return {"digests": receive_parts(reader, items, open_part)}
 
-    def _finish(self, folder: str, token: str, files: list[str], folders: list[str]) -> dict[str, Any]:
-        for inner in ("", *folders):
-            make_folders(os.path.join(folder, check_name(inner)) if inner else folder)
-        for path in (os.path.join(folder, check_name(name)) for name in files):
-            os.replace(temporary_name(path, token), path)
-        return {}
-
-    def _drop(self, folder: str, token: str, files: list[str]) -> dict[str, Any]:
+    def _finish(self, folder: str, staging: str, files: list[str], folders: list[str]) -> dict[str, Any]:
+        needed = {folder, *(os.path.join(folder, check_name(inner)) for inner in folders)}
+        for inner in needed.union(os.path.dirname(os.path.join(folder, check_name(name))) for name in files):
+            make_folders(inner)
         for name in files:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(os.path.join(folder, temporary_name(check_name(name), token)))
+            os.replace(os.path.join(staging, name), os.path.join(folder, name))
+        return self._drop(staging)
+
+    def _drop(self, staging: str) -> dict[str, Any]:
+        shutil.rmtree(staging, ignore_errors=True)
         return {}
 
 

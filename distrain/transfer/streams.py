@@ -9,18 +9,18 @@ Further requests may be sent before the first one is answered.
 - A part of a file is a number of chunks, and an end mark. A chunk is its size (4 bytes, at most 1 MiB) and so many
   bytes. The end mark is a size of 0. Or it is 0xffffffff and a header with ``failed``, if the rest cannot be read.
 
-The requests, by ``do``. ``items`` are parts of files: name below ``folder``, first byte, number of bytes. ``token``
-makes names of temporary files, see :func:`~distrain.transfer.arrivals.temporary_name`.
+The requests, by ``do``. ``items`` are parts of files: name below the directory, first byte, number of bytes.
+``staging`` is a directory beside ``folder`` for files that are not complete. Each order has one of its own.
 
 - ``list`` (folder, files) is answered by the ``sizes`` of the files and all ``folders`` below the folder.
 - ``sizes`` (folder, files) is answered by ``sizes``, None for a file that does not exist.
 - ``hash`` (folder, files) is answered by ``files``: name, size and crc32 of each.
 - ``read`` (folder, items) is answered by the parts, without a header.
-- ``write`` (folder, token, items, kinds) is followed by the parts. They go into temporary files. It is answered by
-  ``digests``: one for each part, of the kind that is asked for.
-- ``pull`` (folder, token, items, kinds, peer) is the same with parts that the server reads from another host.
-- ``finish`` (folder, token, files, folders) gives all files their final names, and makes the directories ``folders``.
-- ``drop`` (folder, token, files) deletes the temporary files.
+- ``write`` (staging, items, kinds) is followed by the parts. It is answered by ``digests``: one for each part, of the
+  kind that is asked for.
+- ``pull`` (staging, items, kinds, peer) is the same with parts that the server reads from another host.
+- ``finish`` (folder, staging, files, folders) moves all files to ``folder``, and makes the directories ``folders``.
+- ``drop`` (staging) deletes what has arrived.
 - ``serve`` (folder, address) is answered by ``port`` and ``secret``; see :mod:`distrain.transfer.peers`.
 
 Runs in: mover, stream server.

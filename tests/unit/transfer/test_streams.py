@@ -198,17 +198,17 @@ def test_the_server_ends_with_stdin_although_nobody_reads_what_it_writes(server:
 
 
 def test_the_server_deletes_what_is_not_complete_when_it_ends(server: Server, tmp_path: Path) -> None:
-    target = {"folder": str(tmp_path / "new" / "folder"), "token": "t"}
-    send_header(server.write_fd, {"do": "write", **target, "items": [("file", 0, 3), ("b", 0, 3)], "kinds": [True] * 2})
+    staging = tmp_path / "new" / "folder.new-t"
+    items = [("file", 0, 3), ("deep/b", 0, 3)]
+    send_header(server.write_fd, {"do": "write", "staging": str(staging), "items": items, "kinds": [True] * 2})
     os.write(server.write_fd, b"\0\0\0\3abc\0\0\0\0\0\0\0\1a")
-    wait_for_file = tmp_path / "new" / "folder" / "b.new-t"
-    while not wait_for_file.exists():
+    while not (staging / "deep" / "b").exists():
         assert server.process.poll() is None
+    assert [path.stat().st_mode & 0o777 for path in (staging.parent, staging, staging / "deep")] == [0o700] * 3
     assert server.process.stdin is not None
     server.process.stdin.close()
     assert server.process.wait(5) == 0
-    assert os.listdir(tmp_path / "new" / "folder") == []
-    assert [(tmp_path / path).stat().st_mode & 0o777 for path in ("new", "new/folder")] == [0o700] * 2
+    assert os.listdir(tmp_path / "new") == []
 
 
 def test_an_unknown_request_ends_the_server(server: Server) -> None:
