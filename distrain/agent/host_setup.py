@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from distrain.shipping.run_mirror import RunMirror
     from distrain.system.loop import Loop
 
-_ENVIRONMENTS_KEPT = 5
 _STORAGE_PATIENCE_S = 10.0
 
 
@@ -109,7 +108,6 @@ class HostSetup:
         python = environments.make_environment(folder, asked.requirements, python=asked.python, show=show)
         if str(python) != self._python:
             environments.hold(folder, python)
-            environments.remove_old(folder, _ENVIRONMENTS_KEPT)
         self._python = str(python)
 
     def _answer(self, missing: Sequence[str]) -> wire.HostSetUp:

@@ -406,7 +406,10 @@ class Coordinator:
         if asked.path in {*own, self.machine.checkpoint, self._request.checkpoint}:
             self._copies.fetch(host, asked.path, partial(self._on_fetched, asked))
         else:
-            text = f"there is no directory {asked.path} on {host}, and it is no checkpoint of this run"
+            text = (
+                f"there is no directory {asked.path} on {host}, and this run has no such checkpoint (was it deleted by "
+                "num_to_keep?)"
+            )
             self._on_fetched(asked, wire.CheckpointFetched(attempt=0, rank=0, path=asked.path, failed=text))
 
     def _on_fetched(self, asked: wire.FetchCheckpoint, answer: wire.CheckpointFetched) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _INCOMPLETE = ".new-"
 _COMPLETE = ".complete"
+_MOST_ENVIRONMENTS = 5
+"""Number of virtual environments that trim() keeps, also below the limit: each may have some gigabytes."""
 _SOON_NEEDED_S = 3600.0
 """Age in seconds below which trim() keeps files that no process has locked: a run may be about to use them."""
 
@@ -46,10 +48,11 @@ def trim(cache: HostCache, limit_bytes: int) -> None:
         _end_killed_runs(cache, live)
         entries = _entries(cache)
         total = sum(entry.size for entry in entries)
-        spared = _spared(cache, live) | _newest_program(entries)
+        spared = _spared(cache, live) | {entry.label for entry in _newest(entries, "programs")[:1]}
+        surplus = _newest(entries, "environments")[_MOST_ENVIRONMENTS:]
         for entry in sorted(entries, key=lambda entry: (not entry.is_incomplete, entry.used)):
-            is_wanted = entry.is_incomplete or total > limit_bytes
-            if is_wanted and entry.label not in spared and _delete(entry, _Past(now, now - _SOON_NEEDED_S)):
+            is_needless = entry.is_incomplete or entry in surplus or total > limit_bytes
+            if is_needless and entry.label not in spared and _delete(entry, _Past(now, now - _SOON_NEEDED_S)):
                 total -= entry.size
 
 
@@ -195,10 +198,10 @@ def _bytes_of(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _newest_program(entries: Sequence[_Entry]) -> set[str]:
-    """Return the label of the program that was used last, if there is one."""
-    programs = [entry for entry in entries if entry.kind == "programs" and not entry.is_incomplete]
-    return {max(programs, key=lambda entry: entry.used).label} if programs else set()
+def _newest(entries: Sequence[_Entry], kind: str) -> list[_Entry]:
+    """Return the complete entries of a kind. The first one was used last."""
+    found = [entry for entry in entries if entry.kind == kind and not entry.is_incomplete]
+    return sorted(found, key=lambda entry: entry.used, reverse=True)
 
 
 # -- their deletion ---------------------------------------------------------------------------------------------------

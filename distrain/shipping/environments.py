@@ -2,8 +2,8 @@
 
 ``<key>`` is an environment, and the key stands for all that it depends on. It is built in place, as its files name its
 path. The file ``.complete`` in it is written last: without that, it is half-made, and never used. ``<key>.lock`` is
-locked exclusively by who builds or deletes the environment, and shared by the runs that use it. The locks are never
-deleted, as two processes could then lock two files of the same name.
+locked exclusively by who builds or deletes the environment (:mod:`distrain.shipping.cache_cleaning`), and shared by the
+runs that use it. The locks are never deleted, as two processes could then lock two files of the same name.
 """
 
 from __future__ import annotations
@@ -74,21 +74,6 @@ def hold(folder: Path, python: Path) -> int:
     return fd
 
 
-def remove_old(folder: Path, keep: int) -> int:
-    """Delete all environments but the ``keep`` that were used last, and those in use. Return the freed bytes.
-
-    Half-made ones that nobody builds any more are deleted, too.
-    """
-    try:
-        found = [entry for entry in folder.iterdir() if entry.is_dir()]
-    except FileNotFoundError:
-        return 0
-    used_at = {entry: _used_at(entry) for entry in found}
-    newest = sorted(found, key=lambda entry: used_at[entry], reverse=True)
-    old = [entry for place, entry in enumerate(newest) if place >= keep or not used_at[entry]]
-    return sum(_remove_unused(entry, used_at[entry]) for entry in old)
-
-
 # -- which one -------------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +109,7 @@ def _use(environment: Path) -> bool:
     return _python_of(environment).exists()
 
 
-# -- locks and deletion ----------------------------------------------------------------------------------------------
+# -- locks -----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -149,16 +134,6 @@ def _try_lock(fd: int) -> bool | None:
     return True
 
 
-def _remove_unused(environment: Path, used_at: float) -> int:
-    """Delete an environment unless a process uses it, or has used it since ``used_at``. Return the freed bytes."""
-    with contextlib.suppress(OSError), _lock_of(environment).open("ab") as file:
-        if _try_lock(file.fileno()) and _used_at(environment) == used_at:
-            freed = _size_of(environment, shared=False)
-            _delete(environment)
-            return freed
-    return 0
-
-
 def _delete(environment: Path) -> None:
     """Delete an environment. Killed in the middle of it, it leaves one that counts as half-made."""
     (environment / _COMPLETE).unlink(missing_ok=True)
@@ -166,17 +141,13 @@ def _delete(environment: Path) -> None:
         shutil.rmtree(environment)
 
 
-def _size_of(folder: Path, *, shared: bool) -> int:
-    """Return the bytes of all files in a directory.
-
-    shared: count files that have other names elsewhere, too. Those that uv links to its own cache are such files.
-    """
+def _size_of(folder: Path) -> int:
+    """Return the bytes of all files in a directory."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                facts = os.lstat(os.path.join(place, name))
-                total += facts.st_size if shared or facts.st_nlink == 1 else 0
+                total += os.lstat(os.path.join(place, name)).st_size
     return total
 
 
@@ -226,7 +197,7 @@ class _Builder:
         _delete(self._environment)
         try:
             self._make()
-            size = _size_of(self._environment, shared=True)
+            size = _size_of(self._environment)
             (self._environment / _COMPLETE).touch()
         except BaseException:
             shutil.rmtree(self._environment, ignore_errors=True)

@@ -308,7 +308,6 @@ def test_workers_use_the_environment_that_was_made_for_them(host: Host, monkeypa
 
     monkeypatch.setattr(environments, "make_environment", make)
     monkeypatch.setattr(environments, "hold", lambda folder, python: held.append(python))
-    monkeypatch.setattr(environments, "remove_old", lambda folder, keep: 0)
     monkeypatch.setenv("PATH", "/agents/bin")
     question = host.question(
         requirements="torch\n",

@@ -167,6 +167,14 @@ def test_leftovers_go_also_below_the_limit(cache: HostCache, project: Project) -
     assert list(below(cache.runs / "r")) == [".lock", f"files/{project.folder.relative_to('/')}/out"]
 
 
+def test_five_environments_are_kept_also_below_the_limit(cache: HostCache) -> None:
+    """One that somebody is making counts, like any that was used just now, as soon as it is complete."""
+    paths = [environment(cache, f"e{hours}", hours * HOUR) for hours in (3, 7, 2, 6, 4, 5, 0)]
+    making = put(cache.environments / "making" / "bin" / "python").parent.parent
+    trim(cache, 1 << 40)
+    assert [path.exists() for path in [*paths, making]] == [True, False, True, False, True, True, True, True]
+
+
 def test_only_one_process_trims(cache: HostCache) -> None:
     path = blob(cache, "a", 9 * HOUR)
     with cache_cleaning._alone(cache, wait=False):

@@ -1,10 +1,11 @@
-"""Virtual environments on a host: made once, repaired, shared by runs, and deleted when nobody needs them."""
+"""Virtual environments on a host: made once, repaired, and shared by runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.shipping import environments
-from distrain.shipping.environments import find_uv, hold, make_environment, remove_old
+from distrain.shipping.cache_files import try_lock, unlock
+from distrain.shipping.environments import find_uv, hold, make_environment
 from tests.conftest import wait_until
 from tests.wheels import make_wheel
 
@@ -312,56 +314,21 @@ def test_the_progress_is_shown_now_and_then(
     assert all(later - earlier >= 0.39 for earlier, later in pairwise(times[:-1]))
 
 
-# -- use and deletion ------------------------------------------------------------------------------------------------
+# -- use ---------------------------------------------------------------------------------------------------------
 
 
-def make_used(folder: Path, *ages: int) -> list[Path]:
-    """Make environments that were used so many seconds ago. Return their interpreters."""
-    pythons = [make(folder, f"a=={age}\n") for age in ages]
-    for python, age in zip(pythons, ages, strict=True):
-        os.utime(python.parent.parent / ".complete", (time.time() - age,) * 2)
-    return pythons
-
-
-def test_the_environments_used_last_are_kept(folder: Path, tmp_path: Path, fake_uv: FakeUv) -> None:
-    fake_uv(f"head -c 100000 /dev/zero > $environment/file; ln {tmp_path / 'shared'} $environment/shared")
-    (tmp_path / "shared").write_bytes(bytes(500_000))
-    pythons = make_used(folder, 30, 10, 40, 20)
-    make(folder, "a==30\n")  # used again
-    freed = remove_old(folder, 2)
-    assert [python.exists() for python in pythons] == [True, True, False, False]
-    assert 200_000 <= freed < 300_000  # what has another name elsewhere is not freed
-    assert remove_old(folder, 2) == 0
-
-
-def test_an_environment_in_use_is_kept_until_it_is_not(folder: Path, fake_uv: FakeUv) -> None:
+def test_an_environment_in_use_is_locked_and_one_that_is_gone_is_refused(folder: Path, fake_uv: FakeUv) -> None:
     fake_uv("")
-    used, unused = make_used(folder, 20, 10)
-    fds = [hold(folder, used), hold(folder, used)]
-    os.utime(used.parent.parent / ".complete", (0, time.time() - 20))
+    python = make(folder)
+    environment = python.parent.parent
+    lock = environment.with_name(f"{environment.name}.lock")
+    fds = [hold(folder, python), hold(folder, python)]
     for fd in fds:
-        remove_old(folder, 0)
-        assert used.exists()
-        assert not unused.exists()
+        assert try_lock(lock) is None
         os.close(fd)
-    remove_old(folder, 0)
-    assert not used.exists()
+    free = try_lock(lock)
+    assert free is not None
+    unlock(free)
+    shutil.rmtree(environment)
     with pytest.raises(OSError, match="has just been deleted by another process"):
-        hold(folder, used)
-
-
-def test_what_is_half_made_is_deleted_unless_somebody_makes_it(folder: Path, tmp_path: Path, fake_uv: FakeUv) -> None:
-    fake_uv(f"while [ ! -e {tmp_path / 'go'} ]; do sleep 0.02; done")
-    abandoned = folder / "0123456789"
-    abandoned.mkdir(parents=True)
-    with maker(folder) as child:
-        wait_until(lambda: list(folder.glob("*/bin/python")))
-        remove_old(folder, 10)
-        assert not abandoned.exists()
-        (tmp_path / "go").touch()
-        python = child.communicate(timeout=20)[0].splitlines()[-1]
-    assert Path(python).exists()
-
-
-def test_nothing_to_delete(folder: Path) -> None:
-    assert remove_old(folder, 0) == 0
+        hold(folder, python)

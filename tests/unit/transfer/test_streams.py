@@ -275,6 +275,17 @@ def test_a_handshake_has_a_time_limit(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert connection.recv(1) == b""
 
 
+def test_the_kernel_notices_within_seconds_that_the_other_host_has_no_power(serving: PeerServer) -> None:
+    """Nobody sends an end of the connection then. The reader only waits, so it is up to keep-alive packets."""
+    with peers.connect(("127.0.0.1", serving.port, serving.secret)) as connection:
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, every, count = (
+            connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
+            for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        )
+        assert idle + every * count < 20
+
+
 def test_the_number_of_connections_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(peers, "_MOST_CONNECTIONS", 1)
     written(tmp_path / "file", b"1")
