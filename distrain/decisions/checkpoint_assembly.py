@@ -524,8 +524,8 @@ class CheckpointAssembly:
         True once the rank has finished. A rank that has never brought a checkpoint is also written off when it reports
         in step with the others but without one; when it has never reported, though it has had the time, and the others
         have made their next report, unless it has brought a part of the checkpoint from which the attempt starts; and
-        after ``missing_rank_s``. A rank that waits for the files of a checkpoint is
-        not written off. After that its times begin anew, even if the attempt ends meanwhile.
+        after ``missing_rank_s``. A rank that waits for the files of a checkpoint is not written off. After that its
+        times begin anew, even if the attempt ends meanwhile.
         """
         record = self._ranks[rank]
         if record.finished or record.written_off:
@@ -619,10 +619,14 @@ class CheckpointAssembly:
         if "missing" in self._warnings or not self._waited_for_missing(pending, now):
             return []
         missing = self._missing(pending, now)
+        if fetching := [rank for rank in missing if self._ranks[rank].is_fetching]:
+            why = f"rank(s) {rank_list(fetching)} wait for the files of a checkpoint to read"
+        else:
+            why = f"rank(s) {rank_list(missing)} brought earlier ones, but not this one"
         return self._warn_once(
             "missing",
-            f"checkpoint {ordinal} of rank(s) {rank_list(pending.parts)} is not complete: rank(s) {rank_list(missing)} "
-            "brought earlier ones, but not this one. It is committed when they bring it or finish.",
+            f"checkpoint {ordinal} of rank(s) {rank_list(pending.parts)} is not complete: {why}. It is committed when "
+            "they bring it or finish.",
         )
 
     def _warn_of_differences(self, parts: Mapping[int, _Part]) -> list[Action]:

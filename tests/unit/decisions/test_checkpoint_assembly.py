@@ -189,6 +189,7 @@ def test_a_rank_that_waits_for_the_files_of_a_checkpoint_is_not_written_off() ->
     assembly.fetching(1)
     bring(assembly, 0, 1, "a")
     actions = [*deliver(assembly, 0, 1, "a"), *note(assembly, 0, 2, now=100.0), *assembly.tick(1000.0)]
+    assert "not complete: rank(s) 1 wait for the files of a checkpoint to read. It" in only(ShowLine, actions)[0].text
     actions += [*assembly.fetched(1, 1000.0), *assembly.tick(1000.0 + FIRST_REPORT_TIMEOUT_S / 2)]
     assert not only(Commit, actions)
     bring(assembly, 1, 1, "b", now=1006.0)
