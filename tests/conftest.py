@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -22,7 +23,6 @@ from tests.tables import SEED, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 NOTHING_LEFT_WITHIN_S = 5.0
 
@@ -58,11 +58,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def run_members(run_id: str) -> list[psutil.Process]:
     """Return the living processes whose environment names the run, except this process."""
     found = []
-    for member in psutil.process_iter():
+    for pid in set(filter(str.isdigit, os.listdir("/proc"))) - {str(os.getpid())}:
         try:
-            if member.pid != os.getpid() and member.status() != psutil.STATUS_ZOMBIE:
+            environment = Path("/proc", pid, "environ").read_bytes()  # psutil takes 20 times as long, after each test
+            if run_id.encode() in environment:
+                member = psutil.Process(int(pid))
                 ids = member.environ().get(process.RUN_IDS, "").split(":")
-                found += [member] if run_id in ids else []
+                found += [member] if run_id in ids and is_alive(member) else []
         except (psutil.Error, OSError):
             continue
     return found
