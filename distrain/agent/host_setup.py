@@ -22,7 +22,7 @@ from distrain.system import process
 from distrain.system.background import Background
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from distrain.shipping.host_cache import HostCache
     from distrain.shipping.run_mirror import RunMirror
@@ -222,8 +222,6 @@ def _problem_within_limit(asked: wire.SetUpHost) -> str | None:
     return problems[0] if problems else f"has not answered for {_STORAGE_PATIENCE_S:g} s there"
 
 
-def _has(files: Sequence[ShippedFile], folders: Sequence[str]) -> bool:
+def _has(files: Iterable[ShippedFile], folders: Iterable[str]) -> bool:
     """Return whether this host sees the files of the coordinator's machine, or has the same at the same paths."""
-    from distrain.shipping.host_cache import HostCache
-
-    return all(map(os.path.isdir, folders)) and (not files or HostCache.is_in_place(files))
+    return all(map(os.path.isdir, folders)) and all(file.is_in_place for file in files)

@@ -69,21 +69,6 @@ class HostCache:
             text = f"cannot use {self.root} for the files of runs on this host ({error.strerror or error}); {_CURE}"
             raise OSError(error.errno or 0, text) from error
 
-    @staticmethod
-    def is_in_place(files: Sequence[ShippedFile]) -> bool:
-        """Return whether this host has every file at its own path, with the same size and time of the last change.
-
-        Then it shares them with the user's machine, or has the same copies. Without any file, nobody knows.
-        """
-        try:
-            for file in files:
-                status = os.stat(file.path)
-                if status.st_size != file.size or status.st_mtime_ns != file.mtime_ns:
-                    return False
-        except OSError:
-            return False
-        return bool(files)
-
     def missing(self, files: Sequence[ShippedFile]) -> list[str]:
         """Return the digests of the files that have to be brought to this host, each once. Raise OSError.
 

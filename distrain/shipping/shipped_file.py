@@ -6,6 +6,7 @@ Runs in: coordinator, agent.
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -27,6 +28,18 @@ class ShippedFile(NamedTuple):
     mtime_ns: int
     mode: int
     digest: str
+
+    @property
+    def is_in_place(self) -> bool:
+        """True if this host has a file at that path with the same size and time of the last change.
+
+        Then it shares the file with the user's machine, or has the same copy.
+        """
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return False
+        return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
 def digest_of(path: Path) -> str:

@@ -121,13 +121,11 @@ def test_a_place_that_cannot_be_used_is_named_with_the_cure(
 # -- what is there already --------------------------------------------------------------------------------------------
 
 
-def test_files_are_in_place_if_all_are_the_same(project: Project) -> None:
-    files = [project.write("a.py", "a"), project.write("b.py", "b")]
-    assert HostCache.is_in_place(files)
-    assert not HostCache.is_in_place([])
-    assert not HostCache.is_in_place([files[0], files[1]._replace(size=2)])
-    assert not HostCache.is_in_place([files[0], files[1]._replace(mtime_ns=1)])
-    assert not HostCache.is_in_place([files[0], files[1]._replace(path=files[1].path + "x")])
+def test_a_file_is_in_place_if_it_seems_to_be_the_same(project: Project) -> None:
+    file = project.write("a.py", "a")
+    assert file.is_in_place
+    for other in ({"size": 2}, {"mtime_ns": 1}, {"path": f"{file.path}x"}):
+        assert not file._replace(**other).is_in_place
 
 
 def test_each_missing_file_is_named_once(cache: HostCache, project: Project) -> None:
