@@ -63,8 +63,12 @@ class HostSetup:
         def failed(error: OSError) -> None:
             self._send(wire.HostSetUp(missing=[], failed=str(error)))
 
-        self._thread.do(lambda: self._set_up(asked), self._send, failed)
-        self._thread.do(lambda: self._trim(asked))
+        def done(answer: wire.HostSetUp) -> None:
+            self._send(answer)
+            if not (answer.missing or answer.needs_digests):  # else the next files would wait for it
+                self._thread.do(lambda: self._trim(asked))
+
+        self._thread.do(lambda: self._set_up(asked), done, failed)
 
     def _set_up(self, asked: wire.SetUpHost) -> wire.HostSetUp:
         """Do what can be done without the files that are missing."""

@@ -35,7 +35,7 @@ FILES_PER_HOST = 4
 """Files that this process opens for a host: stdin, stdout and stderr of its agent; at its end, a descriptor of that."""
 _STRAY_BYTES_KEPT = 4 << 10
 _LAST_LINES, _LONGEST_LINE = 15, 300
-"""How much of what an agent or ssh has printed at last is shown."""
+"""Number and length of the last lines of an agent or of ssh that are shown."""
 _EXIT_CODES_BEFORE_HELLO = {
     127: ", there is no such program: python= in the hostfile names the interpreter of a host",
     255: ", which is ssh's when it cannot connect or log in",

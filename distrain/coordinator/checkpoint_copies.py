@@ -128,6 +128,8 @@ class CheckpointCopies:
         if checkpoint.files is None:
             return
         for host in list(checkpoint.queue):
+            if host not in checkpoint.queue:  # an order that fails at once comes back here
+                continue
             giver = None if host in checkpoint.from_here else self._free_giver(checkpoint)
             if giver is not None:
                 checkpoint.queue.remove(host)
@@ -166,8 +168,13 @@ class CheckpointCopies:
         self._hosts.deliver(host, self._order(checkpoint, host), done)
 
     def _order(self, checkpoint: _Checkpoint, host: str, peer: tuple[str, int, str] | None = None) -> wire.Deliver:
-        folder = checkpoint.copies[host].folder
-        return wire.Deliver(folder=folder, files=checkpoint.files or [], folders=checkpoint.folders, peer=peer)
+        return wire.Deliver(
+            folder=checkpoint.copies[host].folder,
+            files=checkpoint.files or [],
+            staging=self._hosts.checkpoints_on(host),
+            folders=checkpoint.folders,
+            peer=peer,
+        )
 
     def _give(self, checkpoint: _Checkpoint, giver: str, host: str) -> None:
         """Have ``host`` copy the checkpoint from ``giver``, which first has to listen."""

@@ -173,10 +173,11 @@ class Coordinator:
         Raises ResourcesError if this process may not open enough files for the connections to all hosts.
         """
         self._store.on_failure = self._storage_failed
-        files = len(self._request.hosts) * FILES_PER_HOST
+        hosts = len(self._request.hosts)
+        more = self._request.scaling.max_workers + 2 * hosts  # each rank has a log, and a host may have a mover
         try:
             with (
-                many_open_files(files, files + self._request.scaling.max_workers),  # each rank has a log
+                many_open_files(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more),
                 self._loop.signals(STOP_SIGNALS, self._on_signal),
             ):
                 self._run()

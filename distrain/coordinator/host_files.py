@@ -175,7 +175,7 @@ class HostFiles:
 
     def imports(self) -> list[str]:
         """Return the modules that the user's code imports from packages."""
-        return third_party_imports(self._project.files) if self._project is not None else []
+        return third_party_imports(self._project) if self._project is not None else []
 
     def is_busy(self, hosts: Iterable[str]) -> bool:
         """Return whether workers of these hosts have to wait for files."""
@@ -235,7 +235,8 @@ class HostFiles:
             for note in self._project.notes if self._project else ():
                 warn_once(note)
         files = [(file.path, f"{digest[:2]}/{digest}", file.size, digest) for digest, file in by_digest.items()]
-        self.deliver(host, wire.Deliver(folder=answer.blobs, files=files), partial(self._on_brought, host, state))
+        order = wire.Deliver(folder=answer.blobs, files=files, staging=answer.checkpoints)
+        self.deliver(host, order, partial(self._on_brought, host, state))
 
     def _on_brought(self, host: str, state: _Host, failed: str | None) -> None:
         if self._hosts.get(host) is not state:

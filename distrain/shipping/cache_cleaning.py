@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from distrain.shipping.cache_files import delete, try_lock, unlock
+from distrain.shipping.environments import COMPLETE, lock_of
 from distrain.shipping.host_cache import KINDS
 from distrain.shipping.run_mirror import LOCK, RunMirror, delete_run, has_leftovers
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from distrain.shipping.host_cache import HostCache
 
 _INCOMPLETE = ".new-"
-_COMPLETE = ".complete"
 _MOST_ENVIRONMENTS = 5
 """Number of virtual environments that trim() keeps, also below the limit: each may have some gigabytes."""
 _SOON_NEEDED_S = 3600.0
@@ -72,7 +72,8 @@ def empty(cache: HostCache) -> tuple[int, list[str]]:
         entries, live = _entries(cache), _live_runs(cache)
         spared = _spared(cache, live)
         for entry in entries:
-            past = _Past(now, now - _SOON_NEEDED_S if live or entry.is_incomplete else now)
+            may_be_needed = entry.is_incomplete or (live and entry.kind != "runs")
+            past = _Past(now, now - _SOON_NEEDED_S if may_be_needed else now)
             if entry.label not in spared and _delete(entry, past):
                 freed += entry.size
             elif entry.kind != "blobs" and (entry.kind == "runs" or past.includes(entry.used)):
@@ -131,31 +132,28 @@ def _spared(cache: HostCache, live: Collection[str]) -> set[str]:
 
 
 class _Entry(NamedTuple):
-    """Something that is deleted as a whole. used: when it was last used, in seconds since 1970. size: in bytes."""
+    """Something that is deleted as a whole.
+
+    used: time of the last use, in seconds since 1970. size: in bytes. is_incomplete: a process is making or deleting
+    it, or was killed while it did.
+    """
 
     kind: str
     name: str
     path: str
     used: float
     size: int
+    is_incomplete: bool
 
     @property
     def label(self) -> str:
         return f"{self.kind}/{self.name}"
 
-    @property
-    def is_incomplete(self) -> bool:
-        """True if a process was killed that made or deleted it, provided that it is also old."""
-        if self.kind == "environments" and not os.path.exists(f"{self.path}/{_COMPLETE}"):
-            return True
-        return _INCOMPLETE in self.name and self.kind != "runs"
-
 
 def _entries(cache: HostCache) -> list[_Entry]:
     """Return all that could be deleted."""
     found = [_entry("blobs", entry) for folder in _scan(cache.blobs) for entry in _scan(folder.path)]
-    found += [_entry("blobs", entry) for entry in _scan(cache.root) if entry.name.startswith(f"blobs{_INCOMPLETE}")]
-    for kind, witness in (("runs", LOCK), ("environments", _COMPLETE), ("programs", "")):
+    for kind, witness in (("runs", LOCK), ("environments", COMPLETE), ("programs", "")):
         found += [_entry(kind, entry, witness) for entry in _scan(cache.root / kind) if _is_folder(entry)]
     return [entry for entry in found if entry is not None]
 
@@ -172,8 +170,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _entry(kind: str, entry: os.DirEntry[str], witness: str = "") -> _Entry | None:
     """Return what is known of an entry; None if it is gone."""
+    is_incomplete = _INCOMPLETE in entry.name and kind != "runs"
+    is_incomplete = is_incomplete or (witness == COMPLETE and not os.path.exists(f"{entry.path}/{witness}"))
     try:
-        return _Entry(kind, entry.name, entry.path, _last_use(entry.path, witness), _bytes_of(entry))
+        return _Entry(kind, entry.name, entry.path, _last_use(entry.path, witness), _bytes_of(entry), is_incomplete)
     except OSError:
         return None
 
@@ -214,7 +214,7 @@ class _Past(NamedTuple):
     cutoff: float
 
     def includes(self, used: float) -> bool:
-        """Return whether a time of use is before the cutoff. One that is still to come says nothing."""
+        """Return whether a time of use is before the cutoff, or so far in the future that the clock was wrong."""
         return used <= self.cutoff or used > self.now + _SOON_NEEDED_S
 
 
@@ -225,7 +225,7 @@ def _delete(entry: _Entry, past: _Past) -> bool:
             case "blobs":
                 _delete_unless_used(entry.path, past)
             case "runs":
-                _delete_run(entry.path)
+                _delete_run(entry.path, past)
             case "environments":
                 _delete_environment(entry.path, past)
             case "programs":
@@ -233,8 +233,10 @@ def _delete(entry: _Entry, past: _Past) -> bool:
     return not os.path.lexists(entry.path)
 
 
-def _delete_run(path: str) -> None:
-    """Delete a run whose agent has ended. Raise OSError."""
+def _delete_run(path: str, past: _Past) -> None:
+    """Delete a run whose agent has ended, with the files that its workers have left. Raise OSError."""
+    if not past.includes(_last_use(path, LOCK)):
+        return
     fd = try_lock(Path(path, LOCK))
     if fd is not None:
         delete_run(Path(path))
@@ -243,11 +245,11 @@ def _delete_run(path: str) -> None:
 
 def _delete_environment(path: str, past: _Past) -> None:
     """Delete an environment that no process has locked. Its lock stays, as others may wait for it. Raise OSError."""
-    fd = try_lock(Path(f"{path}.lock"))
+    fd = try_lock(lock_of(Path(path)))
     if fd is not None:
         try:
-            if past.includes(_last_use(path, _COMPLETE)):
-                delete(f"{path}/{_COMPLETE}")  # first, as nobody uses a part of an environment
+            if past.includes(_last_use(path, COMPLETE)):
+                delete(f"{path}/{COMPLETE}")  # first, as nobody uses a part of an environment
                 delete(path)
         finally:
             unlock(fd)

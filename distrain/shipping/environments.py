@@ -32,7 +32,7 @@ CONSTRAINT = "#constraint "
 SHOW_EVERY_S = 5.0
 """Seconds between two lines about the progress."""
 
-_COMPLETE = ".complete"
+COMPLETE = ".complete"
 _REQUIREMENTS, _CONSTRAINTS = "distrain-requirements.txt", "distrain-constraints.txt"
 _POLL_S = 0.1
 _TICK_S = 1.0
@@ -65,7 +65,7 @@ def hold(folder: Path, python: Path) -> int:
     python: what :func:`make_environment` has returned. Raise OSError if the environment was deleted meanwhile.
     """
     environment = python.parent.parent
-    fd = os.open(_lock_of(folder / environment.name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(lock_of(folder / environment.name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(fd, fcntl.LOCK_SH)
     if not _use(environment):
@@ -86,26 +86,19 @@ def _python_of(environment: Path) -> Path:
     return environment / "bin" / "python"
 
 
-def _lock_of(environment: Path) -> Path:
+def lock_of(environment: Path) -> Path:
+    """Return the path of the file that who builds, uses or deletes an environment locks."""
     return environment.with_name(f"{environment.name}.lock")
-
-
-def _used_at(environment: Path) -> float:
-    """Return the time of the last use in seconds since 1970; 0 if it is half-made."""
-    try:
-        return (environment / _COMPLETE).stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _use(environment: Path) -> bool:
     """Note the time of a use. Return False if the environment is half-made, or the Python that it links to is gone."""
     try:
-        os.utime(environment / _COMPLETE)
+        os.utime(environment / COMPLETE)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:  # it is on a file system that cannot be written, and may be used all the same
-        return _used_at(environment) > 0 and _python_of(environment).exists()
+        return (environment / COMPLETE).exists() and _python_of(environment).exists()
     return _python_of(environment).exists()
 
 
@@ -115,7 +108,7 @@ def _use(environment: Path) -> bool:
 @contextlib.contextmanager
 def _locked(environment: Path, progress: _Progress) -> Iterator[int]:
     """Have the exclusive lock of an environment for the block. Wait for other runs, and show that."""
-    with _lock_of(environment).open("ab") as file:
+    with lock_of(environment).open("ab") as file:
         # On a file system without locks two runs that start at once may disturb each other.
         while _try_lock(file.fileno()) is False:
             progress.show("waiting for another run on this host, which makes the same virtual environment")
@@ -136,7 +129,7 @@ def _try_lock(fd: int) -> bool | None:
 
 def _delete(environment: Path) -> None:
     """Delete an environment. Killed in the middle of it, it leaves one that counts as half-made."""
-    (environment / _COMPLETE).unlink(missing_ok=True)
+    (environment / COMPLETE).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(environment)
 
@@ -198,7 +191,7 @@ class _Builder:
         try:
             self._make()
             size = _size_of(self._environment)
-            (self._environment / _COMPLETE).touch()
+            (self._environment / COMPLETE).touch()
         except BaseException:
             shutil.rmtree(self._environment, ignore_errors=True)
             raise

@@ -4,7 +4,6 @@
 
     $DISTRAIN_CACHE, else $XDG_CACHE_HOME/distrain, else ~/.cache/distrain
         blobs/ab/abcdef...      files of projects by their digest, for all runs
-        blobs.new-{token}/      files that are being brought, until all are complete
         runs/{place}/           one directory for each run; see run_mirror
         environments/{key}/     virtual environments, with {key}.lock, which their users have locked together
         programs/{key}/         distrain itself, put there by the bootstrap; the processes that run it have locked it

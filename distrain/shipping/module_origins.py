@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from functools import cache
@@ -26,12 +27,8 @@ def is_library(path: str) -> bool:
     Another interpreter has its own in place of these.
     """
     path = os.path.normpath(path)
-    name = os.path.basename(path)
-    return (
-        f"{path}/".startswith(_library_places())
-        or not _INSTALLED.isdisjoint(path.split("/"))
-        or (name.startswith("python") and name.endswith(".zip"))
-    )
+    is_zipped = re.fullmatch(r"python\d+\.zip", os.path.basename(path)) is not None  # the standard library as one file
+    return is_zipped or f"{path}/".startswith(_library_places()) or not _INSTALLED.isdisjoint(path.split("/"))
 
 
 def belongs_to_interpreter(path: str) -> bool:

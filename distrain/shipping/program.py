@@ -33,17 +33,21 @@ _DIGEST_BYTES, _SIZE_BYTES = 32, 8
 # A lock shows that the directory is in use, as long as the program lives. There are no single quotes in this code: the
 # fish shell would not read them as other shells do.
 _ARRIVE = """\
-import fcntl, os
+import fcntl, os, stat
 def arrive():
     if sys.version_info < (3, 10):
         sys.exit("distrain needs Python 3.10 or later, and %s is %s" % (sys.executable, sys.version.split()[0]))
     key = sys.argv.pop(2)
     if sys.executable == EXECUTABLE and os.path.isfile(sys.argv[1] + "/__init__.py"): return
-    usual = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "distrain")
+    parent = os.environ.get("XDG_CACHE_HOME", "")
+    usual = os.path.join(parent if os.path.isabs(parent) else "~/.cache", "distrain")
     cache = os.path.expanduser(os.environ.get("DISTRAIN_CACHE") or usual)
     home = os.path.join(cache, "programs", key)
     try:
         os.makedirs(cache, mode=0o700, exist_ok=True)
+        status = os.lstat(cache)
+        if stat.S_ISLNK(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
+            raise OSError("others may have put programs into " + cache)
         if not os.path.isfile(home + "/BROUGHT"): bring(home)
         fd = os.open(home, os.O_RDONLY)
     except OSError as error:

@@ -4,7 +4,7 @@
 
     runs/{place}/
         files/          the mirror: /home/me/train.py of the user's machine is files/home/me/train.py
-        checkpoints/    checkpoints that were brought here for reading
+        checkpoints/    checkpoints that were brought here for reading; .new-...: files until all have arrived
         .placed.json    the versions of each file that may be in the mirror: path -> [[digest, size, mtime_ns], ...]
         .new            a file that is being written; a rename gives it its place
         .lock           locked by the agent and its forked processes; its time is that of the last use

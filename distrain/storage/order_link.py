@@ -140,10 +140,11 @@ class OrderLink:
         self._child = None
         again = self._deaths < _MAX_RESTARTS
         self._deaths += 1
-        repeated = [order for order in self._open if again and isinstance(order, _REPEATABLE)]
-        lost = [order for order in self._open if order not in repeated]
-        self._open = deque()
         opening = [self._opening] if again and self._opening is not None else []
+        opened = [order for order in self._open if opening and isinstance(order, wire.OpenStorage)]
+        repeated = [order for order in self._open if again and isinstance(order, _REPEATABLE)]
+        lost = [order for order in self._open if order not in (*opened, *repeated)]
+        self._open = deque()
         for order in (*opening, *repeated):
             self.order(order)
         # At last, since the receiver of an answer may give new orders.
@@ -155,5 +156,6 @@ class OrderLink:
 
     def _answer_failed(self, orders: Iterable[wire.Message], why: str) -> None:
         for order in orders:
-            kept = f"; its files may still be in {order.source}" if isinstance(order, wire.Upload) else ""
+            source = order.source if isinstance(order, wire.Upload) else ""
+            kept = f"; its files may still be in {source}" if source else ""
             self._answer(wire.failed_answer(order, why + kept))

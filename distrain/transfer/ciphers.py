@@ -43,6 +43,6 @@ def _has_aes() -> bool:
 
 def _ciphers(ssh: str, arguments: Sequence[str]) -> str | None:
     """Return the ciphers that ssh would offer, or None if it refuses the arguments."""
-    said = output_of([ssh, "-G", *arguments], "/")
+    said = output_of([ssh, "-G", *arguments], ".")  # the user's options may name files
     lines = (said or b"").decode(errors="replace").splitlines()
     return next((line for line in lines if line.startswith("ciphers ")), None)

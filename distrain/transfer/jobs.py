@@ -19,12 +19,12 @@ _BATCH_BYTES, _BATCH_ITEMS = 4 << 20, 64
 """Parts of files that make one job, at most; one part may be larger."""
 
 
-def parts_of(sizes: dict[str, int], whole: Iterable[str] = ()) -> list[Item]:
-    """Cut files into parts, but those that are to stay ``whole``. An empty file is one part."""
+def parts_of(sizes: dict[str, int], *, whole: bool = False) -> list[Item]:
+    """Cut files into parts, unless they are to stay ``whole``. An empty file is one part."""
     return [
         (name, start, min(step, size - start))
         for name, size in sizes.items()
-        for step in (max(1, size) if name in whole else stream_pool.PART_BYTES,)
+        for step in (max(1, size) if whole else stream_pool.PART_BYTES,)
         for start in range(0, max(1, size), step)
     ]
 
@@ -61,18 +61,28 @@ class Fetch(Job):
 
 
 class Put(Job):
-    """Parts of files that go to the host: from ``paths`` here, or, if there are none, from another host."""
+    """Parts of files that go from ``paths`` here to the host."""
 
-    def __init__(self, request: dict[str, Any], items: Sequence[Item], paths: Sequence[str]) -> None:
-        super().__init__(request, items)
+    def __init__(self, fields: dict[str, Any], items: Sequence[Item], paths: Sequence[str]) -> None:
+        super().__init__({"do": "write", **fields}, items)
         self._paths = paths
-        self.owes = 0 if paths else sum(count for _, _, count in items)
 
     def send(self, stream: Stream, is_needed: Callable[[], bool]) -> None:
         super().send(stream, is_needed)
-        for (_, start, count), path in zip(self.items, self._paths):  # noqa: B905 - there may be no paths
+        for (_, start, count), path in zip(self.items, self._paths, strict=True):
             stream.sender.send(path, start, count, is_needed)
         stream.sender.flush()
+
+    def receive(self, reader: Reader, received: Callable[[int], None]) -> None:
+        self.digests = reader.answer()["digests"]
+
+
+class Pull(Job):
+    """Parts of files that the host copies from another one."""
+
+    def __init__(self, fields: dict[str, Any], items: Sequence[Item], peer: Sequence[object]) -> None:
+        super().__init__({"do": "pull", **fields, "peer": peer}, items)
+        self.owes = sum(count for _, _, count in items)
 
     def receive(self, reader: Reader, received: Callable[[int], None]) -> None:
         self.digests = reader.answer()["digests"]

@@ -27,8 +27,8 @@ from distrain.system import process
 from distrain.system.background import in_threads
 from distrain.transfer.arrivals import crc32_of
 from distrain.transfer.ciphers import with_fast_cipher
-from distrain.transfer.jobs import Fetch, Put, batches, combined_digests, parts_of
-from distrain.transfer.stream_pool import Ask, Stream, StreamPool
+from distrain.transfer.jobs import Fetch, Pull, Put, batches, combined_digests, parts_of
+from distrain.transfer.stream_pool import Ask, Job, Stream, StreamPool
 from distrain.transfer.streams import RefusedError, StreamEndedError, check_name
 from distrain.wire.channel import Channel
 
@@ -64,6 +64,8 @@ class Mover:
         self._pool = StreamPool(argv)
         self._listening: Stream | None = None
         """A stream of its own, which lives as long as this process: other hosts read from its server."""
+        self._abandoned: list[str] = []
+        """Staging directories that broken connections have left on the host."""
 
     def do(self, order: wire.Message) -> wire.Message:
         """Carry out an order, and return the answer to it. A connection that breaks is opened again some times."""
@@ -140,13 +142,16 @@ class Mover:
         for (name, (_, size, digest)), found in zip(list(files.items()), there, strict=True):
             if size == found and crc32_of(digest) is None:  # its name is its digest
                 del files[name]
-        # Beside the folder: whatever a killed server leaves there, nobody takes it for a file of the folder.
-        staging = f"{order.folder}.new-{secrets.token_hex(8)}"
+        while self._abandoned:
+            self._ask("drop", staging=self._abandoned[-1])
+            self._abandoned.pop()
+        staging = f"{order.staging}/.new-{secrets.token_hex(8)}"
         try:
             self._put(order, files, staging)
             self._ask("finish", folder=order.folder, staging=staging, files=list(files), folders=order.folders)
         except StreamEndedError:
-            self._pool.close()  # the far ends delete what is not complete
+            self._pool.close()  # no stream of this order goes on
+            self._abandoned.append(staging)
             raise
         except Exception:
             with contextlib.suppress(OSError, RefusedError, StreamEndedError):
@@ -155,15 +160,14 @@ class Mover:
 
     def _put(self, order: wire.Deliver, files: dict[str, tuple[str, int, str]], staging: str) -> None:
         """Bring the files to the host, and check what has arrived."""
-        jobs: list[Put] = []
-        whole = {name for name, (_, _, digest) in files.items() if crc32_of(digest) is None}
-        for batch in batches(parts_of({name: size for name, (_, size, _) in files.items()}, whole)):
-            kinds = [name not in whole for name, _, _ in batch]
-            fields = {"staging": staging, "items": batch, "kinds": kinds}
+        jobs: list[Job] = []
+        is_crc32 = all(crc32_of(digest) is not None for _, _, digest in files.values())
+        for batch in batches(parts_of({name: size for name, (_, size, _) in files.items()}, whole=not is_crc32)):
+            fields = {"staging": staging, "items": batch, "is_crc32": is_crc32}
             if order.peer is None:
-                jobs.append(Put({"do": "write", **fields}, batch, [files[name][0] for name, _, _ in batch]))
+                jobs.append(Put(fields, batch, [files[name][0] for name, _, _ in batch]))
             else:
-                jobs.append(Put({"do": "pull", **fields, "peer": order.peer}, batch, []))
+                jobs.append(Pull(fields, batch, order.peer))
         try:
             self._pool.do(jobs, sum(size for _, size, _ in files.values()))
         except RefusedError:

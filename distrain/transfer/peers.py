@@ -38,14 +38,8 @@ _NONCE_BYTES, _PROOF_BYTES = 32, 32
 _CONNECT_S = _HANDSHAKE_S = 10.0
 _SILENCE_S = 120
 """Seconds for which the other side may neither send nor take anything before the connection is given up."""
-_TCP_OPTIONS = {
-    "TCP_NODELAY": 1,
-    "TCP_KEEPIDLE": 5,
-    "TCP_KEEPINTVL": 3,
-    "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 15_000,
-}
-"""A host without power or network is noticed after some 15 s: when it owes data, and when data goes there."""
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+"""With these, who waits for data notices after 14 s that the other host has no power or no network."""
 _MOST_CONNECTIONS = 64
 _MOST_WAITING = 64
 _LARGEST_REQUEST = 1 << 20
@@ -103,7 +97,7 @@ class PeerServer:
 
     def _answer(self, connection: socket.socket) -> None:
         """Answer requests until there are no more."""
-        _limit_silence(connection)
+        _prepare_for_parts(connection)
         reader, sender = Reader(connection.fileno(), _LARGEST_REQUEST), PartSender(connection.fileno())
         while True:
             for name, start, count in reader.header()["items"]:
@@ -158,21 +152,22 @@ def connect(peer: Peer) -> socket.socket:
     connection = socket.create_connection((address, port), timeout=_CONNECT_S)
     try:
         introduce(connection, secret)
-        _limit_silence(connection)
+        _prepare_for_parts(connection)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _limit_silence(connection: socket.socket) -> None:
+def _prepare_for_parts(connection: socket.socket) -> None:
     """Let reads and writes of the descriptor fail if nothing moves, or if the kernel of the other host is gone."""
     connection.settimeout(None)
     limit = _SILENCE_S.to_bytes(8, sys.byteorder) + bytes(8)  # a struct timeval
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, limit)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _TCP_OPTIONS.items():
+    for name, value in _KEEP_ALIVE.items():
         if hasattr(socket, name):  # not every system has all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -80,10 +80,13 @@ class Stream:
         """End the process, and return why it has ended, as far as that is known: ``found``, and its last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_S)
+        has_ended = self.has_ended
         code = self.kill()
         self._listener.join(_LAST_WORDS_S)  # a grandchild may keep the pipe open
         said = self._said.decode(errors="replace").strip()
-        return f"the connection for files has ended (exit code {code}): {said or found}"
+        if has_ended:
+            return f"the connection for files has ended (exit code {code}): {said or found}"
+        return f"the connection for files was given up: {found}" + (f" (its output: {said})" if said else "")
 
     def kill(self) -> int:
         """End the process at once, and return its exit code."""
@@ -169,7 +172,7 @@ class StreamPool:
                     self._streams.pop(number).close()
                 if number not in self._streams and work.lasts(number * _FURTHER_S):
                     self._streams[number] = Stream(self._argv)
-            except (OSError, StreamEndedError) as error:
+            except Exception as error:  # such as too many threads; the order waits for an answer
                 if not number:
                     work.fail(error)
             else:

@@ -2,7 +2,7 @@
 
 The mover starts one on a host with each stream, over ssh. Requests come in on stdin, and are answered on stdout, see
 :mod:`distrain.transfer.streams`. The program ends when stdin ends, whatever it does then: a thread of its own waits for
-that. It deletes files that are not complete first.
+that. Files that are not complete stay in a directory of the run, which the agent deletes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import select
 import shutil
 import signal
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from distrain import wire
 from distrain.system import process
 from distrain.transfer.arrivals import ArrivingPart, receive_parts
 from distrain.transfer.streams import (
+    SIGN_OF_LIFE_S,
     PartSender,
     Reader,
     RefusedError,
@@ -43,57 +45,32 @@ def main(arguments: list[str]) -> None:
     """Serve until stdin ends. There are no ``arguments``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     read_fd, write_fd = process.private_stdio()
-    staging = Staging()
-    threading.Thread(target=_end_with, args=(read_fd, staging), daemon=True).start()
-    try:
+    threading.Thread(target=_end_with, args=(read_fd,), daemon=True).start()
+    with contextlib.suppress(StreamEndedError):
         write_all(write_fd, wire.MAGIC)
-        StreamServer(read_fd, write_fd, staging).run()
-    except StreamEndedError:
-        pass
-    staging.end()
+        StreamServer(read_fd, write_fd).run()
+    os._exit(0)
 
 
-def _end_with(fd: int, staging: Staging) -> None:
+def _end_with(fd: int) -> None:
     """Wait until nobody can write to a descriptor any more, then end the process."""
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0))  # a socket's end; that of a pipe is always reported
     poll.poll()
-    staging.end()
-
-
-class Staging:
-    """The directory for the files of the latest order. After an earlier order, nothing is left in its directory."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._folder = ""
-
-    def open_part(self, folder: str, item: Item, *, is_crc32: bool) -> ArrivingPart:
-        """Open a part of a file in the directory ``folder``. Raise OSError."""
-        name, start, _ = item
-        path = os.path.join(folder, check_name(name))
-        with self._lock:
-            self._folder = folder
-            make_folders(os.path.dirname(path))
-            os.utime(folder)  # it is in use, which the cache may not see by the files in it
-            return ArrivingPart(path, start, is_crc32=is_crc32, mode=_PRIVATE_FILE)
-
-    def end(self) -> None:
-        """Delete the files that are not complete, and end the process."""
-        self._lock.acquire()  # for ever, so that no file is made any more
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        os._exit(0)
+    os._exit(0)
 
 
 class StreamServer:
     """Carries out the requests that come in on a stream."""
 
-    def __init__(self, read_fd: int, write_fd: int, staging: Staging) -> None:
+    def __init__(self, read_fd: int, write_fd: int) -> None:
         self._reader = Reader(read_fd)
         self._sender = PartSender(write_fd)
         self._fd = write_fd
-        self._staging = staging
+        self._lock = threading.Lock()
+        """Held to write, and to change the next attribute."""
+        self._is_working = False
+        """True while an answer is owed that is one header."""
         self._peers: PeerConnections | None = None
         self._servers: list[PeerServer] = []
 
@@ -109,15 +86,30 @@ class StreamServer:
             "drop": self._drop,
             "serve": self._serve,
         }
+        threading.Thread(target=self._show_signs_of_life, daemon=True).start()
         while True:
             request = self._reader.header()
             kind = request.pop("do", None)
             if kind == "read":
                 self._read(**request)
             elif kind in do:
-                send_header(self._fd, _answer(partial(do[kind], **request)))
+                with self._lock:
+                    self._is_working = True
+                answer = _answer(partial(do[kind], **request))
+                with self._lock:
+                    self._is_working = False
+                    send_header(self._fd, answer)
             else:
                 raise StreamEndedError(f"the request {kind!r} is none of distrain")
+
+    def _show_signs_of_life(self) -> None:
+        """Let the mover wait for what takes long: a part over a slow line, or a large file to hash."""
+        with contextlib.suppress(StreamEndedError):
+            while True:
+                time.sleep(SIGN_OF_LIFE_S)
+                with self._lock:
+                    if self._is_working:
+                        send_header(self._fd, {"working": True})
 
     # -- from this host -------------------------------------------------------------------------------------------
 
@@ -151,32 +143,26 @@ class StreamServer:
     def _sizes(self, folder: str, files: list[str]) -> dict[str, Any]:
         return {"sizes": [_size_of(os.path.join(folder, check_name(name))) for name in files]}
 
-    def _write(self, staging: str, items: list[Item], kinds: list[bool]) -> dict[str, Any]:
-        return self._receive(self._reader, staging, items, kinds)
+    def _write(self, staging: str, items: list[Item], is_crc32: bool) -> dict[str, Any]:
+        return _receive(self._reader, staging, items, is_crc32=is_crc32)
 
-    def _pull(self, staging: str, items: list[Item], kinds: list[bool], peer: Peer) -> dict[str, Any]:
+    def _pull(self, staging: str, items: list[Item], is_crc32: bool, peer: Peer) -> dict[str, Any]:
         from distrain.transfer.peers import PeerConnections
 
         self._peers = self._peers or PeerConnections()
         try:
             reader = self._peers.request((peer[0], peer[1], peer[2]), staging, items)
-            return self._receive(reader, staging, items, kinds)
+            return _receive(reader, staging, items, is_crc32=is_crc32)
         except (StreamEndedError, OSError, RefusedError) as error:
             self._peers.close()  # there may be more in it
             if isinstance(error, OSError) and error.filename is not None:
                 raise
             raise RefusedError(f"files cannot be copied from the host at {peer[0]}, port {peer[1]}: {error}") from None
 
-    def _receive(self, reader: Reader, staging: str, items: list[Item], kinds: list[bool]) -> dict[str, Any]:
-        def open_part(number: int) -> ArrivingPart:
-            return self._staging.open_part(staging, items[number], is_crc32=kinds[number])
-
-        return {"digests": receive_parts(reader, items, open_part)}
-
     def _finish(self, folder: str, staging: str, files: list[str], folders: list[str]) -> dict[str, Any]:
         needed = {folder, *(os.path.join(folder, check_name(inner)) for inner in folders)}
         for inner in needed.union(os.path.dirname(os.path.join(folder, check_name(name))) for name in files):
-            make_folders(inner)
+            make_private_folders(inner)
         for name in files:
             os.replace(os.path.join(staging, name), os.path.join(folder, name))
         return self._drop(staging)
@@ -193,6 +179,17 @@ def _answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"failed": str(error)}
 
 
+def _receive(reader: Reader, staging: str, items: list[Item], *, is_crc32: bool) -> dict[str, Any]:
+    def open_part(number: int) -> ArrivingPart:
+        name, start, _ = items[number]
+        path = os.path.join(staging, check_name(name))
+        os.stat(os.path.dirname(staging))  # without the directory of the run, nobody would delete the files
+        make_private_folders(os.path.dirname(path))
+        return ArrivingPart(path, start, is_crc32=is_crc32, mode=_PRIVATE_FILE)
+
+    return {"digests": receive_parts(reader, items, open_part)}
+
+
 def _size_of(path: str) -> int | None:
     try:
         return os.stat(path).st_size
@@ -200,9 +197,9 @@ def _size_of(path: str) -> int | None:
         return None
 
 
-def make_folders(folder: str) -> None:
+def make_private_folders(folder: str) -> None:
     """Make a directory and its parents, which only this user may use. Raise OSError."""
     if not os.path.isdir(folder):
-        make_folders(os.path.dirname(folder))
+        make_private_folders(os.path.dirname(folder))
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, _PRIVATE_FOLDER)

@@ -5,20 +5,21 @@ the greeting of a login shell, are skipped. Then the other side sends requests, 
 Further requests may be sent before the first one is answered.
 
 - A header, of a request or of an answer, is its size (4 bytes, big-endian) and JSON. An answer with ``failed`` tells
-  why the request could not be carried out; the stream stays usable.
+  why the request could not be carried out; the stream stays usable. ``working`` is not an answer yet: it says, every
+  :data:`SIGN_OF_LIFE_S` seconds, that the request is being carried out.
 - A part of a file is a number of chunks, and an end mark. A chunk is its size (4 bytes, at most 1 MiB) and so many
   bytes. The end mark is a size of 0. Or it is 0xffffffff and a header with ``failed``, if the rest cannot be read.
 
 The requests, by ``do``. ``items`` are parts of files: name below the directory, first byte, number of bytes.
-``staging`` is a directory beside ``folder`` for files that are not complete. Each order has one of its own.
+``staging`` is a directory for files until all have arrived. Each order has one of its own. Its parent must exist.
 
 - ``list`` (folder, files) is answered by the ``sizes`` of the files and all ``folders`` below the folder.
 - ``sizes`` (folder, files) is answered by ``sizes``, None for a file that does not exist.
 - ``hash`` (folder, files) is answered by ``files``: name, size and crc32 of each.
 - ``read`` (folder, items) is answered by the parts, without a header.
-- ``write`` (staging, items, kinds) is followed by the parts. It is answered by ``digests``: one for each part, of the
-  kind that is asked for.
-- ``pull`` (staging, items, kinds, peer) is the same with parts that the server reads from another host.
+- ``write`` (staging, items, is_crc32) is followed by the parts. It is answered by ``digests``: one for each part, a
+  crc32 or that of a shipped file.
+- ``pull`` (staging, items, is_crc32, peer) is the same with parts that the server reads from another host.
 - ``finish`` (folder, staging, files, folders) moves all files to ``folder``, and makes the directories ``folders``.
 - ``drop`` (staging) deletes what has arrived.
 - ``serve`` (folder, address) is answered by ``port`` and ``secret``; see :mod:`distrain.transfer.peers`.
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 Item = tuple[str, int, int]
 """A part of a file: its name, first byte and number of bytes."""
 
+SIGN_OF_LIFE_S = 20.0
 MOST_CONTENT = 1 << 20
 """Bytes in a chunk, at most."""
 _SIZE_BYTES = 4
@@ -135,8 +137,9 @@ class Reader:
         return header
 
     def answer(self) -> dict[str, Any]:
-        """Return the next header. Raise RefusedError if it tells of a failure."""
-        header = self.header()
+        """Return the next header that is an answer. Raise RefusedError if it tells of a failure."""
+        while "working" in (header := self.header()):
+            pass
         if "failed" in header:
             raise RefusedError(header["failed"])
         return header
@@ -161,8 +164,8 @@ class Reader:
         problem: OSError | None = None
         left = count
         while (size := self.number()) not in (_END, _PROBLEM):
-            if size > MOST_CONTENT:
-                raise StreamEndedError(f"a chunk of {size} bytes is no chunk of distrain")
+            if size > min(left, MOST_CONTENT):
+                raise StreamEndedError(f"a chunk of {size} bytes, of which {left} were asked for, is none of distrain")
             left -= size
             received(size)
             while size:

@@ -658,16 +658,18 @@ class DropCheckpoint(Message):
 class Deliver(Message):
     """Copy files into the directory ``folder`` of the host.
 
-    files: for each, its path on this machine, its path below ``folder``, its size in bytes and its digest: as
-    :func:`~distrain.shipping.shipped_file.digest_of` returns it, or ``crc32:`` and the number. folders: directories to
-    make below ``folder``, also if no file is in them. peer: address, port and secret of a :class:`Serving` host that
-    has the files in the same ``folder``; None if they come from this machine.
+    files: for each, its path on this machine, its path below ``folder``, its size in bytes and its digest: for all
+    files as :func:`~distrain.shipping.shipped_file.digest_of` returns it, or for all ``crc32:`` and the number.
+    staging: a directory of the run on the host, for files until all have arrived. folders: directories to make below
+    ``folder``, also if no file is in them. peer: address, port and secret of a :class:`Serving` host that has the
+    files; None if they come from this machine.
 
     Coordinator -> mover; answered by :class:`Delivered`.
     """
 
     folder: str
     files: list[tuple[str, str, int, str]]
+    staging: str
     folders: list[str] = field(default_factory=list)
     peer: tuple[str, int, str] | None = None
 

@@ -168,7 +168,7 @@ class Compared:
 
     def deliver(self) -> None:
         assert self._mover is not None
-        self._mover.do(wire.Deliver(folder=str(self.target), files=self.files))
+        self._mover.do(wire.Deliver(folder=str(self.target), files=self.files, staging=str(self.target.parent)))
 
     def check(self) -> None:
         for path, name, _, _ in self.files:

@@ -504,4 +504,7 @@ def test_the_cache_is_kept_within_its_limit(host: Host, monkeypatch: pytest.Monk
     host.hide()
     host.ask(host.question(cache_bytes=6))
     host.settle()
+    assert limits == []  # the missing files do not wait for it
+    host.bring(host.question(cache_bytes=6))
+    host.settle()
     assert limits == [6]

@@ -465,7 +465,7 @@ def test_each_host_has_one_mover_whose_answers_go_to_who_waits(lab: Lab) -> None
     lab.set_up("a", "b")
     brought: list[tuple[str, str | None]] = []
     served: list[wire.Serving] = []
-    deliver = wire.Deliver(folder="/f", files=[])
+    deliver = wire.Deliver(folder="/f", files=[], staging="/s")
     lab.files.upload("a", upload())
     lab.files.deliver("a", deliver, lambda failed: brought.append(("first", failed)))
     lab.files.serve("a", "/f", "10.0.0.1", served.append)
@@ -543,7 +543,7 @@ def test_the_end_of_an_attempt_ends_what_is_fetched_for_it(lab: Lab) -> None:
     lab.set_up(*HOSTS)
     lab.files.upload("a", upload())
     lab.files.upload("b", upload())
-    lab.files.deliver("b", wire.Deliver(folder="/f", files=[]), lambda failed: None)
+    lab.files.deliver("b", wire.Deliver(folder="/f", files=[], staging="/s"), lambda failed: None)
     lab.files.serve("c", "/f", "10.0.0.1", lambda answer: None)
     lab.mover("c").answer(wire.Serving(port=1, secret="s"))
     lab.mover("c").is_idle = True

@@ -29,13 +29,6 @@ def old_run(cache: HostCache, name: str, old: float, size: int = 100 * KB) -> Pa
     return run.path
 
 
-def delivery(cache: HostCache, name: str, old: float) -> Path:
-    """The directory of files that are being brought. old: that of the directory itself, which shows its last use."""
-    put(cache.root / name / "ab" / f"ab{38 * '1'}")
-    age(cache.root / name, old)
-    return cache.root / name
-
-
 def environment(cache: HostCache, key: str, old: float) -> Path:
     put(cache.environments / key / "lib" / "package")
     put(cache.environments / key / ".complete", 0, old)
@@ -155,15 +148,14 @@ def test_leftovers_go_also_below_the_limit(cache: HostCache, project: Project) -
 
     assert in_a_child(be_killed) == -signal.SIGKILL
     old = [
-        delivery(cache, "blobs.new-1", 2 * HOUR),
         put(cache.blobs / "ab" / f"ab{38 * '0'}.new-trim", old=2 * HOUR),
         program(cache, ".new-x1", 2 * HOUR),
         program(cache, "p.new-trim", 2 * HOUR),
     ]
-    young = [delivery(cache, "blobs.new-2", 0), program(cache, ".new-x2", 0)]
+    young = program(cache, ".new-x2", 0)
     plain = blob(cache, "c", 9 * HOUR)
     trim(cache, 1 << 40)
-    assert [path.exists() for path in [*old, *young, plain]] == [False] * 4 + [True] * 3
+    assert [path.exists() for path in [*old, young, plain]] == [False] * 3 + [True] * 2
     assert list(below(cache.runs / "r")) == [".lock", f"files/{project.folder.relative_to('/')}/out"]
 
 

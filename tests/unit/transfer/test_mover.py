@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -29,7 +30,6 @@ from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from distrain.transfer.streams import Item
 
@@ -210,17 +210,17 @@ def deliver(
     folders: tuple[str, ...] = (),
     peer: tuple[str, int, str] | None = None,
 ) -> str | None:
-    answer = mover.do(wire.Deliver(folder=str(folder), files=files, folders=[*folders], peer=peer))
+    answer = mover.do(
+        wire.Deliver(folder=str(folder), files=files, staging=staging_for(folder), folders=[*folders], peer=peer)
+    )
     assert isinstance(answer, wire.Delivered)
     return answer.failed
 
 
 def test_files_go_to_a_private_folder(mover: Mover, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(stream_pool, "PART_BYTES", 1_000_000)
-    files = {"a/model": os.urandom(5_000_001), "empty": b"", f"a/{'n' * 255}": b"1", "code": os.urandom(2_000_000)}
-    paths = {name: written(tmp_path / "here" / name, data) for name, data in files.items()}
-    orders = [checkpoint_file(paths[name], name) for name in list(files)[:3]]
-    orders.append((str(paths["code"]), "code", 2_000_000, digest_of(paths["code"])))
+    files = {"a/model": os.urandom(5_000_001), "empty": b"", f"a/{'n' * 255}": b"1"}
+    orders = [checkpoint_file(written(tmp_path / "here" / name, data), name) for name, data in files.items()]
     folder = tmp_path / "cache" / "there"
     assert deliver(mover, folder, orders, folders=("nothing/inner",)) is None
     assert contents(folder) == files
@@ -248,10 +248,13 @@ def test_a_checkpoints_file_is_replaced(mover: Mover, tmp_path: Path) -> None:
     assert there.read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("digest", ["crc32:1", "0" * 40])
-def test_a_file_with_another_content_gets_no_name(mover: Mover, tmp_path: Path, digest: str) -> None:
-    good, bad = written(tmp_path / "good", b"text"), written(tmp_path / "bad", b"text")
-    files = [checkpoint_file(good, "good"), (str(bad), "bad", 4, digest)]
+@pytest.mark.parametrize("of", [checkpoint_file, lambda path, name: (str(path), name, 4, digest_of(path))])
+def test_a_file_with_another_content_gets_no_name(
+    mover: Mover, tmp_path: Path, of: Callable[[Path, str], _File]
+) -> None:
+    good, bad = written(tmp_path / "good", b"text"), written(tmp_path / "bad", b"test")
+    files = [of(good, "good"), of(bad, "bad")]
+    bad.write_bytes(b"text")
     assert deliver(mover, tmp_path / "there", files) == f"{bad} has changed while it was shipped"
     assert contents(tmp_path / "there") == {}
 
@@ -302,7 +305,7 @@ def test_a_full_disk_of_the_host_is_named_and_freed(
     ]
     failed = str(deliver(mover, small_disk / "there", files))
     assert "No space left on device" in failed
-    assert str(small_disk / "there") in failed
+    assert str(small_disk / "staging") in failed
     assert contents(small_disk) == {}
     assert deliver(mover, small_disk / "there", files[:1]) is None
     assert len(streams) == 1
@@ -334,9 +337,16 @@ def stuck(order: Callable[[], object], reached: Callable[[], bool]) -> Iterator[
     assert not thread.is_alive()
 
 
-def has_arrived_beside(folder: Path, size: int) -> bool:
-    """Return whether a file of this size is where files are until all are there."""
-    return any(path.is_file() and path.stat().st_size == size for path in folder.parent.glob(f"{folder.name}.new-*/*"))
+def is_arriving(folder: Path, size: int) -> bool:
+    """Return whether a file of this size is where files are until all have arrived."""
+    return any(path.stat().st_size == size for path in Path(staging_for(folder)).glob(".new-*/*"))
+
+
+def staging_for(folder: Path) -> str:
+    """Return a directory that the agent would have made for a run."""
+    staging = next(parent for parent in folder.parents if parent.exists()) / "staging"
+    staging.mkdir(exist_ok=True)
+    return str(staging)
 
 
 def opens_pipe(path: Path) -> bool:
@@ -378,13 +388,14 @@ def test_a_stream_that_is_killed_fails_its_order_only(
     blocked = [orders[0], (str(tmp_path / "here" / "pipe"), "pipe", 0, "crc32:0")]
 
     there = tmp_path / "there"
-    with stuck(lambda: deliver(mover, there, blocked), lambda: has_arrived_beside(there, 5_000_000)) as answers:
+    with stuck(lambda: deliver(mover, there, blocked), lambda: is_arriving(there, 5_000_000)) as answers:
         streams[0]._process.kill()
         os.close(os.open(tmp_path / "here" / "pipe", os.O_WRONLY))
     assert answers == ["the connection for files has ended (exit code -9): the network is down"]
     assert not there.exists()
     assert deliver(mover, there, orders) is None
-    assert contents(there) == files  # although the killed server could not delete what it had
+    assert contents(there) == files
+    assert os.listdir(staging_for(there)) == []  # the next order deletes what is left there
     assert len(streams) == 2
 
 
@@ -487,7 +498,9 @@ def test_orders_are_answered_in_their_order(program: ChildLink, tmp_path: Path) 
     model = written(tmp_path / "source" / "model", b"text")
     program.channel.send(upload(tmp_path / "source", tmp_path / "target", ["missing"]))
     program.channel.send(upload(tmp_path / "source", tmp_path / "target", ["model"]))
-    program.channel.send(wire.Deliver(folder=str(tmp_path / "there"), files=[checkpoint_file(model, "model")]))
+    there = tmp_path / "there"
+    files = [checkpoint_file(model, "model")]
+    program.channel.send(wire.Deliver(folder=str(there), files=files, staging=staging_for(there)))
     answers: list[wire.Message] = []
     while len(answers) < 3:
         answers += [frame.message() for frame in program.channel.wait()]
@@ -504,10 +517,10 @@ def test_nothing_remains_of_a_mover(program: ChildLink, tmp_path: Path, end: sig
     if end is None:
         files.pop()
     there = tmp_path / "there"
-    program.channel.send(wire.Deliver(folder=str(there), files=files))
+    program.channel.send(wire.Deliver(folder=str(there), files=files, staging=staging_for(there)))
     if end is None:
         assert program.channel.wait()
-    wait_until(lambda: (there / "model").exists() or has_arrived_beside(there, 5_000_000), what="the file")
+    wait_until(lambda: (there / "model").exists() or is_arriving(there, 5_000_000), what="the file")
     [server] = psutil.Process(program.process.pid).children()
     if end is None:
         program.channel.close()
@@ -515,7 +528,7 @@ def test_nothing_remains_of_a_mover(program: ChildLink, tmp_path: Path, end: sig
         program.process.send_signal(end)
     program.process.wait(10)
     wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, what="the end of the server")
-    assert contents(tmp_path).keys() - {"model"} == (set() if end else {"there/model"})
+    assert list(contents(there)) == ([] if end else ["model"])
 
 
 # -- how an order is cut ---------------------------------------------------------------------------------------------
@@ -525,7 +538,8 @@ def test_files_are_cut_into_parts_and_small_parts_put_together(monkeypatch: pyte
     monkeypatch.setattr(stream_pool, "PART_BYTES", 10)
     monkeypatch.setattr(jobs, "_BATCH_BYTES", 12)
     monkeypatch.setattr(jobs, "_BATCH_ITEMS", 3)
-    parts = parts_of({"a": 25, "b": 0, "c": 1, "d": 0, "e": 10, "f": 30}, whole=["f"])
+    parts = parts_of({"a": 25, "b": 0, "c": 1, "d": 0, "e": 10}, whole=False)
+    parts += parts_of({"f": 30}, whole=True)
     assert parts == [
         *[("a", 0, 10), ("a", 10, 10), ("a", 20, 5), ("b", 0, 0), ("c", 0, 1), ("d", 0, 0), ("e", 0, 10)],
         ("f", 0, 30),

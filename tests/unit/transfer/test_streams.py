@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from distrain import wire
 from distrain.system import process
-from distrain.transfer import peers
+from distrain.transfer import peers, stream_server
 from distrain.transfer.arrivals import ArrivingPart, receive_parts
 from distrain.transfer.peers import PeerConnections, PeerServer
+from distrain.transfer.stream_server import StreamServer
 from distrain.transfer.streams import (
     MOST_CONTENT,
     PartSender,
@@ -197,18 +199,48 @@ def test_the_server_ends_with_stdin_although_nobody_reads_what_it_writes(server:
     assert server.process.wait(5) == 0
 
 
-def test_the_server_deletes_what_is_not_complete_when_it_ends(server: Server, tmp_path: Path) -> None:
-    staging = tmp_path / "new" / "folder.new-t"
-    items = [("file", 0, 3), ("deep/b", 0, 3)]
-    send_header(server.write_fd, {"do": "write", "staging": str(staging), "items": items, "kinds": [True] * 2})
+def test_what_is_not_complete_stays_where_the_agent_deletes_it(server: Server, tmp_path: Path) -> None:
+    """Without the directory of a run, nobody would delete it."""
+    send_header(server.write_fd, write_request(tmp_path / "no such run" / "new", "file"))
+    os.write(server.write_fd, b"\0\0\0\3abc\0\0\0\0")
+    with pytest.raises(RefusedError, match="no such run"):
+        server.reader.answer()
+    staging = tmp_path / "new"
+    send_header(server.write_fd, write_request(staging, "file", "deep/b"))
     os.write(server.write_fd, b"\0\0\0\3abc\0\0\0\0\0\0\0\1a")
     while not (staging / "deep" / "b").exists():
         assert server.process.poll() is None
-    assert [path.stat().st_mode & 0o777 for path in (staging.parent, staging, staging / "deep")] == [0o700] * 3
+    assert [path.stat().st_mode & 0o777 for path in (staging, staging / "deep")] == [0o700] * 2
     assert server.process.stdin is not None
     server.process.stdin.close()
     assert server.process.wait(5) == 0
-    assert os.listdir(tmp_path / "new") == []
+    assert os.listdir(tmp_path) == ["new"]
+
+
+def write_request(staging: Path, *names: str) -> dict[str, object]:
+    items = [(name, 0, 3) for name in names]
+    return {"do": "write", "staging": str(staging), "items": items, "is_crc32": True}
+
+
+def test_a_server_that_works_for_long_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else the patience of the other side would end during a part that comes over a slow line."""
+    monkeypatch.setattr(stream_server, "SIGN_OF_LIFE_S", 0.05)
+    (requests_out, requests), (answers, answers_in) = os.pipe(), os.pipe()
+    threading.Thread(target=StreamServer(requests_out, answers_in).run, daemon=True).start()  # until this process ends
+    reader = Reader(answers, patience_s=0.5)
+    send_header(requests, write_request(tmp_path / "new", "file"))
+    for byte in (b"\0\0\0\3", b"a", b"b", b"c", b"\0\0\0\0"):
+        time.sleep(0.3)
+        os.write(requests, byte)
+    assert reader.answer()["digests"] == [f"crc32:{zlib.crc32(b'abc')}"]
+
+
+def test_no_more_bytes_are_written_than_were_asked_for(tmp_path: Path) -> None:
+    (read_fd, write_fd), taken = os.pipe(), bytearray()
+    os.write(write_fd, b"\0\0\0\2ab\0\0\0\2cd\0\0\0\0")
+    with pytest.raises(StreamEndedError, match="2 bytes, of which 1 were asked for"):
+        Reader(read_fd).part(3, taken.extend)
+    assert taken == b"ab"
 
 
 def test_an_unknown_request_ends_the_server(server: Server) -> None:
