@@ -240,6 +240,19 @@ def test_a_cache_that_cannot_be_written_is_one_line_with_the_cure(host: Host) ->
     )
 
 
+@pytest.mark.parametrize("how", ["link", "mode"])
+def test_no_program_is_run_from_a_cache_that_others_can_write(visited: Host, how: str) -> None:
+    """They may have put a program of their own there before, as the name of its directory can be predicted."""
+    if how == "link":
+        visited.cache.rename(visited.cache.with_name("theirs"))
+        visited.cache.symlink_to("theirs")
+    else:
+        visited.cache.chmod(0o777)
+    code, asked, said = visited.run()
+    assert (code, asked) == (1, b"")
+    assert f"others may have put programs into {visited.cache}; name another directory with" in said
+
+
 def test_a_full_disk_is_one_line_and_nothing_is_left(host: Host) -> None:
     """A limit on the size of files stands for it."""
     code, asked, said = host.run(program.parcel(), tool=("/bin/sh", "-c", 'ulimit -f 4; exec "$@"', "sh"))
