@@ -269,6 +269,7 @@ def test_nothing_is_left_on_any_host_when_the_users_process_is_killed(
     wait_until(lambda: not run_members(running.run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
 
 
+@pytest.mark.sample(1, of="long waits for a host")
 def test_a_host_without_power_is_named(start: Callable[..., Running], tmp_path: Path) -> None:
     holder = start_lab(tmp_path / "other lab", "one:1", "two:1")
     try:
@@ -299,6 +300,7 @@ def train():
 """
 
 
+@pytest.mark.sample(1, of="long waits for a host")
 def test_two_hosts_that_do_not_reach_each_other_are_a_hang_that_shows_where(start: Callable[..., Running]) -> None:
     """Both live, and both can be reached: nobody is lost, and no rank is to blame."""
     script = SCRIPT.replace("\nrun = ", TORCH + "\nrun = ")

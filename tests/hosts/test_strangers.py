@@ -64,6 +64,7 @@ def train():
 """
 
 
+@pytest.mark.sample(1)
 @over("this_machine", "namespaces")
 def test_only_torch_listens_and_a_stranger_can_have_nothing_unpickled(user: User) -> None:
     """As the README's table says: the store on all interfaces of one host, gloo on each host's own; and for some
