@@ -213,6 +213,7 @@ class HostFiles:
                 self._ask(host)
 
         self._needs_digests = True
+        self._mover(host).start()  # it connects while this machine reads the files
         self._background.do(_find(self._shipping, with_digests=True), found)
 
     def _bring(self, host: str, answer: wire.HostSetUp) -> None:

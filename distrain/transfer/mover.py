@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.die_with_parent(int(arguments[0]))
     channel, mover = Channel(*process.private_stdio()), Mover(with_fast_cipher(json.loads(arguments[1])))
+    mover.connect()
     while not channel.at_end:
         for frame in channel.wait():
             channel.send(mover.do(frame.message()))
@@ -66,6 +67,10 @@ class Mover:
         """A stream of its own, which lives as long as this process: other hosts read from its server."""
         self._abandoned: list[str] = []
         """Staging directories that broken connections have left on the host."""
+
+    def connect(self) -> None:
+        """Begin to open a connection, which the first order needs."""
+        self._pool.open()
 
     def do(self, order: wire.Message) -> wire.Message:
         """Carry out an order, and return the answer to it. A connection that breaks is opened again some times."""

@@ -149,13 +149,20 @@ class StreamPool:
         """
         streams = min(_MOST_STREAMS, 1 + size // PART_BYTES, len(jobs))
         work = Work(jobs, streams, self._changed)
+        self._begin(work)
+        work.wait()
+
+    def open(self) -> None:
+        """Begin to open the first stream, before there are jobs. If that fails, the first jobs try again."""
+        self._begin(Work([], 1, self._changed))
+
+    def _begin(self, work: Work) -> None:
         with self._changed:
             self._work = work
             self._changed.notify_all()
-        while self._threads < streams:
+        while self._threads < work.streams:
             threading.Thread(target=self._run, args=(self._threads,), daemon=True).start()
             self._threads += 1
-        work.wait()
 
     def close(self) -> None:
         """End all streams. Others are opened when they are needed."""

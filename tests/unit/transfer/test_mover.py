@@ -363,6 +363,19 @@ def as_ssh(before: str) -> list[str]:
     return ["sh", "-c", f"{before}; exec {shlex.join(SERVER)}"]
 
 
+@pytest.mark.parametrize("failures", [0, 1])
+def test_a_connection_that_is_opened_early_is_used_or_tried_again(
+    streams: list[Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    written(tmp_path / "source" / "a", b"text")
+    monkeypatch.setattr(mover_module, "_RETRIES_S", ())
+    mover = Mover(as_ssh(f"echo try >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -gt {failures} || exit 255"))
+    mover.connect()
+    wait_until(lambda: hasattr(streams[0], "reader") if streams else False, what="the connection")
+    assert fetch(mover, tmp_path / "source", tmp_path / "target", ["a"]).failed is None
+    assert len(streams) == 1 + failures
+
+
 def test_an_order_is_carried_out_again_after_its_connection_has_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
