@@ -191,8 +191,8 @@ def _failure(context: TrainContext, done: UserCodeResult, error: BaseException) 
         rank=context.world_rank,
         ok=False,
         stage=done.stage,
-        error=_one_line(error),
-        traceback=_traceback_text(error) + _explanation(done.work, error),
+        error=_with_users_paths(_one_line(error)),
+        traceback=_with_users_paths(_traceback_text(error)) + _explanation(done.work, error),
         exit_code=_exit_code(error),
         body=_pickled_exception(error),
     )
@@ -267,6 +267,12 @@ def _shortened(text: str) -> str:
         return text
     half = _LONGEST_TRACEBACK // 2
     return f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
+
+
+def _with_users_paths(text: str) -> str:
+    """Replace the paths of copies that this host has of the user's files by those of the user's machine."""
+    brought = os.environ.get(MIRROR, "")
+    return text.replace(brought, "") if brought else text
 
 
 def _explanation(work: Work | None, error: BaseException) -> str:

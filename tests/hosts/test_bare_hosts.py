@@ -380,11 +380,11 @@ def test_nothing_of_a_run_is_left_on_any_bare_host(
         )
     try:
         if end.startswith("SIG"):
-            said = tmp_path / "output"
+            output_file = tmp_path / "output"
             wait_until(
-                lambda: running.poll() is not None or said.read_text().count("trains\n") == 2, 60.0, "both ranks"
+                lambda: running.poll() is not None or output_file.read_text().count("trains\n") == 2, 60.0, "both ranks"
             )
-            assert running.poll() is None, said.read_text()
+            assert running.poll() is None, output_file.read_text()
             running.send_signal(signal.Signals[end])
         code = running.wait(timeout=60.0)
     finally:
@@ -392,7 +392,10 @@ def test_nothing_of_a_run_is_left_on_any_bare_host(
         running.wait()
     codes = {"it finishes": 0, "it fails": 1, "SIGINT": 130, "SIGKILL": -signal.SIGKILL}
     assert code == codes[end], (tmp_path / "output").read_text()
-    assert (end == "it fails") == ("copies of your code only; --ship PATH, or" in (tmp_path / "output").read_text())
+    said = (tmp_path / "output").read_text()
+    assert (end == "it fails") == ("copies of your code only; --ship PATH, or" in said)
+    assert (end == "it fails") == (f'File "{project}/train.py", line 2' in said)
+    assert ".cache/distrain" not in said
     wait_until(lambda: not run_members(test_run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
     for host in WITH_TORCH:
         bare_lab.expect_nothing_left(host)
