@@ -1,8 +1,9 @@
 """Files for hosts that do not share them, and files from there. Runs in: coordinator.
 
 Every other machine is asked if it sees the user's files and the storage. What it lacks is brought to it, and its
-checkpoints are fetched from it, by a mover (:mod:`distrain.transfer.mover`): one process for each such host, started
-when it is first needed, with connections of its own. So no message waits for data.
+checkpoints are fetched from it, by a mover (:mod:`distrain.transfer.mover`): one process for each such host, with
+connections of its own. So no message waits for data. It starts when the host says that it does not see the user's
+files, else with the first order.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _FLUSH_S = 0.1
 
 
 class OrderLink:
-    """A process that carries out orders, started with the first one.
+    """A process that carries out orders, started with the first one or by :meth:`start`.
 
     It answers orders in their order. If it dies, open orders fail, except those that another process may repeat.
 

@@ -1,9 +1,9 @@
 """The process that carries files between this machine and one host that does not share them.
 
-The coordinator starts one for each such host with the first order for it. Orders come in on stdin: fetch files of a
-checkpoint (:class:`~distrain.wire.Upload`), bring files to the host (Deliver), or let the host serve them to others
-(Serve). Answers go out on stdout, in the order of the orders. The process ends with its parent, and the streams that it
-has opened end with it.
+The coordinator starts one for each such host, at the latest with the first order for it. Orders come in on stdin:
+fetch files of a checkpoint (:class:`~distrain.wire.Upload`), bring files to the host (Deliver), or let the host serve
+them to others (Serve). Answers go out on stdout, in the order of the orders. The process ends with its parent, and the
+streams that it has opened end with it.
 
 Files travel over streams (:mod:`distrain.transfer.streams`), which are ssh connections of their own, so that messages
 never wait for files. They stay open for later orders.

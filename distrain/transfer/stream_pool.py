@@ -35,7 +35,7 @@ _OWED_BYTES = 16 << 20
 _CATCH_UP_S = 2.0
 """Seconds that the streams have to end what they do after an error, before they are closed."""
 _PATIENCE_S = 120.0
-"""Seconds that a host may be silent while it owes an answer: it may have to read a large file before that."""
+"""Seconds that a host may be silent while it owes an answer. During long work it shows signs of life."""
 _LAST_WORDS_BYTES = 2 << 10
 _LAST_WORDS_S = 2.0
 

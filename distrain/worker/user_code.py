@@ -272,7 +272,7 @@ def _shortened(text: str) -> str:
 def _with_users_paths(text: str) -> str:
     """Replace the paths of copies that this host has of the user's files by those of the user's machine."""
     brought = os.environ.get(MIRROR, "")
-    return text.replace(brought, "") if brought else text
+    return text.replace(f"{brought}/", "/") if brought else text
 
 
 def _explanation(work: Work | None, error: BaseException) -> str:
