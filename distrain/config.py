@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from distrain.hosts.hostfile import parse_hosts, split_ssh_args
+from distrain.hosts.hostfile import check_transport, parse_hosts, split_ssh_args
 from distrain.system.arguments import check_choice, check_fields, check_int, check_seconds, check_type
 from distrain.system.ray_names import explaining, without
 
@@ -73,10 +73,14 @@ class ScalingConfig:
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
         fresh interpreter for each.
     hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with its number of
-        slots, the most ranks that it takes. Hosts are filled in this order. All but ``localhost`` are reached by ssh.
+        slots, the most ranks that it takes. Hosts are filled in this order.
     hostfile: a file with one host per line (``alpha slots=4``), instead of ``hosts``; see the README for its other
-        settings. Without both, the environment variable DISTRAIN_HOSTFILE may name a file; otherwise the run uses this
-        machine.
+        settings. Without both, the environment variable DISTRAIN_HOSTFILE may name a file; otherwise the run uses the
+        nodes of the Slurm job that it is in, or else this machine.
+    transport: how hosts other than ``localhost`` are reached: ``ssh``; ``slurm``, by srun in the job of this process;
+        or the command line of a program that runs commands on ``{host}``, such as ``"docker exec -i {host}"``.
+        ``local`` uses this machine only, also in a Slurm job. ``auto`` takes the environment variable
+        DISTRAIN_TRANSPORT if it is set; else srun for the nodes of a Slurm job, and ssh for hosts that are named.
     ssh_args: further arguments for ssh, a list or one string.
     accelerator_type: a GPU product such as ``"A100"`` or ``"H100"``; the GPUs of every host must be of this product.
     trainer_resources, placement_strategy: settings of Ray without effect here; a value causes a warning.
@@ -92,6 +96,7 @@ class ScalingConfig:
     accelerator_type: str | None = None
     hosts: str | Sequence[str] | None = None
     hostfile: str | os.PathLike[str] | None = None
+    transport: str = "auto"
     ssh_args: str | Sequence[str] = ()
     trainer_resources: dict[str, float] | None = None
     placement_strategy: str = "PACK"
@@ -186,6 +191,8 @@ class ScalingConfig:
             object.__setattr__(self, "hostfile", os.fspath(self.hostfile))
         if self.hosts is not None:
             parse_hosts(self.hosts, "ScalingConfig.hosts")
+        check_fields(self, check_type, "transport", kind=str)
+        check_transport(self.transport, "ScalingConfig.transport")
         if self.hosts is not None and self.hostfile is not None:
             raise ValueError("ScalingConfig: hosts and hostfile are both given; drop one of the two")
         if self.num_workers == 0 and (self.hosts is not None or self.hostfile is not None):

@@ -22,16 +22,10 @@ from distrain.backend import BackendConfig
 from distrain.checkpoint import Checkpoint
 from distrain.config import DataConfig, RunConfig, RunContext, ScalingConfig, ValidationConfig, ValidationTaskConfig
 from distrain.connection import resting_agents
-from distrain.connection.transport import (
-    INTERPRETER_VARIABLES,
-    LocalTransport,
-    Transport,
-    hosts_of,
-    interpreter_entries,
-    settings_for,
-    ssh_args_of,
-    transports_for,
-)
+from distrain.connection.choice import advice_on_slots, hosts_of, transports_for
+from distrain.connection.slurm import run_name
+from distrain.connection.transport import LocalTransport, Transport
+from distrain.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_files import Shipping
@@ -45,6 +39,7 @@ from distrain.errors import (
     CheckpointError,
     DistrainError,
     LaunchError,
+    ResourcesError,
     StorageError,
     TrainingFailedError,
     WorkerGroupError,
@@ -280,7 +275,7 @@ def run_work(
         if scaling.num_workers == 0 and torchrun_rank():
             return local.follow(request.for_coordinator(uuid.uuid4().hex), work, run.checkpoint_config)
         _check_log_dir(run.log_dir)
-        store = open_run(run.storage_path, run.name, run.storage_filesystem)
+        store = open_run(run.storage_path, run.name or run_name(os.environ), run.storage_filesystem)
         try:
             with console_threads() if scaling.num_workers else contextlib.nullcontext():
                 return _Run(store, request, shipping).train()
@@ -315,11 +310,15 @@ def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
     if scaling.num_workers == 0:
         return [LocalTransport()]
     hosts = hosts_of(scaling, os.environ)
-    _shares(hosts, scaling)
+    try:
+        _shares(hosts, scaling)
+    except ResourcesError as error:
+        raise ResourcesError(f"{error} {advice_on_slots(scaling, os.environ)}".rstrip()) from None
     return transports_for(
         hosts,
-        ssh_args_of(scaling, os.environ),
-        run.failure_config.host_lease_s,
+        scaling,
+        os.environ,
+        lease_s=run.failure_config.host_lease_s,
         ships=run.shipping_config.enabled,
         makes_environment=run.shipping_config.env_from is not None,
     )

@@ -24,6 +24,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from distrain.agent.guard import scheduler_signals
 from distrain.hosts.cgroup import OomWatch
 from distrain.system import process
 from distrain.system.huge_pages import huge_page_steps, use_huge_pages
@@ -83,6 +84,8 @@ class ForkServer:
 
     def run(self) -> None:
         """Serve until the agent ends, then kill all descendants."""
+        for number in scheduler_signals():  # workers inherit it
+            signal.signal(number, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(self._settings["open_files"]))
         process.die_with_parent(self._agent)  # until it serves: it has no workers yet, and hears no one
         process.adopt_orphans()

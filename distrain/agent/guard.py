@@ -23,6 +23,16 @@ _LEAVING_S = 2.5
 """Seconds that the agent has to empty its host after the end of the coordinator, or of the ssh connection."""
 
 
+def scheduler_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals with which Slurm announces the end of this process's job; none outside of a job step.
+
+    Slurm sends them to the step, which is the guard, or all processes of the host. The coordinator decides what to do.
+    """
+    if "SLURM_STEP_ID" not in os.environ:
+        return ()
+    return (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
 def stand_guard(parent_fd: int, scratch_path: str | None) -> int:
     """Fork: the child returns and is the agent. This process becomes the guard and never returns.
 
@@ -81,7 +91,8 @@ class _Guard:
         for fd in (0, 1):  # the coordinator must see the end of the agent
             os.dup2(devnull, fd)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._loop.on_signals((signal.SIGTERM,), lambda number: process.kill(self._agent, number))
+        forwarded = {signal.SIGTERM, *scheduler_signals()}
+        self._loop.on_signals(forwarded, lambda number: process.kill(self._agent, number))
         self._loop.on_readable(process.open_pidfd(self._agent), self._loop.stop)
         self._loop.on_readable(self._beats_fd, self._on_beat)
         if self._parent_fd >= 0:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.agent.forkserver_link import ForkServerLink
-from distrain.agent.guard import beat, clear_cache, stand_guard
+from distrain.agent.guard import beat, clear_cache, scheduler_signals, stand_guard
 from distrain.agent.host_queries import HostQueries
 from distrain.agent.host_setup import HostSetup
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.host_info import host_info
-from distrain.hosts.network import interface_variables, network_id, ssh_address
+from distrain.hosts.network import interface_variables, network_id, own_address
 from distrain.storage.order_link import OrderLink
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
@@ -113,7 +113,7 @@ class Agent:
         most = self._open_files[1]  # each worker takes five pipes; workers get the old limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._loop.on_signals((signal.SIGTERM,), lambda number: self._loop.stop())
+        self._loop.on_signals({signal.SIGTERM, *scheduler_signals()}, self._on_signal)
         self._up.queue(wire.MAGIC + wire.encode(self._hello()))
         self._up.attach(self._loop, self._on_frames)
         for fd in (self._parent_fd, process.open_pidfd(self._guard)):
@@ -124,6 +124,12 @@ class Agent:
             self._loop.run()
         finally:
             self._leave()
+
+    def _on_signal(self, number: int) -> None:
+        if number in scheduler_signals():
+            self._up.queue(wire.HostSignalled(signal=signal.Signals(number).name))
+        else:
+            self._loop.stop()
 
     def _hello(self) -> wire.Hello:
         info = host_info(with_gpus=self._with_gpus)
@@ -139,7 +145,7 @@ class Agent:
             gpus=None if info.gpus is None else [asdict(gpu) for gpu in info.gpus],
             driver_problem=info.driver_problem,
             network=network_id(),
-            address=ssh_address(),
+            address=own_address(),
             executable=sys.executable,
             package=str(process.own_package()),
         )

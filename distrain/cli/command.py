@@ -11,7 +11,8 @@ from distrain.cli.preflight import Preflight
 from distrain.cli.preflight_table import show, show_emptied
 from distrain.cli.target import work_of, workers_path
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
-from distrain.connection.transport import hosts_of, settings_for, ssh_args_of, transports_for
+from distrain.connection.choice import hosts_of, transports_for
+from distrain.connection.worker_settings import settings_for
 from distrain.coordinator.hang_monitor import request_stacks
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
@@ -63,7 +64,8 @@ def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
 
     Raises ValueError for hosts that cannot be parsed, and for options of torchrun that contradict them.
     """
-    hosts = hosts_of(ScalingConfig(hosts=options.hosts, hostfile=options.hostfile), os.environ)
+    scaling = ScalingConfig(hosts=options.hosts, hostfile=options.hostfile, transport=options.transport)
+    hosts = hosts_of(scaling, os.environ)
     if options.nnodes not in (None, str(len(hosts)), f"{len(hosts)}:{len(hosts)}"):
         raise ValueError(
             f"--nnodes {options.nnodes}, but {len(hosts)} host(s); name all hosts with --hostfile or --hosts, and run "
@@ -82,6 +84,7 @@ def _scaling_config(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> S
         start_method=options.start_method,
         hosts=options.hosts,
         hostfile=options.hostfile,
+        transport=options.transport,
         ssh_args=options.ssh_args or (),
     )
 
@@ -162,7 +165,8 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
     scaling = _scaling_config(options, hosts)
     transports = transports_for(
         hosts,
-        ssh_args_of(scaling, os.environ),
+        scaling,
+        os.environ,
         ships=not options.no_ship,
         makes_environment=options.env_from is not None,
     )

@@ -113,10 +113,17 @@ def _add_placement_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--hostfile",
         metavar="FILE",
-        help="file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else this "
-        "machine)",
+        help="file with the hosts to train on, one per line: alpha slots=4 (default: DISTRAIN_HOSTFILE, else the nodes "
+        "of the Slurm job, else this machine)",
     )
     add("--hosts", metavar="alpha:4,beta:4", help="the hosts to train on, each with its slots")
+    add(
+        "--transport",
+        default="auto",
+        metavar="HOW",
+        help="how hosts are reached: local, ssh, slurm (by srun, in a job), or a command line such as 'docker exec -i "
+        "{host}' (default: auto, slurm for the nodes of a Slurm job, ssh for other hosts)",
+    )
     add("--ssh-args", metavar="ARGS", help='further arguments for ssh, such as --ssh-args="-i my_key"')
     add(
         "--env",

@@ -27,7 +27,7 @@ from distrain.connection.agent_link import (
     agent_argv,
     close_all,
 )
-from distrain.connection.transport import for_another_interpreter
+from distrain.connection.worker_settings import for_another_interpreter
 from distrain.decisions import host_checks
 from distrain.decisions.host_checks import (
     ANSWER_TIMEOUT_S,
@@ -58,7 +58,6 @@ HERE = "this machine"
 _PROGRESS_AFTER_S = 5.0
 """Seconds to wait for hosts before a line says which."""
 _LOOPBACK = "127.0.0.1"
-_SSH_FAILED = 255
 _LINES_SHOWN = 3
 
 
@@ -237,7 +236,7 @@ class Preflight:
         self._loop.cancel("progress")
         for name, why in self._pool.losses.items():
             if not self._hosts[name].failed:  # it has not answered
-                self._fail(Finding(name, "ssh", why))
+                self._fail(Finding(name, "reached", why))
 
     def _show_progress(self) -> None:
         if text := self._pool.describe_progress():
@@ -257,7 +256,7 @@ class Preflight:
             argv = agent_argv(host.transport, ids, self._id, "gpus")
             host.link = AgentLink(self._loop, host.transport, argv, callbacks)
         except OSError as error:
-            self._fail(Finding(host.name, "ssh", f"its agent cannot be started: {error}"))
+            self._fail(Finding(host.name, "reached", f"its agent cannot be started: {error}"))
 
     def _on_end(self, host: _Host, link: AgentLink) -> None:
         if not (link.was_turned_away and self._pool.may_try_later(host.name, time.monotonic())):
@@ -364,7 +363,8 @@ class Preflight:
             **{name: _version(version) for name, version in host.versions.items()},
         }
         if host.greeted_in_s is not None:
-            row["ssh"] = "not needed" if host.settings.is_local else f"{host.greeted_in_s:.2f} s"
+            by = os.path.basename(host.transport.program)
+            row["reached"] = f"{by} {host.greeted_in_s:.2f} s" if by else "directly"
         if (hello := host.hello) is not None and (result := host.inspected) is not None:
             memory = hello.memory_bytes
             row |= {
@@ -401,11 +401,17 @@ def _end_finding(host: _Host, link: AgentLink) -> Finding:
     """Explain the end of an agent that was not asked to end."""
     why, code, words = link.why_it_ended(), link.exit_code, _last_lines(link.stray_output())
     if link.greeted or not code or code < 0:
-        return Finding(host.name, "ssh", why)
-    if code == _SSH_FAILED:
+        return Finding(host.name, "reached", why)
+    program = os.path.basename(host.transport.program)
+    if code == host.transport.failed_code:
         command = process.describe(host.transport.argv(["true"]))
-        return Finding(host.name, "ssh", f"ssh does not get there{words}; this must work without a question: {command}")
+        text = f"{program} does not get there{words}; this must work without a question: {command}"
+        return Finding(host.name, "reached", text)
     python = host.transport.host.python or sys.executable
+    if program and host.transport.failed_code is None:  # the exit code may be of either program
+        command = process.describe(host.transport.argv([python, "--version"]))
+        text = f"{program} or Python has failed there, exit code {code}{words}; this must work: {command}"
+        return Finding(host.name, "reached", text)
     text = (
         f"{python} does not start distrain there, exit code {code}{words}; install "
         f"distrain=={wire.DISTRAIN_VERSION} for it, or name another interpreter: python= in the hostfile"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distrain.cli.preflight import Preflight
 
 _COLUMNS = (
-    *("host", "ssh", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),
+    *("host", "reached", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),
     *("slots", "CPUs", "RAM free", "disk free", "cache", "GPUs"),
 )
 

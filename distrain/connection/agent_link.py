@@ -36,13 +36,10 @@ FILES_PER_HOST = 4
 _STRAY_BYTES_KEPT = 4 << 10
 _LAST_LINES, _LONGEST_LINE = 15, 300
 """Number and length of the last lines of an agent or of ssh that are shown."""
-_EXIT_CODES_BEFORE_HELLO = {
-    127: ", there is no such program: python= in the hostfile names the interpreter of a host",
-    255: ", which is ssh's when it cannot connect or log in",
-}
+_NOT_FOUND = 127
+"""Exit code of a shell, or of env, that does not find the program."""
 _TURNED_AWAY = re.compile(rb"(kex|ssh)_exchange_identification:.*(closed|reset)")
 """Output of ssh if sshd hangs up before the login, as too many others are logging in (MaxStartups)."""
-_EXIT_CODES_AFTER_HELLO = {255: ", which is ssh's when the connection breaks or the agent is killed"}
 
 
 def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
@@ -53,7 +50,7 @@ def agent_argv(transport: Transport, run_ids: str, *arguments: str, flags: Seque
     """
     gpus = transport.host.gpus
     shown = [f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
-    hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE"]
+    hidden = ["-u", "DISTRAIN_HOSTS", "-u", "DISTRAIN_HOSTFILE", "-u", "DISTRAIN_TRANSPORT"]
     program = _program(transport, *arguments, flags=flags)
     return transport.argv(["env", *hidden, f"{process.RUN_IDS}={run_ids}", *shown, *_cache(transport), *program])
 
@@ -119,8 +116,7 @@ class AgentLink:
         self.dropped = False
         self.has_rested = False
         """True if the agent has served another run before."""
-        self._is_local = transport.host.is_local
-        self._makes_environment = transport.makes_environment
+        self._transport = transport
         self._argv = argv
         self._loop = loop
         self._callbacks = callbacks
@@ -165,7 +161,7 @@ class AgentLink:
         try:
             message = frame.message()
         except WireError as error:
-            self._refuse("ssh", f"it does not speak the protocol of distrain: {error}")
+            self._refuse("reached", f"it does not speak the protocol of distrain: {error}")
             return
         self.greeted = self.greeted or is_hello
         self._callbacks.on_message(self, message)
@@ -173,7 +169,7 @@ class AgentLink:
     def _greet(self, hello: dict[str, Any]) -> tuple[str, str] | None:
         self.hello = hello
         self.greeted_in_s = time.monotonic() - self._began
-        return refusal(hello, None if self._makes_environment else platform.python_version())
+        return refusal(hello, None if self._transport.makes_environment else platform.python_version())
 
     def _refuse(self, about: str, why: str) -> None:
         self.drop()
@@ -254,7 +250,7 @@ class AgentLink:
 
     def describe_silence(self, silence_s: float) -> str:
         """Explain why the agent was dropped after a silence."""
-        why = "stopped (SIGSTOP)" if self._is_local else "host or network down, or the host is frozen"
+        why = "stopped (SIGSTOP)" if self._transport.host.is_local else "host or network down, or the host is frozen"
         return f"its agent has been silent for {silence_s:.0f} s: {why}?{self._last_words()}"
 
     def why_it_ended(self) -> str:
@@ -265,16 +261,22 @@ class AgentLink:
         if code is None:  # a guard may be emptying the host
             how = "its connection was closed"
         else:
-            program = "" if self._is_local else f"{os.path.basename(self._argv[0])} on this machine was "
-            how = f"{program}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            how += (_EXIT_CODES_AFTER_HELLO if self.greeted else _EXIT_CODES_BEFORE_HELLO).get(code, "")
+            program = os.path.basename(self._transport.program)
+            by_whom = f"{program} on this machine was " if program else ""
+            how = f"{by_whom}killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            if code == self._transport.failed_code and self.greeted:
+                how += f", which is {program}'s when the connection breaks or the agent is killed"
+            elif code == self._transport.failed_code:
+                how += f", which is {program}'s when it cannot connect or log in"
+            elif code == _NOT_FOUND and not self.greeted:
+                how += ", there is no such program: python= in the hostfile names the interpreter of a host"
         command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
         return f"its agent has ended: {how}{command}{self._last_words()}"
 
     @property
     def was_turned_away(self) -> bool:
         """True if a sshd that is busy has hung up. It may be a jump host for many hosts."""
-        if self.greeted or self._process.returncode != 255:
+        if self.greeted or self._process.returncode != self._transport.failed_code:
             return False
         self._read_stderr()
         return bool(_TURNED_AWAY.search(self._stray))
@@ -340,7 +342,7 @@ class AgentLink:
         self._channel.close()
         self._loop.forget(self._stderr.fileno())
         self._stderr.close()
-        if self._is_local and "pid" in self.hello and self.is_alive:
+        if self._transport.host.is_local and "pid" in self.hello and self.is_alive:
             process.kill(self.hello["pid"], signal.SIGCONT)  # an agent that was stopped empties the host now
         self._process.kill()  # not its group: an agent on this machine outlives its guard to empty the host
         self._process.wait()

@@ -28,7 +28,7 @@ from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop
+from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.coordinator.worker_output import WorkerOutput
 from distrain.decisions import events
@@ -92,6 +92,8 @@ class Coordinator:
         """True once every host was ordered to end, whatever the state of the run."""
         self._impatient = False
         """True once a stop was requested again after the training."""
+        self._signalled_hosts_with: str | None = None
+        """The signal of the scheduler that stopped the run through a host, until it has reached this process, too."""
         self._held: deque[events.MessageReceived | events.HostLost] = deque()
         """Events that wait for the checkpoints of the attempt; see :meth:`_must_hold`."""
         self._uploads_awaited_since: float | None = None
@@ -178,7 +180,7 @@ class Coordinator:
         try:
             with (
                 many_open_files(hosts * FILES_PER_HOST, hosts * FILES_PER_HOST + more),
-                self._loop.signals(STOP_SIGNALS, self._on_signal),
+                self._loop.signals(stop_signals(), self._on_signal),
             ):
                 self._run()
         finally:
@@ -388,6 +390,8 @@ class Coordinator:
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
+            case wire.HostSignalled(signal=name):
+                self._on_signal_of_host(name)
             case wire.RendezvousPorts():
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.plan is not None and self._is_training:
@@ -563,9 +567,18 @@ class Coordinator:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
+    def _on_signal_of_host(self, name: str) -> None:
+        """Stop the run as if the scheduler had signalled this process. It may signal every host, and this process."""
+        if not self.machine.was_asked_to_stop:
+            self._on_signal(signal.Signals[name])
+            self._signalled_hosts_with = name
+
     def _on_signal(self, number: int) -> None:
-        note_stop(number)
         why = signal.Signals(number).name
+        if why == self._signalled_hosts_with:
+            self._signalled_hosts_with = None
+            return
+        note_stop(number)
         if self._validations.busy and self.machine.state is RunState.FINISHED:
             self._validations.give_up(f"{why} has ended the wait for it")
         elif self._is_over or self.machine.state.is_terminal or self._only_waits_for_commit:

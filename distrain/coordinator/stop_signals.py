@@ -20,6 +20,19 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Ctrl-C, the usual request to end, a closed terminal or lost connection, and Ctrl-backslash. All stop the run in the
 same way, but only Ctrl-C ends ``fit()`` with a KeyboardInterrupt."""
 
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that stop a run of this process.
+
+    In a job of Slurm they include SIGUSR1 and SIGUSR2, unless the user handles them: users choose one of these for
+    ``--signal``, with which Slurm announces the time limit.
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        return STOP_SIGNALS
+    announcing = (signal.SIGUSR1, signal.SIGUSR2)
+    return (*STOP_SIGNALS, *(number for number in announcing if signal.getsignal(number) is signal.SIG_DFL))
+
+
 _stopped_by: list[str] = []
 """Names of the signals, other than Ctrl-C, that have stopped runs of this process."""
 

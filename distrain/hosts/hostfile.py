@@ -6,6 +6,7 @@ It does no I/O: the caller reads the file. Each line describes a host::
     alpha slots=4
     root@beta:2222 slots=2 gpus=0,2          # user, port of ssh; two of its GPUs
     [fd77::13] slots=2 python=/opt/py/bin/python cwd="/data/my project" env.NCCL_DEBUG=INFO
+    trainer_3 slots=1 transport="docker exec -i {host}"
 
 Words may be quoted as in a shell. ``localhost`` is this machine, without ssh.
 """
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 LOCALHOST = "localhost"
-_KEYS = ("slots", "gpus", "python", "cwd")
+_KEYS = ("slots", "gpus", "python", "cwd", "transport")
+TRANSPORTS = ("auto", "local", "ssh", "slurm")
+"""Names of transports. Any other value is the command line of a program, with ``{host}`` in it."""
 ALWAYS_SET = frozenset(
     {
         *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
@@ -54,6 +57,7 @@ class HostSpec:
     gpus: the GPUs that its ranks may use, as CUDA_VISIBLE_DEVICES names them; empty for all.
     python: its interpreter, whose distrain runs there.
     cwd: the working directory of its workers.
+    transport: how it is reached, see :func:`check_transport`; None as the other hosts.
     """
 
     name: str = LOCALHOST
@@ -64,6 +68,7 @@ class HostSpec:
     gpus: tuple[str, ...] = ()
     python: str | None = None
     cwd: str | None = None
+    transport: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -127,6 +132,41 @@ def split_ssh_args(text: str, source: str) -> tuple[str, ...]:
         raise HostfileError(f"{source}: {text!r}: {str(error).lower()}") from None
 
 
+def check_transport(text: str, source: str) -> str:
+    """Return the transport: one of TRANSPORTS, or a command line with ``{host}`` in it. Raises HostfileError.
+
+    source: the name of the option, field or variable, for errors.
+    """
+    try:
+        _check_transport(text)
+    except ValueError as error:
+        raise HostfileError(f"{source}: {error}") from None
+    return text
+
+
+def _check_transport(text: str) -> None:
+    if text in TRANSPORTS:
+        return
+    known = f"must be {', '.join(TRANSPORTS)}, or a command line such as 'docker exec -i {{host}}'"
+    if "{host}" not in text:
+        problem = "a command line without {host} reaches no host" if " " in text else "unknown transport"
+        raise ValueError(f"{text!r}: {problem}; {known}")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {str(error).lower()}; {known}") from None
+    if "{" in words[0]:
+        raise ValueError(f"{text!r}: the first word must be a program; {known}")
+
+
+def _transport(host: HostSpec, text: str | None) -> str | None:
+    if text is not None:
+        _check_transport(text)
+        if host.is_local and text not in ("auto", "local"):
+            raise ValueError(f"transport={text}: {LOCALHOST} is this machine, which needs no transport")
+    return text
+
+
 def total_slots(hosts: Sequence[HostSpec]) -> int:
     """Return the number of slots of all hosts; a host without a number has one."""
     return sum(host.slots or 1 for host in hosts)
@@ -169,6 +209,7 @@ def _parse_line(words: list[str]) -> HostSpec | None:
         gpus=gpus,
         python=_path("python", options.get("python")),
         cwd=_path("cwd", options.get("cwd")),
+        transport=_transport(host, options.get("transport")),
         environment={key.removeprefix("env."): value for key, value in options.items() if key.startswith("env.")},
     )
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import ipaddress
 import os
 import socket
 from pathlib import Path
 
 _ANY_PORT = 9
+_ANYWHERE = "192.0.2.1"
+"""An address that no host has (RFC 5737). Packets to it would take the default route."""
+_SIOCGIFADDR, _IFREQ_BYTES = 0x8915, 40
+"""Linux: the request for the address of an interface, and the size of its struct ifreq."""
 
 
 def network_id() -> str:
@@ -19,12 +25,31 @@ def network_id() -> str:
         return ""
 
 
-def ssh_address() -> str:
-    """Return the address under which ssh has reached this host; empty without ssh, or if it is a loopback address."""
+def own_address() -> str:
+    """Return the address under which other hosts probably reach this one; empty if there is none but loopback.
+
+    It is the one that ssh has used; else that of the route to the node where srun runs, or of the default route; else
+    the first address of an interface.
+    """
     parts = os.environ.get("SSH_CONNECTION", "").split()
-    if len(parts) < 4 or ipaddress.ip_address(parts[2].partition("%")[0]).is_loopback:
-        return ""
-    return parts[2]
+    candidates = [parts[2]] if len(parts) == 4 else []
+    for peer in filter(None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE)):
+        with contextlib.suppress(OSError):
+            candidates.append(address_toward(peer))
+    candidates += _interface_addresses()
+    usable = (text for text in candidates if not ipaddress.ip_address(text.partition("%")[0]).is_loopback)
+    return next(usable, "")
+
+
+def _interface_addresses() -> list[str]:
+    """Return the IPv4 address of each interface that has one."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(_IFREQ_BYTES, b"\0"))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return found
 
 
 def address_toward(peer: str) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -200,6 +200,13 @@ class HostFailed(Message):
 
     text: str
     leaves: bool = False
+
+
+@message
+class HostSignalled(Message):
+    """A scheduler has sent a signal to the agent, such as SIGUSR1: the job will end soon. Agent -> coordinator."""
+
+    signal: str
 
 
 @message

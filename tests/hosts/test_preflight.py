@@ -18,7 +18,7 @@ from distrain import ScalingConfig
 from distrain.cli import preflight
 from distrain.cli.preflight import Preflight
 from distrain.connection.agent_link import AgentLink
-from distrain.connection.transport import settings_for
+from distrain.connection.worker_settings import settings_for
 from distrain.hosts.gpus import find_gpus
 from distrain.system.version import __version__
 from tests.conftest import wait_until
@@ -65,7 +65,7 @@ def test_three_hosts_that_are_well_are_shown_with_what_they_have(user: User) -> 
     ran = user.checks()
     assert (ran.code, ran.err) == (0, "")
     head, _, *rows, empty, verdict = ran.out.splitlines()
-    assert head.split()[:8] == ["host", "ssh", "python", "distrain", "torch", "cloudpickle", "cwd", "storage"]
+    assert head.split()[:8] == ["host", "reached", "python", "distrain", "torch", "cloudpickle", "cwd", "storage"]
     assert [row.split()[0] for row in rows] == ["this", "alpha", "beta:2222", "gamma"]
     for row, address in zip(rows[1:], ("10.77.0.11", "10.77.0.12", "10.77.0.13"), strict=True):
         words = row.split()
@@ -84,7 +84,7 @@ def test_the_table_is_as_wide_as_the_terminal(user: User, columns: int) -> None:
     assert max(map(len, lines)) <= columns
     assert not any("…" in line for line in lines)
     words = " ".join(line for line in lines if line.startswith("host ")).split()
-    assert {"ssh", "python", "torch", "cloudpickle", "storage", "peers", "clock", "RAM", "disk", "GPUs"} <= set(words)
+    assert {"reached", "python", "torch", "cloudpickle", "storage", "peers", "clock", "RAM", "disk", "GPUs"} <= set(words)
     assert words.count("host") in {40: range(5, 9), 80: range(2, 5), 200: (1,)}[columns]
     assert lines[-1] == "2 hosts can train together"
 

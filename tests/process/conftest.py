@@ -19,7 +19,7 @@ import fsspec
 import pytest
 
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
-from distrain.connection.transport import LocalTransport, PrefixTransport, Transport
+from distrain.connection.transport import CommandTransport, LocalTransport, Transport
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
@@ -68,13 +68,13 @@ class Fit:
         )
 
 
-def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> PrefixTransport:
+def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> CommandTransport:
     """Return a host behind a shell script that plays ssh."""
     script = folder / "ssh"
     script.write_text(f"#!/bin/sh\n{body}\n")
     script.chmod(0o755)
     host = HostSpec(name="otherhost", address="otherhost")
-    return PrefixTransport(host=host, prefix=(str(script), "-T", "otherhost"))
+    return CommandTransport(host=host, template=(str(script), "-T", "otherhost", "{command}"), ships=False)
 
 
 def make_fit(way: str, folder: Path) -> Fit:

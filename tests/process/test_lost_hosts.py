@@ -32,7 +32,7 @@ from distrain import (
     ScalingConfig,
 )
 from distrain.connection import resting_agents
-from distrain.connection.transport import PrefixTransport
+from distrain.connection.transport import CommandTransport
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
@@ -61,15 +61,16 @@ class Hosts:
     def __call__(
         self, function: Callable[..., Any], *, workers: Any, failures: FailureConfig = RESTARTS, **slots: int
     ) -> Result:
-        ssh = make_fake_ssh(self.place, SSH.format(place=self.place)).prefix[0]
+        ssh = make_fake_ssh(self.place, SSH.format(place=self.place)).template[0]
         return run_work(
             FunctionWork(function=function, config={"place": self.place}, backend=BackendConfig()),
             ScalingConfig(num_workers=workers),
             RunConfig(name="run", storage_path=self.place / "runs", failure_config=failures),
             transports=[
-                PrefixTransport(
+                CommandTransport(
                     host=HostSpec(name=name, address=name, slots=most),
-                    prefix=(ssh, "-T", name),
+                    template=(ssh, "-T", name, "{command}"),
+                    ships=False,
                     lease_s=failures.host_lease_s,
                 )
                 for name, most in slots.items()
@@ -392,7 +393,7 @@ from distrain import BackendConfig, FailureConfig, RunConfig, ScalingConfig
 from distrain.hosts.hostfile import HostSpec
 from distrain.work.job import FunctionWork
 from distrain.trainer import run_work
-from distrain.connection.transport import PrefixTransport
+from distrain.connection.transport import CommandTransport
 
 place = Path(sys.argv[1])
 
@@ -407,7 +408,11 @@ run_work(
     FunctionWork(function=train, config={}, backend=BackendConfig()),
     ScalingConfig(),
     RunConfig(storage_path=place / "runs", failure_config=FailureConfig(host_lease_s=2.0)),
-    transports=[PrefixTransport(host=HostSpec(name="far", address="far"), prefix=(sys.argv[2],), lease_s=2.0)],
+    transports=[
+        CommandTransport(
+            host=HostSpec(name="far", address="far"), template=(sys.argv[2], "{command}"), ships=False, lease_s=2.0
+        )
+    ],
 )
 """
 
@@ -415,7 +420,7 @@ run_work(
 def test_a_console_that_nobody_reads_does_not_let_the_leases_of_hosts_run_out(tmp_path: Path) -> None:
     """After Ctrl-S, or with a ``less`` that waits, the console shows everything once it is read again."""
     (tmp_path / "script.py").write_text(BLOCKED)
-    argv = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), make_fake_ssh(tmp_path).prefix[0]]
+    argv = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), make_fake_ssh(tmp_path).template[0]]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as user:
         wait_until(lambda: (tmp_path / "trained").exists() or user.poll() is not None, what="the end of the training")
         output, _ = user.communicate(timeout=20.0)

@@ -23,7 +23,7 @@ from distrain import (
     WorkerGroupError,
     __version__,
 )
-from distrain.connection.transport import PrefixTransport
+from distrain.connection.transport import CommandTransport
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
@@ -95,7 +95,7 @@ def test_a_host_without_python_is_quoted(over: Over) -> None:
 
 def test_a_missing_ssh_is_an_error_that_names_it(storage: Path) -> None:
     host = HostSpec(name="otherhost", address="otherhost")
-    transport = PrefixTransport(host=host, prefix=("/nowhere/ssh", "otherhost"))
+    transport = CommandTransport(host=host, template=("/nowhere/ssh", "otherhost", "{command}"), ships=False)
     text = failure(Fit(storage=storage, transport=transport))
     assert "/nowhere/ssh" in text
 
@@ -140,7 +140,7 @@ if "forkserver" in sys.orig_argv:
 """
 
 
-def two_hosts(tmp_path: Path, second: str = "") -> tuple[PrefixTransport, PrefixTransport]:
+def two_hosts(tmp_path: Path, second: str = "") -> tuple[CommandTransport, CommandTransport]:
     """``second``: what the shell of the second one does first."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -150,7 +150,7 @@ def two_hosts(tmp_path: Path, second: str = "") -> tuple[PrefixTransport, Prefix
     return replace(one, host=first), replace(two, host=second)
 
 
-def fit_on(hosts: Sequence[PrefixTransport], storage: Path, function: Callable[..., Any], **run: Any) -> Result:
+def fit_on(hosts: Sequence[CommandTransport], storage: Path, function: Callable[..., Any], **run: Any) -> Result:
     return run_work(
         FunctionWork(function=function, config={}, backend=BackendConfig()),
         ScalingConfig(num_workers=3),

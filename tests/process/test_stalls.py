@@ -64,7 +64,7 @@ from distrain import Checkpoint, FailureConfig, RunConfig, ScalingConfig, UserCa
 from distrain.hosts.hostfile import HostSpec
 from distrain.work.job import FunctionWork
 from distrain.trainer import run_work
-from distrain.connection.transport import LocalTransport, PrefixTransport
+from distrain.connection.transport import LocalTransport, CommandTransport
 
 place, storage, what, when, where, stall_s, lease_s = Path(sys.argv[1]), *sys.argv[2:6], *map(float, sys.argv[6:])
 
@@ -120,8 +120,11 @@ class Slow(UserCallback):
 
 if where == "ssh":
     transports = [
-        PrefixTransport(
-            host=HostSpec(name=name, address=name, slots=1), prefix=(str(place / "ssh"), "-T", name), lease_s=lease_s
+        CommandTransport(
+            host=HostSpec(name=name, address=name, slots=1),
+            template=(str(place / "ssh"), "-T", name, "{command}"),
+            ships=False,
+            lease_s=lease_s,
         )
         for name in ("one", "two")
     ]

@@ -33,7 +33,7 @@ from distrain.backend import BackendConfig
 from distrain.hosts.hostfile import HostSpec
 from distrain.work.job import FunctionWork
 from distrain.trainer import run_work
-from distrain.connection.transport import LocalTransport, PrefixTransport
+from distrain.connection.transport import LocalTransport, CommandTransport
 
 place, start_method, ssh, grace_s, end = Path(sys.argv[1]), *sys.argv[2:6]
 
@@ -110,7 +110,7 @@ def train():
 config = CheckpointConfig(missing_rank_s=0.0)  # the others never report
 host = HostSpec(name="otherhost", address="otherhost")
 local = LocalTransport(lease_s=float(os.environ["LEASE_S"]))
-transport = PrefixTransport(host=host, prefix=(ssh, "otherhost")) if ssh else local
+transport = CommandTransport(host=host, template=(ssh, "otherhost", "{command}"), ships=False) if ssh else local
 try:
     run_work(
         FunctionWork(function=train, config={}, backend=BackendConfig()),
@@ -190,7 +190,7 @@ def launch(tmp_path: Path, test_run_id: str) -> Iterator[Launch]:
         way: str = "forkserver-local", *, grace_s: float = PATIENT_S, end: str = "", **environment: str
     ) -> Running:
         start_method, _, over = way.partition("-")
-        ssh = make_fake_ssh(tmp_path).prefix[0] if over == "ssh" else ""
+        ssh = make_fake_ssh(tmp_path).template[0] if over == "ssh" else ""
         script = tmp_path / "script.py"
         script.write_text(USERS_SCRIPT)
         user = subprocess.Popen(

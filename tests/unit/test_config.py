@@ -32,6 +32,7 @@ BAD_TYPES: list[tuple[type, str, Any]] = [
     (ScalingConfig, "hosts", 4),
     (ScalingConfig, "hosts", ["a:4", 4]),
     (ScalingConfig, "hostfile", 4),
+    (ScalingConfig, "transport", 4),
     (ScalingConfig, "ssh_args", 4),
     (ScalingConfig, "ssh_args", [22]),
     (LoggingConfig, "log_level", 20),

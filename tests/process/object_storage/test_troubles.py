@@ -23,7 +23,7 @@ from distrain import (
     ScalingConfig,
     StorageError,
 )
-from distrain.connection.transport import PrefixTransport
+from distrain.connection.transport import CommandTransport
 from distrain.errors import ControllerError, WorkerGroupError
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.remote_path import OPENING_PATIENCE_S
@@ -127,7 +127,7 @@ def test_several_hosts_that_have_reserved_ports_wait_for_the_storage_together(bu
             work,
             ScalingConfig(num_workers=2),
             run,
-            transports=[PrefixTransport(host=host, prefix=("sh", "-c")) for host in hosts],
+            transports=[CommandTransport(host=host, template=("sh", "-c", "{command}"), ships=False) for host in hosts],
         )
     assert result.return_value == 1
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from distrain.connection.agent_link import AgentLink, LinkCallbacks, close_all, run_all
-from distrain.connection.transport import PrefixTransport
+from distrain.connection.transport import CommandTransport
 from distrain.hosts.hostfile import HostSpec
 from distrain.system.loop import Loop
 
@@ -26,7 +26,7 @@ def loop() -> Iterator[Loop]:
 
 def start(loop: Loop, script: str, ended: dict[str, str], *, number: int = 0) -> AgentLink:
     """Start a shell in place of an agent. Its end is noted in ``ended``."""
-    transport = PrefixTransport(host=HostSpec(name=f"host{number}", address="host"), prefix=())
+    transport = CommandTransport(host=HostSpec(name=f"host{number}", address="host"), template=("far",), ships=False)
     callbacks = LinkCallbacks(
         on_refused=lambda link, about, why: ended.setdefault(link.name, why),
         on_end=lambda link: ended.setdefault(link.name, link.why_it_ended()),

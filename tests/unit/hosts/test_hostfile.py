@@ -115,7 +115,7 @@ def test_hosts_may_be_a_list_with_users_and_ipv6() -> None:
         ("a slots=four", "slots=four: must be"),
         ("a slots=", "slots=: must be"),
         ("a slots=1 slots=2", "a key is given twice"),
-        ("a slot=4", "unknown key 'slot'; known are slots=, gpus=, python=, cwd= and env.NAME="),
+        ("a slot=4", "unknown key 'slot'; known are slots=, gpus=, python=, cwd=, transport= and env.NAME="),
         ("a 4", "'4' is not of the form key=value"),
         ("slots=4", "'slots=4' is not a host"),
         ("-oProxyCommand=x", "is not a host"),

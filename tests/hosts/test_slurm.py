@@ -1,0 +1,199 @@
+"""Runs in jobs of a real Slurm cluster with three nodes. test_transports.py compares srun with other transports."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain import Result
+from distrain.system import process
+from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
+from tests.hosts.lab import ROOT
+from tests.hosts.running import cut_power
+from tests.hosts.slurm import NODES, SLOTS, SlurmLab, start_slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCRIPT = """
+import json, os, signal, socket, sys, tempfile, time
+from pathlib import Path
+import distrain
+from distrain import Checkpoint, CheckpointConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+
+place, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+
+def train():
+    context, before = distrain.get_context(), distrain.get_checkpoint()
+    first = int(Path(before.path, "step").read_text()) + 1 if before else 0
+    rank = context.get_world_rank()
+    facts = {"host": socket.gethostname(), "rank": rank, "task": os.environ.get("SLURM_PROCID", "none")}
+    for step in range(first, options["steps"]):
+        is_stopping = distrain.should_stop()
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(str(step))
+            Path(folder, "bytes").write_bytes(bytes(options.get("bytes", 0)))
+            keeps = rank == 0 and (is_stopping or options.get("bytes"))
+            distrain.report({"step": step, **facts}, checkpoint=Checkpoint(folder) if keeps else None)
+        (place / f"trains-{rank}").touch()
+        if is_stopping:
+            return "stopped"
+        time.sleep(options.get("pause_s", 0.05))
+    return "done"
+
+result = DataParallelTrainer(
+    train,
+    scaling_config=ScalingConfig(num_workers=options["workers"]),
+    run_config=RunConfig(
+        storage_path=place / "runs",
+        failure_config=FailureConfig(max_failures=options.get("failures", 0), host_lease_s=2.0),
+        checkpoint_config=CheckpointConfig(num_to_keep=2),
+    ),
+).fit()
+print("returned", result.return_value, "at step", result.metrics["step"])
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    """A cluster for the tests of this module. A test ends its jobs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(process.RUN_IDS, raising=False)  # that of the first test, whose census would end the daemons
+        with start_slurm(tmp_path_factory.mktemp("slurm") / "lab") as lab:
+            yield lab
+
+
+@pytest.fixture
+def slurm(cluster: SlurmLab) -> Iterator[SlurmLab]:
+    wait_until(cluster.is_idle, what="idle nodes")
+    yield cluster
+    cluster.slurm("scancel", "--full", "--user=root")
+
+
+def line(place: Path, **options: Any) -> str:
+    """Return the line of a batch script that trains."""
+    (place / "train.py").write_text(SCRIPT)
+    return f"PYTHONPATH='{ROOT}' '{sys.executable}' train.py '{place}' '{json.dumps(options)}'"
+
+
+def output(place: Path) -> str:
+    return (place / "out").read_text() if (place / "out").exists() else ""
+
+
+def checkpoints(place: Path) -> list[Path]:
+    return sorted((place / "runs").glob("*/checkpoint_*"))
+
+
+def reports(place: Path) -> list[dict[str, Any]]:
+    [run] = (place / "runs").iterdir()
+    return [json.loads(text)["metrics"] for text in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_until_it_trains(place: Path, workers: int) -> None:
+    ready = [place / f"trains-{rank}" for rank in range(workers)]
+    wait_until(lambda: all(path.exists() for path in ready), 60.0, "training")
+
+
+# -- the allocation --------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_script_says_nothing_about_hosts(slurm: SlurmLab, tmp_path: Path) -> None:
+    job = slurm.submit(tmp_path, line(tmp_path, steps=2, workers=6))
+    slurm.wait_for(job, "COMPLETED", "FAILED")
+    assert "returned done at step 1" in output(tmp_path)
+    placed = {(facts["rank"], facts["host"], facts["task"]) for facts in reports(tmp_path)}
+    assert placed == {(rank, NODES[rank // SLOTS], "none") for rank in range(6)}, "srun's rank is hidden"
+
+
+def test_the_command_line_starts_a_worker_per_task_also_in_salloc(slurm: SlurmLab, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    argv = [sys.executable, "-m", "distrain.launch", "--storage-path", str(tmp_path / "runs"), "script.py"]
+    done = slurm.run("head", "salloc", "--nodes=2", "--ntasks=3", *argv, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = [f"[rank {rank} n{rank // SLOTS + 1}] rank {rank} of 3" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == said
+    [run] = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("distrain-"), "a person in salloc starts again with changes: that is another run"
+
+
+def test_an_allocation_with_too_few_slots_is_an_error_that_names_the_variable(slurm: SlurmLab, tmp_path: Path) -> None:
+    job = slurm.submit(tmp_path, line(tmp_path, steps=2, workers=7))
+    slurm.wait_for(job, "COMPLETED", "FAILED")
+    assert "num_workers is 7, but the hosts have only 6 slots: n1 2, n2 2, n3 2" in output(tmp_path)
+    assert f"Slurm job {job} (SLURM_TASKS_PER_NODE=2(x3)): ask Slurm for more tasks" in output(tmp_path)
+
+
+# -- signals of Slurm ------------------------------------------------------------------------------------------------
+
+
+REQUEUE = """
+code=$?
+case $code in 138 | 143) scontrol requeue "$SLURM_JOB_ID"; sleep 20 ;; esac
+exit $code"""
+"""What users write behind the training, see docs/slurm.md. Slurm requeues only jobs that it has ended itself."""
+
+
+@pytest.mark.parametrize("why", ["time limit", "preemption"])
+def test_slurms_warning_leads_to_a_checkpoint_and_the_requeued_job_continues_there(
+    slurm: SlurmLab, tmp_path: Path, why: str
+) -> None:
+    """Slurm sends the signal of ``--signal`` and the SIGTERM before a preemption to the steps of a job, not to its
+    batch script."""
+    job = slurm.submit(tmp_path, line(tmp_path, steps=60, workers=6) + REQUEUE)
+    wait_until_it_trains(tmp_path, 6)
+    if why == "time limit":
+        slurm.slurm("scancel", "--signal=USR1", job)  # as Slurm does for --signal=USR1@120
+    else:
+        slurm.submit(tmp_path, "true", "--partition=urgent", "--output=/dev/null")
+    wait_until(lambda: slurm.facts(job)["Restarts"] == "1", 30.0, "the requeue")
+    stopped_at = int((checkpoints(tmp_path)[-1] / "step").read_text())
+    number = "SIGUSR1" if why == "time limit" else "SIGTERM"
+    assert f"{number}: stopping the workers; should_stop() is true" in output(tmp_path)
+    slurm.start_requeued(job)
+    slurm.wait_for(job, "COMPLETED", "FAILED")
+    assert "returned done at step 59" in output(tmp_path)
+    steps = [facts["step"] for facts in reports(tmp_path) if facts["rank"] == 0]
+    assert steps == list(range(60)), f"stopped at {stopped_at}"
+
+
+@pytest.mark.parametrize("moment", ["start", "training", "checkpoint"])
+def test_scancel_leaves_nothing_on_any_node(slurm: SlurmLab, tmp_path: Path, test_run_id: str, moment: str) -> None:
+    options: dict[str, Any] = {"bytes": 100_000_000, "pause_s": 0.0} if moment == "checkpoint" else {}
+    job = slurm.submit(tmp_path, line(tmp_path, steps=10_000, workers=6, **options))
+    if moment == "start":
+        wait_until(lambda: (tmp_path / "runs").exists(), 30.0, "the run directory")
+    else:
+        wait_until_it_trains(tmp_path, 6)
+    if moment == "checkpoint":
+        wait_until(lambda: checkpoints(tmp_path), 30.0, "a checkpoint")
+    assert run_members(test_run_id)
+    slurm.slurm("scancel", job)
+    slurm.wait_for(job, "CANCELLED")
+    wait_until(lambda: not run_members(test_run_id), NOTHING_LEFT_WITHIN_S, "the end of all processes")
+    if moment == "checkpoint":
+        latest = Result.from_path(next((tmp_path / "runs").iterdir())).checkpoint
+        assert latest is not None
+        assert len((latest.remote_path or Path(latest.path)).joinpath("bytes").read_bytes()) == options["bytes"]
+
+
+# -- lost nodes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_spare_node_takes_the_place_of_one_that_fails(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """The nodes of an allocation beyond those that are needed are spare. ``--no-kill`` lets the job live."""
+    with start_slurm(tmp_path_factory.mktemp("failing") / "lab") as lab:
+        job = lab.submit(tmp_path, line(tmp_path, steps=150, workers=4, bytes=1, failures=1), "--no-kill")
+        wait_until_it_trains(tmp_path, 4)
+        cut_power(lab, "n2")
+        lab.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL", within_s=90.0)
+        assert "returned done at step 149" in output(tmp_path)
+        hosts = {rank: [facts["host"] for facts in reports(tmp_path) if facts["rank"] == rank] for rank in range(4)}
+        assert {rank: (places[0], places[-1]) for rank, places in hosts.items()} == {
+            0: ("n1", "n1"), 1: ("n1", "n1"), 2: ("n2", "n3"), 3: ("n2", "n3"),
+        }  # fmt: skip
