@@ -17,7 +17,7 @@ from distrain.coordinator.hang_monitor import request_stacks
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
-from distrain.hosts.hostfile import split_ssh_args, total_slots
+from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
 from distrain.storage.paths import RunPaths
 from distrain.storage.remote_store import local_directory_of
 from distrain.system.log import warn
@@ -64,6 +64,7 @@ def _hosts(options: argparse.Namespace) -> tuple[HostSpec, ...]:
 
     Raises ValueError for hosts that cannot be parsed, and for options of torchrun that contradict them.
     """
+    check_transport(options.transport, "--transport")
     scaling = ScalingConfig(hosts=options.hosts, hostfile=options.hostfile, transport=options.transport)
     hosts = hosts_of(scaling, os.environ)
     if options.nnodes not in (None, str(len(hosts)), f"{len(hosts)}:{len(hosts)}"):

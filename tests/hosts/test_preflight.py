@@ -84,7 +84,9 @@ def test_the_table_is_as_wide_as_the_terminal(user: User, columns: int) -> None:
     assert max(map(len, lines)) <= columns
     assert not any("…" in line for line in lines)
     words = " ".join(line for line in lines if line.startswith("host ")).split()
-    assert {"reached", "python", "torch", "cloudpickle", "storage", "peers", "clock", "RAM", "disk", "GPUs"} <= set(words)
+    assert {"reached", "python", "torch", "cloudpickle", "storage", "peers", "clock", "RAM", "disk", "GPUs"} <= set(
+        words
+    )
     assert words.count("host") in {40: range(5, 9), 80: range(2, 5), 200: (1,)}[columns]
     assert lines[-1] == "2 hosts can train together"
 

@@ -1,0 +1,290 @@
+"""One table of behaviour for every transport: this machine, ssh, srun, and a command of the user.
+
+The hosts are those of one lab, with sshd and slurmd. The command of the user enters the namespaces of a host, as
+``docker exec -i`` enters those of a container.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain.system import process
+from tests.conftest import is_alive, run_members, wait_until
+from tests.hosts.lab import NETLAB, ROOT, end_lab, start_lab
+from tests.hosts.running import cut_power
+from tests.hosts.slurm import NODES, SLOTS, SlurmLab, start_slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TRANSPORTS = ("local", "ssh", "slurm", "template")
+ECHOED_BYTES = 64 << 20
+
+SCRIPT = """
+import json, os, signal, socket, sys, tempfile, time
+from pathlib import Path
+import distrain
+from distrain import Checkpoint, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
+
+place, what, workers, hosts, transport = Path(sys.argv[1]), *json.loads(sys.argv[2])
+
+def train():
+    context, before = distrain.get_context(), distrain.get_checkpoint()
+    rank, first = context.get_world_rank(), 0
+    if before:
+        with before.as_directory() as folder:
+            first = int(Path(folder, "step").read_text()) + 1
+    for step in range(first, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(str(step))
+            facts = {"step": step, "host": socket.gethostname(), "first": first}
+            distrain.report(facts, checkpoint=Checkpoint(folder) if rank == 0 else None)
+        if step == 1 and first == 0:
+            assert distrain.get_all_reported_checkpoints()  # it waits until they are committed
+            if place.exists():  # not in a container
+                (place / f"ready-{rank}").touch()
+            if what == "crash" and rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            while what != "train" and not distrain.should_stop():
+                time.sleep(0.01)
+            if what == "stop":
+                return
+
+(place / "pid").write_text(str(os.getpid()))
+DataParallelTrainer(
+    train,
+    scaling_config=ScalingConfig(num_workers=workers, hosts=hosts, transport=transport),
+    run_config=RunConfig(
+        name="run", storage_path=place / "runs", failure_config=FailureConfig(max_failures=1, host_lease_s=2.0)
+    ),
+).fit()
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(process.RUN_IDS, raising=False)
+        with start_slurm(tmp_path_factory.mktemp("transports") / "lab") as lab:
+            yield lab
+
+
+class Way:
+    """A way to reach the hosts of the lab."""
+
+    def __init__(self, lab: SlurmLab, transport: str) -> None:
+        self.lab = lab
+        self.is_local = transport == "local"
+        self.before = ("salloc", "-Q", "--nodes=3", f"--ntasks-per-node={SLOTS}") if transport == "slurm" else ()
+        self.hosts = None if transport in ("local", "slurm") else ",".join(f"{node}:{SLOTS}" for node in NODES)
+        self.transport = entering(lab.folder) if transport == "template" else transport
+
+    def start(self, place: Path, what: str, workers: int = 4) -> subprocess.Popen[str]:
+        """Start the script, as the user in ``head``."""
+        (place / "script.py").write_text(SCRIPT)
+        options = json.dumps([what, workers, self.hosts, self.transport])
+        return subprocess.Popen(
+            self.lab.argv("head", *self.before, sys.executable, "script.py", str(place), options),
+            cwd=place,
+            env=self.lab.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, place: Path, what: str) -> tuple[int, str]:
+        """Run the script to its end; return the exit code and the output."""
+        user = self.start(place, what)
+        output, _ = user.communicate(timeout=90)
+        return user.returncode, output
+
+
+def entering(folder: Path) -> str:
+    """Return the template of a command that runs others on a host of a lab."""
+    return f"{shlex.join([sys.executable, str(NETLAB), '--dir', str(folder)])} exec {{host}}"
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, lab: SlurmLab) -> Way:
+    return Way(lab, request.param)
+
+
+over_every_transport = pytest.mark.parametrize("way", TRANSPORTS, indirect=True)
+over_other_machines = pytest.mark.parametrize("way", TRANSPORTS[1:], indirect=True)
+
+
+def last_hosts(place: Path) -> list[str]:
+    """Return the host of each rank at its last report."""
+    lines = [json.loads(line) for line in (place / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["metrics"]["step"] for line in lines) == 3
+    found: dict[int, Any] = {line["rank"]: line["metrics"]["host"] for line in lines}
+    return [found[rank] for rank in sorted(found)]
+
+
+def steps(place: Path) -> list[int]:
+    """Return the steps that rank 0 has reported."""
+    lines = [json.loads(line) for line in (place / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [line["metrics"]["step"] for line in lines if line["rank"] == 0]
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+@over_every_transport
+def test_ranks_train_where_the_slots_are_and_restart_after_a_crash(way: Way, tmp_path: Path) -> None:
+    code, output = way.run(tmp_path, "crash")
+    assert code == 0, output
+    assert "rank 1" in output
+    assert "killed by SIGKILL" in output
+    assert last_hosts(tmp_path) == (["head"] * 4 if way.is_local else ["n1", "n1", "n2", "n2"])
+    assert steps(tmp_path) == [0, 1, 2, 3], "it went on at the checkpoint"
+
+
+@over_every_transport
+def test_a_stop_is_agreed_and_the_next_start_continues(way: Way, tmp_path: Path) -> None:
+    user = way.start(tmp_path, "stop")
+    wait_until(lambda: user.poll() is not None or (tmp_path / "ready-0").exists(), 60.0, "training")
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+    output, _ = user.communicate(timeout=60)
+    assert user.returncode == 128 + signal.SIGTERM, output
+    code, output = way.run(tmp_path, "train")
+    assert code == 0, output
+    assert "continuing the unfinished run" in output
+    assert steps(tmp_path) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("way", "what"),
+    [
+        *((transport, "the processes of a host") for transport in TRANSPORTS[1:]),
+        ("ssh", "the program that connects"),
+        ("slurm", "the program that connects"),  # nsenter hands its pipes over, and may end
+    ],
+    indirect=["way"],
+)
+def test_a_spare_host_takes_the_place_of_a_lost_one(way: Way, tmp_path: Path, test_run_id: str, what: str) -> None:
+    user = way.start(tmp_path, "lose")
+    wait_until(lambda: user.poll() is not None or (tmp_path / "ready-2").exists(), 60.0, "training")
+    members = [member for member in run_members(test_run_id) if is_alive(member)]
+    if what == "the processes of a host":
+        lost = [member for member in members if way.lab.has("n2", member)]
+    else:
+        children = [member for member in members if member.ppid() == int((tmp_path / "pid").read_text())]
+        lost = [member for member in children if re.search(r"RUN_IDS=\S*\.1( |$)", " ".join(member.cmdline()))]
+    assert lost
+    for member in lost:
+        member.kill()
+    output, _ = user.communicate(timeout=90)
+    assert user.returncode == 0, output
+    assert last_hosts(tmp_path) == ["n1", "n1", "n3", "n3"]
+
+
+# -- the channel -----------------------------------------------------------------------------------------------------
+
+
+ECHO = f"""
+import hashlib, json, os, subprocess, sys, threading
+from distrain.config import ScalingConfig
+from distrain.connection.choice import hosts_of, transports_for
+
+hosts, transport = json.loads(sys.argv[1])
+scaling = ScalingConfig(hosts=hosts, transport=transport)
+to = {{one.host.name: one for one in transports_for(hosts_of(scaling, os.environ), scaling, os.environ)}}
+data = os.urandom({ECHOED_BYTES})
+child = subprocess.Popen(to["n2"].argv(["cat"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+def feed():
+    child.stdin.write(data)
+    child.stdin.close()
+
+threading.Thread(target=feed).start()
+print("equal" if child.stdout.read() == data else "other", child.wait())
+"""
+
+
+@over_other_machines
+def test_every_byte_passes_both_ways(way: Way, lab: SlurmLab, tmp_path: Path) -> None:
+    options = json.dumps([way.hosts, way.transport])
+    done = lab.run("head", *way.before, sys.executable, "-c", ECHO, options, cwd=tmp_path)
+    assert done.stdout == "equal 0\n", done.stderr
+
+
+# -- containers ------------------------------------------------------------------------------------------------------
+
+
+def test_containers_need_nothing_but_a_python(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """Like containers, bare hosts have a file system of their own. One is killed, and a spare one takes its place."""
+    folder = tmp_path_factory.mktemp("containers") / "lab"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(process.RUN_IDS)
+        holder = start_lab(folder, "n1:2:bare", "n2:2:bare", "n3:2:bare")
+    try:
+        way = Way(SlurmLab(folder=folder), "template")
+        user = way.start(tmp_path, "lose")
+        wait_until(lambda: user.poll() is not None or reports(tmp_path) >= 8, 60.0, "training")
+        cut_power(way.lab, "n2")
+        output, _ = user.communicate(timeout=90)
+        assert user.returncode == 0, output
+        assert last_hosts(tmp_path) == ["n1", "n1", "n3", "n3"]
+    finally:
+        end_lab(holder, folder)
+
+
+def reports(place: Path) -> int:
+    metrics = place / "runs" / "run" / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--hosts", "n1:1", "--transport", "docker"], "--transport: 'docker': unknown transport; must be auto, local"),
+        (["--hosts", "n1:1", "--transport", "docker exec -i"], "a command line without {host} reaches no host"),
+        (["--hosts", "n1:1", "--transport", "local"], "n1: the transport local reaches no other machine"),
+        (["--transport", "slurm"], "SLURM_JOB_ID is not set; start this with sbatch, in salloc, or with --slurm"),
+        (["--hosts", "n1:1", "--transport", "false {host}"], "its agent has ended: exit code 1 (started as: false n1"),
+        (["--hosts", "n1:1", "--transport", "/nowhere/docker {host}"], "No such file or directory: '/nowhere/docker'"),
+    ],
+)
+def test_what_cannot_work_is_one_message(tmp_path: Path, options: list[str], problem: str) -> None:
+    (tmp_path / "script.py").write_text("")
+    argv = [sys.executable, "-m", "distrain.launch", "--storage-path", "runs", *options, "script.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert problem in " ".join(done.stderr.split())
+
+
+def test_a_container_without_python_is_named_with_what_must_work(tmp_path: Path) -> None:
+    program = tmp_path / "container"
+    program.write_text('#!/bin/sh\nshift\nPATH=/nowhere exec /usr/bin/env "$@"\n')
+    program.chmod(0o755)
+    argv = [
+        sys.executable,
+        "-m",
+        "distrain.launch",
+        "--hosts",
+        "box:1",
+        "--transport",
+        f"{program} {{host}}",
+        "--check",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    said = " ".join(done.stdout.split())
+    assert "container or Python has failed there, exit code 127" in said
+    assert f"this must work: {program} box" in said
