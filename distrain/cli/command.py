@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from distrain.cli.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
 from distrain.cli.preflight import Preflight
 from distrain.cli.preflight_table import show, show_emptied
+from distrain.cli.slurm_job import batch_job
 from distrain.cli.target import work_of, workers_path
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.connection.choice import hosts_of, transports_for
@@ -20,7 +21,7 @@ from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
 from distrain.storage.paths import RunPaths
 from distrain.storage.remote_store import local_directory_of
-from distrain.system.log import warn
+from distrain.system.log import say, warn
 from distrain.trainer import run_work
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> in
     if ignored := ignored_options(options):
         warn(f"{', '.join(ignored)}: no effect; these options are for torchrun only")
     try:
+        if options.slurm or options.dry_run:
+            return _submit(options, sys.argv[1:] if arguments is None else arguments)
         hosts = _hosts(options)
         if options.check or options.clear_caches:
             return _check(options, hosts, user_path)
@@ -156,6 +159,24 @@ def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]
         return _show_error("training failed", error, 1)
     except DistrainError as error:
         return _show_error("cannot launch", error, 2)
+    return 0
+
+
+def _submit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Submit a job of Slurm that runs the command line, or only show its script. Raises ValueError."""
+    if not options.slurm:
+        raise ValueError("--dry-run: only with --slurm, whose batch script it shows")
+    if not (options.target or options.module):
+        raise ValueError("--slurm: name what to run, such as train.py")
+    job = batch_job(options, arguments)
+    print(job.script, end="", flush=True)
+    if options.dry_run:
+        return 0
+    try:
+        number = job.submit()
+    except LaunchError as error:
+        return _show_error("cannot launch", error, 2)
+    say(f"submitted as job {number}; run directory {job.run}; Result.from_path({job.run!r}) shows how far it is")
     return 0
 
 

@@ -34,6 +34,7 @@ examples:
   python -m distrain.launch --num-workers 2 --config base.json --set lr=0.1 train.py:train_func
   python -m distrain.launch --hosts alpha:4,beta:4 train.py
   python -m distrain.launch --hosts localhost:1,gpu-box:4 --ship data/words.txt train.py
+  python -m distrain.launch --slurm partition=gpu,time=4:00:00,nodes=2,gpus-per-node=8 train.py
   python -m distrain.launch --check --hostfile hosts.txt
   python -m distrain.launch --hostfile hosts.txt --ssh-args="-F my_ssh_config" --env WANDB_MODE=offline train.py
 
@@ -124,6 +125,14 @@ def _add_placement_options(parser: argparse.ArgumentParser) -> None:
         help="how hosts are reached: local, ssh, slurm (by srun, in a job), or a command line such as 'docker exec -i "
         "{host}' (default: auto, slurm for the nodes of a Slurm job, ssh for other hosts)",
     )
+    add(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,...",
+        help="submit a job of Slurm that runs this command, with these options of sbatch: partition=gpu,time=4:00:00",
+    )
+    add("--dry-run", action="store_true", help="with --slurm: show the batch script; submit nothing")
     add("--ssh-args", metavar="ARGS", help='further arguments for ssh, such as --ssh-args="-i my_key"')
     add(
         "--env",
