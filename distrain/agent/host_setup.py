@@ -204,9 +204,13 @@ class HostSetup:
         asked = self._asked
         if asked is None:
             return list(path)
-        own = asked.interpreter_path if self._has_other_interpreter else []
-        more = asked.more_path if self._is_mirrored else []
-        replaced = [None if entry is None or entry in own else self._here(entry) for entry in (*path, *more)]
+
+        def here(entry: str | None) -> str | None:
+            if entry in asked.interpreter_path:  # also if it lies in a folder that was brought
+                return None if self._has_other_interpreter else entry
+            return None if entry is None else self._here(entry)
+
+        replaced = [here(entry) for entry in (*path, *(asked.more_path if self._is_mirrored else []))]
         if None not in replaced:
             return replaced
         first = replaced.index(None)  # the others are not needed: this one stands for all entries of the interpreter

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 import time
 import uuid
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING
 from distrain.cli.options import is_function
 from distrain.errors import LaunchError
 from distrain.storage.paths import choose_run
+from distrain.system.process import run_with_input
 
 if TYPE_CHECKING:
     import argparse
@@ -58,9 +57,12 @@ class BatchJob:
 
     def submit(self) -> str:
         """Submit the script with sbatch, and return the id of the job. Raises LaunchError."""
-        if shutil.which("sbatch") is None:
-            raise LaunchError("--slurm: there is no sbatch in PATH; run this where jobs are submitted")
-        done = subprocess.run(["sbatch", "--parsable"], input=self.script, capture_output=True, text=True, check=False)  # noqa: S607
+        try:
+            done = run_with_input(["sbatch", "--parsable"], self.script)
+        except OSError as error:
+            raise LaunchError(
+                f"--slurm: sbatch cannot be started: {error}; run this where jobs are submitted"
+            ) from None
         if done.returncode:
             raise LaunchError(f"sbatch has refused the batch script: {done.stderr.strip()}")
         return done.stdout.strip().partition(";")[0]

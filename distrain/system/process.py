@@ -568,6 +568,11 @@ def run_tied(
 # -- other programs --------------------------------------------------------------------------------------------------
 
 
+def run_with_input(argv: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that reads ``text`` from stdin, and return its exit code and output. Raises OSError."""
+    return subprocess.run(list(argv), input=text, capture_output=True, text=True, check=False)  # noqa: S603
+
+
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:
     """Return what a program writes to stdout. Return None if there is none, or it fails or takes longer."""
     try:

@@ -292,6 +292,15 @@ def test_the_same_interpreter_keeps_entries_and_variables(host: Host) -> None:
     assert host.setup.prepare(prepare(host.there, PATH="/users/bin")).environment == {"PATH": "/users/bin"}
 
 
+def test_a_virtual_environment_in_the_project_is_not_looked_for_in_the_copies(host: Host) -> None:
+    """The host has the same interpreter at the same path, such as .venv, but not the same files beside it."""
+    packages = f"{host.there}/.venv/lib/site-packages"
+    host.hide()
+    host.bring(host.question(interpreter_path=[packages]))
+    told = host.setup.worker(spec(host.there, str(host.there), packages))
+    assert told.sys_path == [f"{host.mirror}{host.there}", packages]
+
+
 def test_an_entry_that_stands_for_the_interpreter_stays_one(host: Host) -> None:
     host.ask(host.question(executable="/users/python", interpreter_path=["/users/lib"]))
     assert host.setup.worker(spec(host.there, "/a", None, "/b", "/users/lib")).sys_path == ["/a", None, "/b"]
