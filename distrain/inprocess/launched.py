@@ -28,10 +28,10 @@ from distrain.hosts.host_info import host_info
 from distrain.hosts.inspection import storage_problem
 from distrain.hosts.network import interface_variables
 from distrain.hosts.world import RankPlan, WorldPlan
+from distrain.inprocess.outer_launcher import WITHIN_RUN
 from distrain.inprocess.rank_channel import Entrance, RankChannel, connect
 from distrain.inprocess.rank_process import current, environment, module_path, only_one, signals
 from distrain.inprocess.rank_server import RankServer
-from distrain.system import process
 from distrain.system.log import warn
 from distrain.transfer.streams import StreamEndedError
 from distrain.work.job import Work, original
@@ -213,7 +213,7 @@ class RankGroup:
             attempt=accepted.attempt,
             run_id=accepted.run_id,
         )
-        os.environ[process.RUN_IDS] = process.extended_run_ids(accepted.run_id)  # until the block of join() ends
+        os.environ[WITHIN_RUN] = accepted.run_id  # until the block of join() ends
         return accepted
 
     def agree(self, problem: str | None) -> None:
@@ -276,10 +276,9 @@ class RankGroup:
         return result
 
     def _share(self, result: Result | None, error: BaseException | None) -> None:
-        self.leave()
         if self.server is not None:
             self.server.say_goodbye(_pickled_end(result, error))
-        elif not self._has_met and self._is_set_up:
+        elif not self._has_met:
             with contextlib.suppress(Exception):
                 self.meet(None, refusal=str(error) or type(error).__name__)
 

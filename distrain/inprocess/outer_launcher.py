@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from distrain.config import ScalingConfig
     from distrain.work.job import Work
 
+WITHIN_RUN = "DISTRAIN_WITHIN_RUN"
+"""Environment variable with the id of the run, in ranks of another launcher while they train."""
 _UNKNOWN = "another launcher"
 _LOOPBACK = "127.0.0.1"
 _TORCH_PORT = 29500
@@ -77,12 +79,12 @@ class OuterLauncher:
 def find_launcher(environment: Mapping[str, str]) -> OuterLauncher | None:
     """Return the launcher that has started this process and others, or None.
 
-    A launcher of a single process is none: nothing is different with it. Nor is distrain itself, whose workers have the
-    same variables.
+    A launcher of a single process is none: nothing is different with it. Nor is distrain itself: a rank of a run, and
+    what it has started, have the same variables.
 
     Raises LaunchError if the launcher does not say where the ranks meet.
     """
-    if Session.current is not None or process.RUN_IDS in environment:
+    if Session.current is not None or WITHIN_RUN in environment or _within_worker(environment):
         return None
     try:
         found = next(filter(None, (read(environment) for read in _READERS)), None)
@@ -267,6 +269,11 @@ _READERS: tuple[Callable[[Mapping[str, str]], OuterLauncher | None], ...] = (
 
 
 # -- parts of them ---------------------------------------------------------------------------------------------------
+
+
+def _within_worker(environment: Mapping[str, str]) -> bool:
+    """Return True in a worker of distrain, and in what it has started."""
+    return environment.get("TORCHELASTIC_RUN_ID") in environment.get(process.RUN_IDS, "").split(":")
 
 
 def _has(environment: Mapping[str, str], *names: str) -> bool:
