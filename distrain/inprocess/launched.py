@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
+
 from distrain import wire
 from distrain.context import TrainContext
 from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop, preempted
@@ -340,13 +342,11 @@ class RankGroup:
 
 
 def _pickled_end(result: Result | None, error: BaseException | None) -> bytes:
-    try:
-        return pickle.dumps((result, error))
-    except Exception as unpicklable:
-        if result is not None:
-            warn(f"only rank 0 returns the return value of train_func, as it cannot be pickled: {unpicklable}")
-            return pickle.dumps((replace(result, return_value=None), None))
-        return pickle.dumps((None, ControllerError(str(error))))
+    for dumps in (pickle.dumps, cloudpickle.dumps):  # classes of __main__ are the same on all ranks, for the first one
+        with contextlib.suppress(Exception):
+            body: bytes = dumps((result, error))
+            return body
+    return pickle.dumps((None, ControllerError(str(error) or "what rank 0 returns cannot be pickled")))
 
 
 def _unpickled_end(body: bytes) -> tuple[Result | None, BaseException | None]:
