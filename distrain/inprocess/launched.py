@@ -291,22 +291,22 @@ class RankGroup:
 
         A rank that has failed puts its own exception into the error.
         """
-        offer, problem, connection = self.meet(None), None, None
-        try:
-            problem = self._storage_problem(offer)
-            address = "127.0.0.1" if self.launcher.is_one_host else self.launcher.address
-            connection = connect(address, offer.port, offer.secret, self.launcher.rank)
-        except (OSError, StreamEndedError) as error:
-            problem = problem or f"cannot connect to rank 0 on {address}, port {offer.port}: {error}"
-        self.agree(problem)
-        assert connection is not None
-        channel = RankChannel(connection, self.context.get_storage().run)
-        try:
+        offer, connection = self.meet(None), None
+        problem = self._storage_problem(offer)
+        address = "127.0.0.1" if self.launcher.is_one_host else self.launcher.address
+        with contextlib.ExitStack() as stack:
+            if problem is None:
+                try:
+                    connection = stack.enter_context(connect(address, offer.port, offer.secret, self.launcher.rank))
+                except (OSError, StreamEndedError) as error:
+                    problem = f"cannot connect to rank 0 on {address}, port {offer.port}: {error}"
+            self.agree(problem)
+            assert connection is not None
+            channel = RankChannel(connection, self.context.get_storage().run)
+            stack.callback(channel.close)
             with self.signals(channel):
                 executed = self.train(self.session(channel, offer), channel)
                 end = channel.await_end(None if executed.error is None else _VERDICT_S)
-        finally:
-            channel.close()
         return self._result(end, executed)
 
     def _storage_problem(self, offer: _Offer) -> str | None:

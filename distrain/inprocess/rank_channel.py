@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from distrain import wire
+from distrain.decisions.failures import rank_list
 from distrain.errors import LaunchError, StandInError, StorageError, WorkerGroupError
 from distrain.storage.executor import StorageExecutor
 from distrain.system.remote_path import RemotePath
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from distrain.errors import DistrainError
 
 _RANK_BYTES = 4
+_ENDS = {wire.RunFailed.__name__, wire.RunEnded.__name__}
 _CONNECT_S = 10.0
 _MOST_HANDSHAKES = 64
 _ROOM = 4096
@@ -57,17 +59,20 @@ class Entrance:
         return port
 
     def connections(self) -> dict[int, socket.socket]:
-        """Return the connections of all other ranks, which are on their way. Raise LaunchError if one is missing."""
+        """Hand over the connections of all other ranks, which are on their way. Raise LaunchError if one is missing."""
         if not self._complete.wait(_CONNECT_S):
-            missing = sorted(set(range(1, self._ranks)) - self._connections.keys())
+            missing = rank_list(set(range(1, self._ranks)) - self._connections.keys())
             raise LaunchError(f"rank(s) {missing} have not connected to rank 0 within {_CONNECT_S:g} s")
-        return dict(self._connections)
+        taken, self._connections = self._connections, {}
+        return taken
 
     def close(self) -> None:
         """Let no more ranks connect."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends accept() in the thread
         self._socket.close()
+        for connection in self._connections.values():
+            connection.close()
 
     def _accept(self) -> None:
         while True:
@@ -143,11 +148,8 @@ class RankChannel(Channel):
         """Return what has arrived, as any channel does, after the files were stored that rank 0 has ordered."""
         frames = [frame for frame in super().receive() if not self._is_order(frame)]
         for frame in frames:
-            match frame.message():
-                case wire.RunFailed() as failure:
-                    self._failure = failure
-                case wire.RunEnded() as end:
-                    self._end = end
+            if frame.kind in _ENDS:
+                self._note(frame.message())
         if not frames and not self._is_ending and (self._failure is not None or self.at_end):
             raise self._error()
         return frames
@@ -162,6 +164,13 @@ class RankChannel(Channel):
                 break
             self.wait(left_s)
         return None if self._end is None else self._end.body
+
+    def _note(self, message: wire.Message) -> None:
+        match message:
+            case wire.RunFailed():
+                self._failure = message
+            case wire.RunEnded():
+                self._end = message
 
     def _is_order(self, frame: wire.Frame) -> bool:
         """Return True if the frame was an order to store files. It is carried out by then."""

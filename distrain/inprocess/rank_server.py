@@ -217,9 +217,8 @@ class RankServer:
 
     def _is_over(self) -> bool:
         """Return whether rank 0 need not wait for other ranks any more."""
-        if len(self._gone) == len(self._hosts) or (self._is_abandoned and 0 in self._gone):
-            return True
-        return 0 in self._gone and self._has_told
+        all_are_gone = len(self._gone) == len(self._hosts)
+        return all_are_gone or self._is_abandoned or (self._has_told and 0 in self._gone)
 
     def _finish(self) -> None:
         """Wait until all is written, and then release the ranks."""

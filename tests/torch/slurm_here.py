@@ -19,7 +19,6 @@ from distrain.system import process
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_CONTROLLER_PORT, _HOST_PORT = 26817, 27001
 _SETTINGS = """
 ClusterName=here
 SlurmctldHost={host}(127.0.0.1)
@@ -71,7 +70,8 @@ def slurm_here() -> Iterator[dict[str, str]]:
         for name in ("munge", "state", "spool", "log"):
             (base / name).mkdir(mode=0o755)
         host = socket.gethostname().partition(".")[0]
-        settings = _SETTINGS.format(base=base, host=host, controller_port=_CONTROLLER_PORT, host_port=_HOST_PORT)
+        controller_port, host_port = _free_ports()
+        settings = _SETTINGS.format(base=base, host=host, controller_port=controller_port, host_port=host_port)
         (base / "slurm.conf").write_text(settings)
         environment = {**os.environ, "SLURM_CONF": str(base / "slurm.conf")}
         environment.pop(process.RUN_IDS, None)  # else a test would miss them at its end
@@ -98,6 +98,13 @@ def slurm_here() -> Iterator[dict[str, str]]:
                 raise RuntimeError(f"Slurm is not ready: {_state(environment)!r}\n{logs}")
             time.sleep(0.1)
         yield {"SLURM_CONF": environment["SLURM_CONF"]}
+
+
+def _free_ports() -> list[int]:
+    with socket.socket() as one, socket.socket() as other:
+        for probe in (one, other):
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in (one, other)]
 
 
 def _state(environment: dict[str, str]) -> str:
