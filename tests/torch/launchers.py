@@ -73,8 +73,8 @@ class Files(BackendConfig):
             time.sleep(0.005)
         return [pickle.loads(file.read_bytes()) for file in files]
 
-def fit(function, name, **options):
-    run = RunConfig(name=name, storage_path=FOLDER / "runs")
+def fit(function, name, storage_path=FOLDER / "runs", **options):
+    run = RunConfig(name=name, storage_path=storage_path)
     return DataParallelTrainer(function, backend_config=Files(), run_config=run, **options).fit()
 """
 )

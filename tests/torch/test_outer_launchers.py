@@ -226,6 +226,36 @@ def test_a_signal_stops_all_ranks_at_the_same_step_and_the_next_start_continues(
         assert (said["start"], said["outcome"]) == (ranks[0]["end"] + 1, "finished")
 
 
+STOPS_AT_ONCE = """
+def train(config):
+    write()
+    if RANK == 1 or sys.argv[2] == "sleeps":
+        time.sleep(60)
+    barrier()
+
+try:
+    fit(train, "run")
+finally:
+    said["raised"] = type(sys.exc_info()[1]).__name__
+    write()
+"""
+
+
+@pytest.mark.parametrize("others", ["waits", "sleeps"])
+def test_a_signal_ends_a_train_func_that_does_not_ask_for_it(
+    start: Callable[..., Started], tmp_path: Path, others: str
+) -> None:
+    """Rank 1 gets it. Rank 0 waits for that in a collective, or gets a signal, too."""
+    started = start(launchers.launcher("pods"), launchers.WITHOUT_TORCH + STOPS_AT_ONCE, others)
+    wait_until(lambda: all(file.exists() for file in started.files()))
+    for process in reversed(started.processes):
+        if others == "sleeps" or process is started.processes[1]:
+            process.send_signal(signal.SIGTERM)
+    assert started.wait(20) == [128 + signal.SIGTERM] * 2, started.output
+    assert [said["raised"] for said in said_by(started)] == ["PreemptionError"] * 2
+    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "aborted"
+
+
 # -- ranks that die ----------------------------------------------------------------------------------------------------
 
 DIES = """
