@@ -6,10 +6,12 @@ Both sides prove that they know the secret of the run before anything else is re
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from distrain import wire
@@ -114,7 +116,28 @@ def connect(address: str, port: int, secret: str, rank: int) -> socket.socket:
     return connection
 
 
-class RankChannel(Channel):
+_open: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+class SocketChannel(Channel):
+    """A channel over a socket, which children of the user's ``os.fork()`` do not hold open."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        descriptor = connection.detach()
+        super().__init__(descriptor, descriptor)
+        _open.add(self)
+
+
+def _close_in_child() -> None:
+    for channel in list(_open):
+        with contextlib.suppress(OSError):
+            os.close(channel.read_fd)
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class RankChannel(SocketChannel):
     """A rank's end of the connection; also rank 0 has one, to a thread of its own.
 
     Calls raise WorkerGroupError or StorageError once rank 0 is gone, or says that the run has failed.
@@ -125,8 +148,7 @@ class RankChannel(Channel):
     has_uploader = False
 
     def __init__(self, connection: socket.socket, run: Path | RemotePath) -> None:
-        descriptor = connection.detach()
-        super().__init__(descriptor, descriptor)
+        super().__init__(connection)
         self.uses_should_stop = False
         """True if train_func calls should_stop()."""
         self._executor = StorageExecutor(run if isinstance(run, RemotePath) else None)

@@ -21,10 +21,10 @@ from distrain.decisions.failures import failure_of
 from distrain.decisions.states import RunState
 from distrain.decisions.stop_consensus import StopConsensus
 from distrain.errors import RankFailure
+from distrain.inprocess.rank_channel import SocketChannel
 from distrain.system.background import Background
 from distrain.system.log import say
 from distrain.system.loop import Loop
-from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     import socket
@@ -41,7 +41,7 @@ _STORING_S = 5.0
 _CULPRIT_S = 2.0
 """Seconds to wait for the rank that has failed first, after others have failed because of it."""
 _FAREWELL_S = 1.0
-"""Seconds for which the ranks of a failed run may take its end from rank 0, which may end its process then."""
+"""Seconds without progress for which ranks may take the end of the run from rank 0, which may exit then."""
 
 
 class RankServer:
@@ -69,10 +69,7 @@ class RankServer:
         self._loop = Loop()
         self._files = Background(self._loop, "files")
         self._user_code = Background(self._loop, "callbacks")
-        self._channels: dict[int, Channel] = {}
-        for rank, connection in connections.items():
-            descriptor = connection.detach()
-            self._channels[rank] = Channel(descriptor, descriptor)
+        self._channels = {rank: SocketChannel(connection) for rank, connection in connections.items()}
         self._stops = StopConsensus()
         self._validations = Validations(request, store)
         self._report_handler = ReportHandler(
@@ -140,7 +137,7 @@ class RankServer:
         self._channels.pop(0).close()
         for rank, channel in self._channels.items():
             channel.queue(wire.RunEnded(attempt=self._request.first_attempt, rank=rank, body=end))
-        deadline = time.monotonic() + _FAREWELL_S
+        deadline, unsent = time.monotonic() + _FAREWELL_S, 0
         while (waits := self._still_reading()) and time.monotonic() < deadline:
             poll = select.poll()
             for channel in waits:
@@ -149,10 +146,13 @@ class RankServer:
             for channel in waits:
                 channel.flush()
                 channel.drain()
+            before, unsent = unsent, sum(channel.queued_bytes for channel in waits)
+            if unsent != before:  # a large return value is on its way
+                deadline = time.monotonic() + _FAREWELL_S
         for channel in self._channels.values():
             channel.close()
 
-    def _still_reading(self) -> list[Channel]:
+    def _still_reading(self) -> list[SocketChannel]:
         """Return the connections to wait for. To close one that has unread bytes would destroy what was sent there."""
         has_failed = bool(self.failures or self._problem)
         return [c for c in self._channels.values() if not c.at_end and (c.queued_bytes or has_failed)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -263,6 +264,11 @@ def train(config):
     distrain.report({"loss": 1})
     write()
     if RANK == int(sys.argv[2]):
+        child = os.fork()
+        if not child:
+            os.closerange(1, 3)
+            time.sleep(60)
+        (FOLDER / "child").write_text(str(child))
         time.sleep(60)
     barrier()
 
@@ -273,10 +279,12 @@ write()
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_nobody_waits_for_a_killed_rank(start: Callable[..., Started], tmp_path: Path, victim: int) -> None:
+    """Its child, such as a worker of a DataLoader, does not keep its connections open."""
     started = start(launchers.launcher("pods"), launchers.WITHOUT_TORCH + DIES, str(victim), ranks=3)
-    wait_until(lambda: all(file.exists() for file in started.files()))
+    wait_until(lambda: all(file.exists() for file in [*started.files(), tmp_path / "child"]))
     started.processes[victim].send_signal(signal.SIGKILL)
     codes = started.wait(20)
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     assert codes == [-signal.SIGKILL if rank == victim else 0 for rank in range(3)], started.output
     for rank, said in enumerate(said_by(started)):
         if rank != victim:
