@@ -50,8 +50,9 @@ from distrain.errors import (
     WorkerGroupError,
 )
 from distrain.hosts.host import hidden_gpus_problem
-from distrain.inprocess import launched
+from distrain.inprocess.launched import LaunchedRun
 from distrain.inprocess.outer_launcher import OuterLauncher, check_launcher
+from distrain.inprocess.rank_group import RankGroup, join
 from distrain.inprocess.runner import InProcessRun
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
@@ -282,13 +283,13 @@ def run_work(
             warn(request.job.warning)
         if launcher is None:
             return _train(request, shipping)
-        with launched.join(launcher, request.for_coordinator(uuid.uuid4().hex), work) as group:
+        with join(launcher, request.for_coordinator(uuid.uuid4().hex), work) as group:
             if launcher.rank:
                 return group.follow()
             return group.lead(partial(_train, request, shipping, group))
 
 
-def _train(request: _UserRequest, shipping: Shipping, group: launched.RankGroup | None = None) -> Result:
+def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = None) -> Result:
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
     run = request.run
     _check_log_dir(run.log_dir)
@@ -459,9 +460,7 @@ class _UserRequest:
 class _Run:
     """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
 
-    def __init__(
-        self, store: RunStore, request: _UserRequest, shipping: Shipping, group: launched.RankGroup | None
-    ) -> None:
+    def __init__(self, store: RunStore, request: _UserRequest, shipping: Shipping, group: RankGroup | None) -> None:
         self._store = store
         self._group = group
         self._request = request
@@ -577,10 +576,10 @@ class _Run:
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
-    def _runner(self, request: RunRequest) -> Coordinator | InProcessRun | launched.LaunchedRun:
+    def _runner(self, request: RunRequest) -> Coordinator | InProcessRun | LaunchedRun:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
         if self._group is not None:
-            return launched.LaunchedRun(
+            return LaunchedRun(
                 request, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks, group=self._group
             )
         if not self._request.starts_workers:

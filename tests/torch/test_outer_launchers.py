@@ -297,8 +297,8 @@ def test_nobody_waits_for_a_killed_rank(start: Callable[..., Started], tmp_path:
 
 REFUSES = """
 if RANK == int(sys.argv[2]):
-    import distrain.inprocess.launched as launched
-    launched.storage_problem = lambda *asked: "cannot be opened: No such file or directory"
+    from distrain.inprocess import rank_group
+    rank_group.storage_problem = lambda *asked: "cannot be opened: No such file or directory"
 if RANK == 0 and sys.argv[2] == "0":
     (FOLDER / "runs").write_text("no directory")
 said["outcome"] = outcome(lambda: write(), "run")
