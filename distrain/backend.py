@@ -88,7 +88,7 @@ class BackendConfig:
     def gather(self, value: Any) -> list[Any]:
         """Gather every rank's ``value``, in the order of ranks. A collective; runs in the worker after :meth:`setup`.
 
-        Needed only if another launcher has started the ranks, so that there is no coordinator.
+        Needed only if another launcher has started the ranks. Rank 0 then tells the others where they reach it.
         """
         return [value]
 

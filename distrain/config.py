@@ -66,7 +66,8 @@ class ScalingConfig:
 
     num_workers: processes to start. More workers than CPUs are allowed. 0 starts none: train_func runs in this process
         as rank 0 of 1, where a debugger works. ``(min, max)`` starts as many as the hosts have slots for. Every attempt
-        counts the slots again, so a run continues without a lost host, and uses it once it is back.
+        counts the slots again, so a run continues without a lost host, and uses it once it is back. Leave it out if
+        another launcher, such as torchrun, has started this process and others: then they are the workers.
     use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` differs).
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.

@@ -68,8 +68,7 @@ def report(
         for up to 5 seconds more when all ranks have finished. It never deletes files of the directory that is just
         being reported. Files stay if train_func raises, if the checkpoint is never committed or the worker is killed
         before, if they were changed since the report, if they are behind a symlink, and if they are in the run
-        directory or in a committed checkpoint. Under torchrun, whose ranks do not learn of each other's checkpoints,
-        the worker does not wait for the commit.
+        directory or in a committed checkpoint.
     validation: validate the checkpoint with the trainer's ``validation_config`` (True), or with other settings. If
         ranks give different settings, the lowest rank's are taken.
     checkpoint_upload_fn: is called with the checkpoint and a name, stores the checkpoint as a directory of the run

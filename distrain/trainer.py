@@ -45,8 +45,10 @@ from distrain.errors import (
     WorkerGroupError,
 )
 from distrain.hosts.host import hidden_gpus_problem
-from distrain.inprocess import runner as local
-from distrain.inprocess.torchrun import torchrun_rank
+from distrain.inprocess.launched import LaunchedRun
+from distrain.inprocess.outer_launcher import OuterLauncher, check_launcher
+from distrain.inprocess.rank_group import RankGroup, join
+from distrain.inprocess.runner import InProcessRun
 from distrain.result import Result, make_result, pickle_or_none
 from distrain.storage.files import full_disk_hint, is_full_disk, write_atomically
 from distrain.storage.paths import read_manifest
@@ -249,13 +251,15 @@ def run_work(
     """
     refuse_after_stop()
     resting_agents.idle_s()  # raises for a bad setting
-    local.check_launcher(scaling.max_workers, work.backend)
-    transports = transports or _transports(scaling, run)
+    launcher = check_launcher(scaling, work)
+    starts_workers = launcher is None and scaling.num_workers != 0
+    transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
     shares = _shares([transport.host for transport in transports], scaling)
     request = _UserRequest(
         work=work,
-        job=job.make_job(work, workers_per_host=max(shares.values())) if scaling.num_workers else job.Job(blob=b""),
+        job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else job.Job(blob=b""),
         scaling=scaling,
+        launcher=launcher,
         run=run,
         resume_from=resume_from,
         metadata=metadata or {},
@@ -272,15 +276,24 @@ def run_work(
     with log_level(run.log_level):
         if request.job.warning is not None:
             warn(request.job.warning)
-        if scaling.num_workers == 0 and torchrun_rank():
-            return local.follow(request.for_coordinator(uuid.uuid4().hex), work, run.checkpoint_config)
-        _check_log_dir(run.log_dir)
-        store = open_run(run.storage_path, run.name or run_name(os.environ), run.storage_filesystem)
-        try:
-            with console_threads() if scaling.num_workers else contextlib.nullcontext():
-                return _Run(store, request, shipping).train()
-        finally:
-            store.close()
+        if launcher is None:
+            return _train(request, shipping)
+        with join(launcher, request.for_coordinator(uuid.uuid4().hex), work) as group:
+            if launcher.rank:
+                return group.follow()
+            return group.lead(partial(_train, request, shipping, group))
+
+
+def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = None) -> Result:
+    """Train in the run directory. ``group``: the ranks that another launcher has started."""
+    run = request.run
+    _check_log_dir(run.log_dir)
+    store = open_run(run.storage_path, run.name or run_name(os.environ), run.storage_filesystem)
+    try:
+        with console_threads() if request.starts_workers else contextlib.nullcontext():
+            return _Run(store, request, shipping, group).train()
+    finally:
+        store.close()
 
 
 def _check_log_dir(log_dir: str | os.PathLike[str] | None) -> None:
@@ -307,8 +320,6 @@ def _transports(scaling: ScalingConfig, run: RunConfig) -> list[Transport]:
 
     Raises HostfileError, and ResourcesError if the hosts have too few slots.
     """
-    if scaling.num_workers == 0:
-        return [LocalTransport()]
     hosts = hosts_of(scaling, os.environ)
     try:
         _shares(hosts, scaling)
@@ -349,6 +360,12 @@ class _UserRequest:
     transports: Sequence[Transport]
     sys_path: list[str]
     on_command_line: bool
+    launcher: OuterLauncher | None
+
+    @property
+    def starts_workers(self) -> bool:
+        """True unless train_func runs in this process."""
+        return self.launcher is None and self.scaling.num_workers != 0
 
     def _validator(self) -> Validator | None:
         """Return the settings of the validation. Raises JobError if the function cannot be pickled."""
@@ -442,8 +459,9 @@ class _UserRequest:
 class _Run:
     """One run in its directory. It writes the manifest, runs the coordinator, and makes the Result."""
 
-    def __init__(self, store: RunStore, request: _UserRequest, shipping: Shipping) -> None:
+    def __init__(self, store: RunStore, request: _UserRequest, shipping: Shipping, group: RankGroup | None) -> None:
         self._store = store
+        self._group = group
         self._request = request
         self._shipping = shipping
         self._config = request.run
@@ -468,7 +486,7 @@ class _Run:
 
     def train(self) -> Result:
         """Train and return the result, or raise the error of the run."""
-        if not self._request.scaling.num_workers:  # else the coordinator does it, while the hosts connect
+        if not self._request.starts_workers:  # else the coordinator does it, while the hosts connect
             self._store.verify()
         latest = self._store.latest
         run_request = self._request.for_coordinator(
@@ -545,16 +563,26 @@ class _Run:
                 f"continuing the unfinished run {self._store.location} "
                 + (f"at {latest.path.name}" if latest else "from scratch (no checkpoint yet)")
             )
+        say(f"{self._what()}; run directory {self._store.location}")
+
+    def _what(self) -> str:
+        """Return what begins now."""
+        launcher = self._request.launcher
+        if launcher is not None:
+            return f"training in the {launcher.world_size} processes that {launcher.name} has started"
         shares = _shares([transport.host for transport in self._request.transports], self._request.scaling)
         workers, hosts = sum(shares.values()), sum(map(bool, shares.values()))
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
-        what += f" on {hosts} hosts" if hosts > 1 else ""
-        say(f"{what}; run directory {self._store.location}")
+        return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
-    def _runner(self, request: RunRequest) -> Coordinator | local.InProcessRun:
+    def _runner(self, request: RunRequest) -> Coordinator | InProcessRun | LaunchedRun:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
-        if not self._request.scaling.num_workers:
-            return local.InProcessRun(
+        if self._group is not None:
+            return LaunchedRun(
+                request, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks, group=self._group
+            )
+        if not self._request.starts_workers:
+            return InProcessRun(
                 request, self._request.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
             )
         return Coordinator(
@@ -619,7 +647,7 @@ class _Run:
 
     def _run_errors(self, end: RunSummary, result: Result) -> RunErrors:
         name, logs = self._store.location.name, None
-        if self._request.scaling.num_workers and end.attempt >= self._manifest.first_attempt:
+        if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
         named = f"with --name {shlex.quote(name)}" if self._request.on_command_line else f"as RunConfig(name={name!r})"
         return RunErrors(

@@ -116,11 +116,15 @@ def run_name(environment: Mapping[str, str], argv: Sequence[str] | None = None) 
     """Return the name of a run without one: None outside of a batch job.
 
     In a batch job it is the same when the job is requeued, so that the run continues: it depends on the job, on the
-    command line of this process, and on how many runs this process has started before.
+    command line of this process, and on how many runs this process has started before. In salloc, a person may start
+    the same command again after a change, which is another run.
     """
     global _runs_without_name
-    if not is_in_job(environment) or "SLURM_PROCID" not in environment:  # salloc: a person may change the script
+    if not is_in_job(environment):
+        return None
+    job = environment["SLURM_JOB_ID"]
+    if b" BatchFlag=1 " not in (output_of(["scontrol", "show", "job", "--oneliner", job], ".") or b""):
         return None
     _runs_without_name += 1
     command = "\0".join([*(sys.argv if argv is None else argv), str(_runs_without_name)])
-    return f"slurm-{environment['SLURM_JOB_ID']}-{zlib.crc32(command.encode()):08x}"
+    return f"slurm-{job}-{zlib.crc32(command.encode()):08x}"

@@ -1,4 +1,4 @@
-"""Training in the process that calls fit(): num_workers=0, and under torchrun.
+"""Training in the process that calls fit(): num_workers=0, and under other launchers.
 
 Runs in: the user's process.
 """

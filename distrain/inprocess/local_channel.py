@@ -18,8 +18,7 @@ class InProcessChannel:
     """A worker's connection within one process: what the worker sends is handled, and answered, at once."""
 
     at_end = False
-    is_in_process = True
-    commits_for_all_ranks = True
+    has_uploader = False
 
     def __init__(self) -> None:
         self.uses_should_stop = False

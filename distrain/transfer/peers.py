@@ -165,6 +165,11 @@ def _prepare_for_parts(connection: socket.socket) -> None:
     limit = _SILENCE_S.to_bytes(8, sys.byteorder) + bytes(8)  # a struct timeval
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, limit)
+    keep_alive(connection)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Send small messages at once, and notice that the kernel of the other host is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE.items():

@@ -71,8 +71,8 @@ class Channel:
     greeting: skip all bytes before the magic.
     """
 
-    is_in_process = False
-    commits_for_all_ranks = True
+    has_uploader = True
+    """True if another process can store the files of a worker while it trains."""
 
     def __init__(self, read_fd: int, write_fd: int, *, greeting: bool = False) -> None:
         self.read_fd = read_fd

@@ -852,8 +852,6 @@ class Acknowledged(ToWorker):
 class CopyFiles(ToWorker):
     """Copy these files of the checkpoint into ``directory``; hash the others, which a lower rank brings.
 
-    directory: empty under torchrun on every rank but 0, whose files are not kept.
-
     Coordinator -> worker; answered by :class:`FilesCopied`.
     """
 
@@ -1028,6 +1026,42 @@ class StopAtReport(ToWorker):
 
     call: int
     final: bool = True
+
+
+# -- ranks that another launcher has started -------------------------------------------------------------------------
+
+
+@message
+class StopWanted(FromWorker):
+    """A signal of this name asks the run to stop.
+
+    Rank -> rank 0; answered by :class:`AnnounceStop` for the ranks that call should_stop().
+    """
+
+    reason: str
+
+
+@message
+class RunFailed(ToWorker):
+    """The run cannot continue. The next call of distrain on the rank, or the one in which it waits, raises this.
+
+    culprit: the rank that has failed; None if the run directory cannot be written.
+
+    Rank 0 -> rank.
+    """
+
+    text: str
+    culprit: int | None = None
+
+
+@message
+class RunEnded(ToWorker):
+    """What fit() returns or raises on rank 0, as a pickled pair of the Result, or None, and the exception, or None.
+
+    Rank 0 -> rank.
+    """
+
+    body: bytes
 
 
 # -- answers to orders that failed -----------------------------------------------------------------------------------

@@ -55,10 +55,8 @@ class WorkerChannel(Protocol):
     """A worker's connection to the coordinator: a ``Channel``, or an object that replaces it in the same process."""
 
     at_end: bool
-    is_in_process: bool
-    """True if send() handles the message itself. Otherwise reports are acknowledged, and there are uploaders."""
-    commits_for_all_ranks: bool
-    """True if a checkpoint is committed only when all ranks have stored their parts; false under torchrun."""
+    has_uploader: bool
+    """True if another process can store the files of a worker while it trains."""
 
     def send(self, message: wire.FromWorker) -> None: ...
 
@@ -134,7 +132,7 @@ class Session:
         check_checkpoint(checkpoint, self.context)
         validation = encoded_validation(options, checkpoint, self.context)
         positions = self._positions_now() if checkpoint else {}
-        if self._channel.is_in_process and options.mode is ASYNC:
+        if options.mode is ASYNC and not self._channel.has_uploader:
             options = replace(options, mode=SYNC, delete=options.deletes)
         with self._alone("report()"), contextlib.ExitStack() as stack:
             self._listen()
@@ -144,10 +142,9 @@ class Session:
                 self._send_report(body)
                 return
             checkpoint, options, local_files = self._prepare(checkpoint, options)
-            self._note_earlier_deletable()
             self._delete_committed()
             folder, files = self._folder_and_files(checkpoint, options, stack)
-            waits = options.mode is SYNC or self._channel.is_in_process
+            waits = options.mode is SYNC or not self._channel.has_uploader
             ordinal = self._send_report(
                 body,
                 local_files,
@@ -188,7 +185,7 @@ class Session:
 
     def _await_acknowledgement(self) -> None:
         """Wait while as many reports are on their way as may be lost."""
-        while not self._channel.is_in_process and self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
+        while self._reports - self._acknowledged >= wire.MOST_UNACKNOWLEDGED:
             self._listen(wait=True)
 
     def _prepare(
@@ -336,8 +333,6 @@ class Session:
 
     def _copy(self, order: wire.CopyFiles, folder: Path, files: list[str]) -> tuple[Files, Files]:
         """Copy the files as ordered. Return facts about these files, and about those that a lower rank brings."""
-        if not order.directory:  # the files of this rank are not kept
-            return [], []
         target = Path(order.directory)
         if folder == target:  # all ranks have written into it
             return store_files(folder, target, list_files(folder)), []
@@ -362,18 +357,10 @@ class Session:
 
     def _note_deletable(self, ordinal: int, *, has_files: bool) -> None:
         """Note that local files of this checkpoint are not needed any more. Those of dropped checkpoints stay."""
-        if not self._channel.commits_for_all_ranks:
-            return
         for number in [number for number in self._local_files if number <= ordinal]:
             local_files = self._local_files.pop(number)
             if number == ordinal and has_files:
                 self._deletable.append(local_files)
-
-    def _note_earlier_deletable(self) -> None:
-        """Under torchrun, note the local files of earlier checkpoints: by now the other ranks are done with them."""
-        if not self._channel.commits_for_all_ranks:
-            self._deletable += self._local_files.values()
-            self._local_files = {}
 
     def _delete_committed(self) -> None:
         """Delete the local files of committed checkpoints."""
@@ -393,7 +380,6 @@ class Session:
         """Block until every rank has finished."""
         while not self.released:
             self._listen(wait=True)
-        self._note_earlier_deletable()
         self._delete_committed()
 
     # -- datasets -------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from distrain.system.remote_path import RemotePath
 from tests.process import test_validation
 from tests.process.object_storage.training import KEPT_BY_ALL, MODES, train, varied
 from tests.process.test_uploads import report_a_shared_directory
+from tests.torch import launchers
 
 if TYPE_CHECKING:
     from tests.process.conftest import Fit
@@ -388,3 +389,24 @@ def test_remote_checkpoints_are_validated_too(one_fit: Fit) -> None:
     result = fit(test_validation.train, {"tasks": [True, True]}, ValidationConfig(test_validation.score))
     assert result.return_value == [(0, "VALIDATED"), (1, "VALIDATED")]
     assert [metrics["score"] for _, metrics in Result.from_path(result.path).best_checkpoints] == [0.0, 1.0]
+
+
+BY_ANOTHER_LAUNCHER = (
+    launchers.WITHOUT_TORCH
+    + """
+said["result"] = fit(lambda: store(1), "run", sys.argv[2]).checkpoint.path
+write()
+"""
+)
+
+
+def test_ranks_of_another_launcher_each_store_their_own_files(bucket: Bucket, tmp_path: Path) -> None:
+    started = launchers.launcher("pods").start(tmp_path, BY_ANOTHER_LAUNCHER, bucket.url)
+    try:
+        assert started.wait() == [0, 0], started.output
+    finally:
+        launchers.end(started)
+    for file in started.files():
+        assert json.loads(file.read_text())["result"] == f"{bucket.url}/run/checkpoint_000000"
+    stored = checkpoint_files(bucket, "run", "checkpoint_000000")
+    assert {"of_0", "of_1", "step"} <= set(stored)

@@ -15,7 +15,8 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_CONF": "/etc/
 
 @pytest.fixture(autouse=True)
 def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "output_of", lambda argv, folder: b"n1\nn2\nn3\n" if argv[-1] == "n[1-3]" else None)
+    said = {"n[1-3]": b"n1\nn2\nn3\n", "7": b"JobId=7 BatchFlag=1 Reboot=0", "8": b"JobId=8 BatchFlag=1 Reboot=0"}
+    monkeypatch.setattr(slurm, "output_of", lambda argv, folder: said.get(argv[-1]))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
@@ -68,10 +69,10 @@ def test_a_requeued_batch_job_finds_its_runs_by_their_order_and_command_lines(mo
     def process(job: str, *argv: str) -> list[str | None]:
         """Return the names of two runs of a process."""
         monkeypatch.setattr(slurm, "_runs_without_name", 0)
-        return [run_name({**JOB, "SLURM_JOB_ID": job, "SLURM_PROCID": "0"}, argv) for _ in range(2)]
+        return [run_name({**JOB, "SLURM_JOB_ID": job}, argv) for _ in range(2)]
 
     names = process("7", "train.py", "1")
     assert names == process("7", "train.py", "1")
     assert len({*names, *process("7", "train.py", "2"), *process("8", "train.py", "1")}) == 6
-    assert run_name(JOB) is None, "in salloc, where a person may change the script"
+    assert run_name({**JOB, "SLURM_JOB_ID": "9"}) is None, "in salloc, where a person may change the script"
     assert run_name({}) is None

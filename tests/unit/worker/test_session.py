@@ -166,8 +166,7 @@ class AcknowledgingLine:
     """A line that acknowledges whatever was sent, but only to who waits for it."""
 
     at_end = False
-    is_in_process = False
-    commits_for_all_ranks = True
+    has_uploader = True
 
     def __init__(self) -> None:
         self.sent = 0
@@ -506,8 +505,7 @@ class InterruptedLine:
     """A line within whose send(), or first receive() if ``in_receive``, a signal handler runs."""
 
     at_end = False
-    is_in_process = True
-    commits_for_all_ranks = True
+    has_uploader = False
 
     def __init__(self) -> None:
         self.handler: Any = lambda: None

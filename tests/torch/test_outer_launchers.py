@@ -1,0 +1,458 @@
+"""fit() in processes that torchrun, mpirun, srun or pods have started, which are all equal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.torch import launchers
+from tests.torch.slurm_here import skip_without_slurm, slurm_here
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.torch.launchers import Launcher, Started
+
+LAUNCHERS = ("torchrun", "mpirun", "srun", "pods")
+
+PREAMBLE = (
+    launchers.PREAMBLE
+    + """
+from distrain.torch import TorchConfig, TorchTrainer
+from distrain.worker.session import Session
+
+def fit(function, name=None, workers=1, trainer=TorchTrainer, **options):
+    return trainer(
+        function,
+        train_loop_config={"name": name},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(name=name, storage_path=FOLDER / "runs"),
+        **({"torch_config": TorchConfig(timeout_s=20)} if trainer is TorchTrainer else {}),
+        **options,
+    ).fit()
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[dict[str, str]]:
+    skip_without_slurm()
+    with slurm_here() as variables:
+        yield variables
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request: pytest.FixtureRequest) -> Launcher:
+    slurm = request.getfixturevalue("slurm") if request.param == "srun" else None
+    return launchers.launcher(request.param, slurm)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    started: list[Started] = []
+
+    def start(launcher: Launcher, source: str, *arguments: str, ranks: int = 2) -> Started:
+        started.append(launcher.start(tmp_path, source, *arguments, ranks=ranks))
+        return started[-1]
+
+    yield start
+    for one in started:
+        launchers.end(one)
+
+
+def said_by(started: Started) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in started.files()]
+
+
+def reports(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+# -- every launcher ----------------------------------------------------------------------------------------------------
+
+TOGETHER = """
+def train(config):
+    import torch
+    from torch import distributed as dist
+
+    context = distrain.get_context()
+    total = torch.tensor([10.0 ** dist.get_rank()])
+    dist.all_reduce(total)
+    said.setdefault("contexts", []).append({
+        "rank": [context.get_world_rank(), int(os.environ["RANK"]), dist.get_rank()],
+        "size": [context.get_world_size(), int(os.environ["WORLD_SIZE"]), dist.get_world_size()],
+        "local": [int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])],
+        "total": total.item(),
+        "directory": context.get_trial_dir(),
+        "metadata": context.get_metadata(),
+    })
+    start = first_step()
+    said.setdefault("starts", []).append(start)
+    for step in range(start, 3):
+        distrain.report({"step": step, "rank": RANK})
+        if step == 2:
+            folder = FOLDER / f"local_{RANK}"
+            folder.mkdir()
+            (folder / f"of_{RANK}").touch()
+            checkpoint = Checkpoint(folder)
+            distrain.report({"step": 2, "rank": RANK}, checkpoint, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+        else:
+            store(step)
+        if step == 1 and start == 0:
+            if RANK == 1:
+                raise ValueError("the real reason")
+            barrier()
+    said["known"] = [Path(one.checkpoint.path).name for one in distrain.get_all_reported_checkpoints()]
+    said["word"] = broadcast_from_rank_zero(f"from {RANK}")
+    return f"returned by {RANK}"
+
+environment = dict(os.environ)
+said["three"] = outcome(train, workers=3)
+said["elsewhere"] = outcome(train, trainer=DataParallelTrainer)
+said["before"] = (FOLDER / "runs").exists()
+said["first"] = outcome(train, "run", workers=2, metadata={"model": "small"})
+result = fit(train, "run", workers=(1, 4), metadata={"model": "small"})
+said["result"] = {
+    "path": result.path,
+    "checkpoint": result.checkpoint.path,
+    "kept": [checkpoint.path for checkpoint, _ in result.best_checkpoints],
+    "metrics": result.metrics,
+    "value": result.return_value,
+    "current": Session.current is None,
+}
+said["deleted"] = not (FOLDER / f"local_{RANK}").exists()
+said["same environment"] = dict(os.environ) == environment
+write()
+"""
+
+
+def test_all_ranks_are_equal(start: Callable[..., Started], tmp_path: Path, launcher: Launcher) -> None:
+    """Reports, sharded checkpoints, a crash of one rank, a resume, and the Result."""
+    started = start(launcher, PREAMBLE + TOGETHER)
+    assert started.wait() == [0] * len(started.processes), started.output
+    run = tmp_path / "runs" / "run"
+    for number, said in enumerate(said_by(started)):
+        assert said["three"][0] == said["elsewhere"][0] == "LaunchError"
+        assert "2 processes" in said["three"][1]
+        assert "num_workers is 3" in said["three"][1]
+        assert "TorchTrainer" in said["elsewhere"][1]
+        assert not said["before"]
+        for context in said["contexts"]:
+            assert context["rank"] == [number] * 3
+            assert context["size"] == [2] * 3
+            assert context["local"] == ([0, 1] if launcher.name == "pods" else [number, 2])
+            assert (context["total"], context["directory"]) == (11.0, str(run))
+            assert context["metadata"] == {"model": "small"}
+        kind, text, cause = said["first"]
+        assert (kind, cause) == ("WorkerGroupError", "ValueError"), text
+        assert text.startswith("rank 1 on ")
+        assert "the real reason" in text
+        assert said["starts"] == [0, 2]
+        names = [f"checkpoint_00000{n}" for n in (0, 1, 2)]
+        assert said["known"] == names
+        assert said["word"] == "from 0"
+        assert said["result"] == {
+            "path": str(run),
+            "checkpoint": str(run / "checkpoint_000002"),
+            "kept": [str(run / name) for name in names],
+            "metrics": {"step": 2, "rank": 0},
+            "value": "returned by 0",
+            "current": True,
+        }
+        assert said["deleted"]
+        assert said["same environment"]
+    for rank in (0, 1):
+        steps = [line["metrics"]["step"] for line in reports(run) if line["rank"] == rank]
+        assert steps == [0, 0, 1, 1, 2, 2]
+    files = {path.name for path in (run / "checkpoint_000001").iterdir()}
+    assert files == {"step", "of_0", "of_1", ".manifest.json", ".metadata.json"}
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    name = launcher.name if launcher.name != "pods" else "another launcher"
+    assert started.output.count(f"distrain: training in the 2 processes that {name} has started") == 2
+    assert started.output.count("distrain: finished") == 1
+
+
+STOPS = """
+def train(config):
+    start = first_step()
+    said["start"] = start
+    for step in range(start, start + 2000):
+        time.sleep(0.005 * (1 + RANK))  # so that they call should_stop() at different times
+        if distrain.should_stop() or (start and step == start + 2):
+            store(step)
+            said["end"] = step
+            return
+        if step == start + 3:
+            write()
+
+try:
+    fit(train, "run")
+    said["outcome"] = "finished"
+except PreemptionError as error:
+    said["outcome"] = str(error)
+    raise
+finally:
+    write()
+"""
+STOPPED_BY = {"torchrun": signal.SIGTERM, "mpirun": signal.SIGUSR1, "srun": signal.SIGUSR1, "pods": signal.SIGTERM}
+
+
+def test_a_signal_stops_all_ranks_at_the_same_step_and_the_next_start_continues(
+    start: Callable[..., Started], tmp_path: Path, launcher: Launcher
+) -> None:
+    """The signal goes to the launcher, which passes it on; of the pods, only one gets it."""
+    number = STOPPED_BY[launcher.name]
+    started = start(launcher, launchers.WITHOUT_TORCH + STOPS)
+    wait_until(lambda: all(file.exists() for file in started.files()), 40)
+    started.processes[-1].send_signal(number)
+    codes = started.wait()
+    ranks = said_by(started)
+    assert 0 not in codes, started.output
+    assert ranks[0]["end"] == ranks[1]["end"] > 0, started.output
+    for said in ranks:
+        assert f"the run was stopped by {number.name}" in said["outcome"]
+        assert "to continue at checkpoint_000000" in said["outcome"]
+    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "aborted"
+
+    again = start(launcher, launchers.WITHOUT_TORCH + STOPS)
+    assert again.wait() == [0] * len(again.processes), again.output
+    for said in said_by(again):
+        assert (said["start"], said["outcome"]) == (ranks[0]["end"] + 1, "finished")
+
+
+STOPS_AT_ONCE = """
+def train(config):
+    write()
+    if RANK == 1 or sys.argv[2] == "sleeps":
+        time.sleep(60)
+    barrier()
+
+try:
+    fit(train, "run")
+finally:
+    said["raised"] = type(sys.exc_info()[1]).__name__
+    write()
+"""
+
+
+@pytest.mark.parametrize("others", ["waits", "sleeps"])
+def test_a_signal_ends_a_train_func_that_does_not_ask_for_it(
+    start: Callable[..., Started], tmp_path: Path, others: str
+) -> None:
+    """Rank 1 gets it. Rank 0 waits for that in a collective, or gets a signal, too."""
+    started = start(launchers.launcher("pods"), launchers.WITHOUT_TORCH + STOPS_AT_ONCE, others)
+    wait_until(lambda: all(file.exists() for file in started.files()))
+    for process in reversed(started.processes):
+        if others == "sleeps" or process is started.processes[1]:
+            process.send_signal(signal.SIGTERM)
+    assert started.wait(20) == [128 + signal.SIGTERM] * 2, started.output
+    assert [said["raised"] for said in said_by(started)] == ["PreemptionError"] * 2
+    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "aborted"
+
+
+# -- ranks that die ----------------------------------------------------------------------------------------------------
+
+DIES = """
+def train(config):
+    distrain.report({"loss": 1})
+    write()
+    if RANK == int(sys.argv[2]):
+        child = os.fork()
+        if not child:
+            os.closerange(1, 3)
+            time.sleep(60)
+        (FOLDER / "child").write_text(str(child))
+        time.sleep(60)
+    barrier()
+
+said["outcome"] = outcome(train, "run")
+write()
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_nobody_waits_for_a_killed_rank(start: Callable[..., Started], tmp_path: Path, victim: int) -> None:
+    """Its child, such as a worker of a DataLoader, does not keep its connections open."""
+    started = start(launchers.launcher("pods"), launchers.WITHOUT_TORCH + DIES, str(victim), ranks=3)
+    wait_until(lambda: all(file.exists() for file in [*started.files(), tmp_path / "child"]))
+    started.processes[victim].send_signal(signal.SIGKILL)
+    codes = started.wait(20)
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    assert codes == [-signal.SIGKILL if rank == victim else 0 for rank in range(3)], started.output
+    for rank, said in enumerate(said_by(started)):
+        if rank != victim:
+            kind, text, _ = said["outcome"]
+            assert kind == "WorkerGroupError"
+            assert f"rank {victim}" in text
+    status = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"]
+    assert status == ("failed" if victim else "running")
+
+
+REFUSES = """
+if RANK == int(sys.argv[2]):
+    from distrain.inprocess import rank_group
+    rank_group.storage_problem = lambda *asked: "cannot be opened: No such file or directory"
+if RANK == 0 and sys.argv[2] == "0":
+    (FOLDER / "runs").write_text("no directory")
+said["outcome"] = outcome(lambda: write(), "run")
+write()
+"""
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_cannot_use_the_storage_is_named_on_all(start: Callable[..., Started], culprit: int) -> None:
+    started = start(launchers.launcher("pods"), launchers.WITHOUT_TORCH + REFUSES, str(culprit))
+    assert started.wait(20) == [0, 0], started.output
+    for rank, said in enumerate(said_by(started)):
+        kind, text, _ = said["outcome"]
+        assert kind == ("StorageError" if rank == culprit == 0 else "LaunchError")
+        assert str(started.folder / "runs") in text
+        assert f"rank {culprit} on " in text or rank == culprit
+
+
+FAILS_ITSELF = """
+def train(config):
+    distrain.report({"loss": 1})
+    if RANK == int(sys.argv[2]):
+        raise ValueError("the real reason")
+    if sys.argv[3] == "waits":
+        barrier()
+
+fit(train, "run")
+"""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("rank", "others"), [("0", "waits"), ("1", "finishes")])
+def test_a_failing_rank_ends_the_launcher(
+    start: Callable[..., Started], tmp_path: Path, rank: str, others: str
+) -> None:
+    started = start(launchers.launcher("torchrun"), launchers.WITHOUT_TORCH + FAILS_ITSELF, rank, others)
+    assert started.wait() == [1]
+    assert "SIGKILL" not in started.output  # which torchrun sends to ranks that hang for 30 s
+    assert "ValueError: the real reason" in started.output
+    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "failed"
+
+
+# -- many fits in one start --------------------------------------------------------------------------------------------
+
+ONE_AFTER_THE_OTHER = """
+def waits(config):
+    barrier()
+    for late in (1, 2):
+        barrier()
+        if RANK == late:
+            time.sleep(0.3)
+        came = time.time()
+        barrier()
+        said.setdefault("barriers", []).append([came, time.time()])
+    return [broadcast_from_rank_zero(RANK + number) for number in (5, 6)]
+
+def mixes_up(config):
+    barrier()
+    try:
+        broadcast_from_rank_zero(1) if RANK else barrier()
+    except CollectiveError as error:
+        said["mix-up"] = str(error)
+    return broadcast_from_rank_zero(f"from {RANK}")
+
+def rank_0_finishes(config):
+    if RANK != 0:
+        barrier()
+
+def rank_1_finishes(config):
+    if RANK != 1:
+        barrier()
+
+for function in (waits, mixes_up, rank_0_finishes, rank_1_finishes, waits):
+    said.setdefault(function.__name__, []).append(outcome(function, function.__name__))
+    write()
+"""
+
+
+@pytest.fixture(scope="module")
+def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("pods")
+    started = launchers.launcher("pods").start(folder, launchers.WITHOUT_TORCH + ONE_AFTER_THE_OTHER, ranks=3)
+    try:
+        assert started.wait() == [0, 0, 0], started.output
+    finally:
+        launchers.end(started)
+    return said_by(started)
+
+
+def test_nobody_leaves_a_barrier_before_the_last_has_come(one_after_the_other: list[dict[str, Any]]) -> None:
+    for ranks in zip(*(said["barriers"] for said in one_after_the_other), strict=True):
+        assert min(left for _, left in ranks) >= max(came for came, _ in ranks)
+
+
+def test_one_fit_after_the_other(one_after_the_other: list[dict[str, Any]]) -> None:
+    for said in one_after_the_other:
+        assert said["waits"] == [["returned", [5, 6]]] * 2
+
+
+def test_all_ranks_hear_of_a_mix_up_and_meet_again(one_after_the_other: list[dict[str, Any]]) -> None:
+    for said in one_after_the_other:
+        assert said["mixes_up"] == [["returned", "from 0"]]
+        assert "barrier()" in said["mix-up"]
+        assert "broadcast_from_rank_zero()" in said["mix-up"]
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+def test_a_rank_that_has_finished_is_named(one_after_the_other: list[dict[str, Any]], finished: int) -> None:
+    for rank in {0, 1, 2} - {finished}:
+        kind, text, *cause = one_after_the_other[rank][f"rank_{finished}_finishes"][0]
+        assert "CollectiveError" in (kind, *cause)
+        assert "finished" in text
+        assert "barrier()" in text
+
+
+# -- without a launcher -----------------------------------------------------------------------------------------------
+
+ALONE = """
+def train(config):
+    import torch
+    from torch import distributed as dist
+
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and config["name"] == "fails":
+        raise ValueError("once")
+    return [total.item(), dist.get_world_size(), dist.get_backend()]
+
+def again(name):
+    once_more = FailureConfig(max_failures=1)
+    run = RunConfig(name=name, storage_path=FOLDER / "runs", failure_config=once_more)
+    scaling = ScalingConfig(num_workers=0)
+    return TorchTrainer(train, train_loop_config={"name": name}, scaling_config=scaling, run_config=run).fit()
+
+environment = dict(os.environ)
+said["values"] = [again("fails").return_value, again("works").return_value]
+
+from torch import distributed as dist
+
+said["group"] = dist.is_initialized()
+said["environment"] = dict(os.environ) == environment
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+said["own"] = [outcome(train, "own", workers=0)[1], dist.is_initialized()]
+write()
+"""
+
+
+def test_alone_in_this_process(tmp_path: Path, user_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    run = user_script(PREAMBLE + ALONE, str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    said = json.loads((tmp_path / "rank_0.json").read_text())
+    assert said["values"] == [[1.0, 1, "gloo"]] * 2
+    assert not said["group"]
+    assert said["environment"]
+    words, users_own_group_is_left_alone = said["own"]
+    assert "process group" in words
+    assert users_own_group_is_left_alone
