@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from distrain.errors import HostfileError
 from distrain.hosts.hostfile import HostSpec
-from distrain.system.process import output_of
+from distrain.system.process import WITHIN_RUN, output_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +49,9 @@ class Allocation:
 
 
 def is_in_job(environment: Mapping[str, str]) -> bool:
-    """Tell whether this process belongs to a job of Slurm, and not to a worker of distrain or torchrun."""
-    return bool(environment.get("SLURM_JOB_ID")) and "TORCHELASTIC_RUN_ID" not in environment
+    """Tell whether this process belongs to a job of Slurm, and is no rank of a run."""
+    is_rank = "TORCHELASTIC_RUN_ID" in environment or WITHIN_RUN in environment
+    return bool(environment.get("SLURM_JOB_ID")) and not is_rank
 
 
 def find_allocation(environment: Mapping[str, str]) -> Allocation:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from distrain.config import ScalingConfig
     from distrain.work.job import Work
 
-WITHIN_RUN = "DISTRAIN_WITHIN_RUN"
-"""Environment variable with the id of the run, in ranks of another launcher while they train."""
 _UNKNOWN = "another launcher"
 _LOOPBACK = "127.0.0.1"
 _TORCH_PORT = 29500
@@ -84,7 +82,7 @@ def find_launcher(environment: Mapping[str, str]) -> OuterLauncher | None:
 
     Raises LaunchError if the launcher does not say where the ranks meet.
     """
-    if Session.current is not None or WITHIN_RUN in environment or _within_worker(environment):
+    if Session.current is not None or process.WITHIN_RUN in environment or _within_worker(environment):
         return None
     try:
         found = next(filter(None, (read(environment) for read in _READERS)), None)

@@ -28,9 +28,9 @@ from distrain.hosts.host_info import host_info
 from distrain.hosts.inspection import storage_problem
 from distrain.hosts.network import interface_variables
 from distrain.hosts.world import RankPlan, WorldPlan
-from distrain.inprocess.outer_launcher import WITHIN_RUN
 from distrain.inprocess.rank_channel import RankChannel, connect
 from distrain.inprocess.rank_process import current, environment, module_path, only_one, signals
+from distrain.system import process
 from distrain.transfer.streams import StreamEndedError
 from distrain.work.job import Work
 from distrain.worker.session import Session
@@ -208,7 +208,7 @@ class RankGroup:
             attempt=accepted.attempt,
             run_id=accepted.run_id,
         )
-        os.environ[WITHIN_RUN] = accepted.run_id  # until the block of join() ends
+        os.environ[process.WITHIN_RUN] = accepted.run_id  # until the block of join() ends
         return accepted
 
     def agree(self, problem: str | None) -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 RUN_IDS = "DISTRAIN_RUN_IDS"
 """Environment variable with the ids of the runs that a process belongs to, colon-separated, the innermost last."""
+WITHIN_RUN = "DISTRAIN_WITHIN_RUN"
+"""Environment variable with the id of the run, in ranks of another launcher while they train."""
 
 STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(signal, "SIGRTMIN") else 0)
 """Signal that makes a worker write the stacks of its threads. NCCL, submitit and Lightning use SIGUSR1 and SIGUSR2."""

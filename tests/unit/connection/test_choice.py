@@ -143,5 +143,6 @@ def test_in_a_job_its_nodes_are_used_unless_the_user_names_hosts_or_this_machine
     assert reached(ScalingConfig(hosts="n1:2"), **JOB) == ["ssh"]
     assert reached(ScalingConfig(hosts="n2:8", transport="slurm"), **JOB) == ["srun"]
     assert reached(ScalingConfig(), **JOB, TORCHELASTIC_RUN_ID="id") == ["this machine"], "a fit() in a worker"
+    assert reached(ScalingConfig(), **JOB, DISTRAIN_WITHIN_RUN="id") == ["this machine"], "a fit() in a rank of srun"
     with pytest.raises(HostfileError, match=r"^n3: not a node of Slurm job 7, which has n1, n2$"):
         reached(ScalingConfig(hosts="n3:8", transport="slurm"), **JOB)

@@ -8,7 +8,6 @@ import pytest
 
 from distrain import LaunchError, ScalingConfig
 from distrain.backend import BackendConfig
-from distrain.inprocess import outer_launcher
 from distrain.inprocess.outer_launcher import OuterLauncher, check_launcher, find_launcher, first_host
 from distrain.system import process
 from distrain.work.job import FunctionWork, ScriptWork
@@ -97,7 +96,7 @@ def test_the_launcher_is_found(environment: dict[str, str], expected: list[Any])
         TRAIN_JOB | {"PET_NNODES": "1:4"},
         {"WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
         TORCHRUN | {"TORCHELASTIC_RUN_ID": "abc", process.RUN_IDS: "outer:abc"},  # a worker of distrain
-        PYTORCH_JOB | {outer_launcher.WITHIN_RUN: "abc"},
+        PYTORCH_JOB | {process.WITHIN_RUN: "abc"},
     ],
 )
 def test_there_is_no_launcher(environment: dict[str, str]) -> None:
