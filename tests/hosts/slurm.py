@@ -50,7 +50,7 @@ ReturnToService=2
 MpiDefault=none
 SlurmdParameters=config_overrides
 KillWait=2
-SlurmdTimeout=10
+SlurmdTimeout=5
 {nodes}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

@@ -208,11 +208,11 @@ def test_a_spare_node_takes_the_place_of_one_that_fails(
 ) -> None:
     """The nodes of an allocation beyond those that are needed are spare. ``--no-kill`` lets the job live."""
     with start_slurm(tmp_path_factory.mktemp("failing") / "lab") as lab:
-        job = lab.submit(tmp_path, line(tmp_path, steps=150, workers=4, bytes=1, failures=1), "--no-kill")
+        job = lab.submit(tmp_path, line(tmp_path, steps=80, workers=4, bytes=1, failures=1), "--no-kill")
         wait_until_it_trains(tmp_path, 4)
         cut_power(lab, "n2")
         lab.wait_for(job, "COMPLETED", "FAILED", "NODE_FAIL", within_s=90.0)
-        assert "returned done at step 149" in output(tmp_path)
+        assert "returned done at step 79" in output(tmp_path)
         hosts = {rank: [facts["host"] for facts in reports(tmp_path) if facts["rank"] == rank] for rank in range(4)}
         assert {rank: (places[0], places[-1]) for rank, places in hosts.items()} == {
             0: ("n1", "n1"), 1: ("n1", "n1"), 2: ("n2", "n3"), 3: ("n2", "n3"),
