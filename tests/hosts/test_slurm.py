@@ -158,6 +158,7 @@ exit $code"""
 
 
 @pytest.mark.parametrize("why", ["time limit", "preemption"])
+@pytest.mark.sample(1)
 def test_slurms_warning_leads_to_a_checkpoint_and_the_requeued_job_continues_there(
     slurm: SlurmLab, tmp_path: Path, why: str
 ) -> None:
@@ -181,6 +182,7 @@ def test_slurms_warning_leads_to_a_checkpoint_and_the_requeued_job_continues_the
 
 
 @pytest.mark.parametrize("moment", ["start", "training", "checkpoint"])
+@pytest.mark.sample(1)
 def test_scancel_leaves_nothing_on_any_node(slurm: SlurmLab, tmp_path: Path, test_run_id: str, moment: str) -> None:
     options: dict[str, Any] = {"bytes": 100_000_000, "pause_s": 0.0} if moment == "checkpoint" else {}
     job = slurm.submit(tmp_path, line(tmp_path, steps=10_000, workers=6, **options))

@@ -141,6 +141,7 @@ def steps(place: Path) -> list[int]:
 
 
 @over_every_transport
+@pytest.mark.sample(2)
 def test_ranks_train_where_the_slots_are_and_restart_after_a_crash(way: Way, tmp_path: Path) -> None:
     code, output = way.run(tmp_path, "crash")
     assert code == 0, output
@@ -151,6 +152,7 @@ def test_ranks_train_where_the_slots_are_and_restart_after_a_crash(way: Way, tmp
 
 
 @over_every_transport
+@pytest.mark.sample(2)
 def test_a_stop_is_agreed_and_the_next_start_continues(way: Way, tmp_path: Path) -> None:
     user = way.start(tmp_path, "stop")
     wait_until(lambda: user.poll() is not None or (tmp_path / "ready-0").exists(), 60.0, "training")
@@ -172,6 +174,7 @@ def test_a_stop_is_agreed_and_the_next_start_continues(way: Way, tmp_path: Path)
     ],
     indirect=["way"],
 )
+@pytest.mark.sample(2)
 def test_a_spare_host_takes_the_place_of_a_lost_one(way: Way, tmp_path: Path, test_run_id: str, what: str) -> None:
     user = way.start(tmp_path, "lose")
     wait_until(lambda: user.poll() is not None or (tmp_path / "ready-2").exists(), 60.0, "training")
@@ -213,6 +216,7 @@ print("equal" if child.stdout.read() == data else "other", child.wait())
 
 
 @over_other_machines
+@pytest.mark.sample(1)
 def test_every_byte_passes_both_ways(way: Way, lab: SlurmLab, tmp_path: Path) -> None:
     options = json.dumps([way.hosts, way.transport])
     done = lab.run("head", *way.before, sys.executable, "-c", ECHO, options, cwd=tmp_path)
