@@ -193,7 +193,8 @@ def _bytes_of(entry: os.DirEntry[str]) -> int:
     try:
         status = entry.stat(follow_symlinks=False)
         own = status.st_blocks * 512 or status.st_size
-        return own + sum(map(_bytes_of, _scan(entry.path))) if _is_folder(entry) else own // status.st_nlink
+        names = max(1, status.st_nlink)  # none if it is being deleted
+        return own + sum(map(_bytes_of, _scan(entry.path))) if _is_folder(entry) else own // names
     except OSError:  # it is gone
         return 0
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,5 +99,6 @@ def in_a_child(act: Callable[[], object]) -> int:
             act()
             os._exit(0)
         except BaseException:
+            traceback.print_exc()
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
