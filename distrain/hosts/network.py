@@ -8,6 +8,10 @@ import ipaddress
 import os
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _ANY_PORT = 9
 _ANYWHERE = "192.0.2.1"
@@ -31,14 +35,21 @@ def own_address() -> str:
     It is the one that ssh has used; else that of the route to the node where srun runs, or of the default route; else
     the first address of an interface.
     """
+    return next((text for text in _addresses() if not _is_loopback(text)), "")
+
+
+def _addresses() -> Iterator[str]:
     parts = os.environ.get("SSH_CONNECTION", "").split()
-    candidates = [parts[2]] if len(parts) == 4 else []
+    if len(parts) == 4:
+        yield parts[2]
     for peer in filter(None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE)):
         with contextlib.suppress(OSError):
-            candidates.append(address_toward(peer))
-    candidates += _interface_addresses()
-    usable = (text for text in candidates if not ipaddress.ip_address(text.partition("%")[0]).is_loopback)
-    return next(usable, "")
+            yield address_toward(peer)
+    yield from _interface_addresses()
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _interface_addresses() -> list[str]:

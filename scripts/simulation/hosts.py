@@ -72,6 +72,8 @@ class SimulatedTransport:
     lease_s: float = 15.0
     ships: bool = False
     makes_environment: bool = False
+    program: str = "sh"
+    failed_code: int | None = None
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """Return the command of the shell. The sweep of a simulated host has nothing to do."""
