@@ -56,6 +56,7 @@ def containers() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("what", ["the container", "the client"])
+@pytest.mark.sample(1, of="lost hosts of other engines")
 def test_containers_train_and_a_spare_one_takes_the_place_of_one_that_is_lost(
     containers: list[str], tmp_path: Path, test_run_id: str, what: str
 ) -> None:

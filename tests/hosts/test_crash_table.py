@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-SAMPLE = 8
+SAMPLE = 5
 SEEN_WITHIN_S = 1.0
 """After a connection has broken, or a lease has run out."""
 HANG_TIMEOUT_S = 12.0

@@ -205,6 +205,7 @@ def test_scancel_leaves_nothing_on_any_node(slurm: SlurmLab, tmp_path: Path, tes
 # -- lost nodes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1, of="lost hosts of other engines")
 def test_a_spare_node_takes_the_place_of_one_that_fails(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:

@@ -226,6 +226,7 @@ def test_every_byte_passes_both_ways(way: Way, lab: SlurmLab, tmp_path: Path) ->
 # -- containers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1, of="lost hosts of other engines")
 def test_containers_need_nothing_but_a_python(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     """Like containers, bare hosts have a file system of their own. One is killed, and a spare one takes its place."""
     folder = tmp_path_factory.mktemp("containers") / "lab"
