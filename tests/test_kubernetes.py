@@ -41,7 +41,7 @@ def test_its_names_and_numbers_fit_each_other() -> None:
 
 
 def environment(index: int, port: int) -> dict[str, str]:
-    """What a container of the pod with this index gets, on this machine."""
+    """Return the environment of the pod with this index, as a process of this machine gets it."""
     own = {}
     for entry in CONTAINER["env"]:
         source = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")

@@ -40,7 +40,7 @@ class Allocation:
 
     @property
     def advice(self) -> str:
-        """What to do if the workers need other slots."""
+        """Advice for a run whose workers need other slots."""
         return (
             f"The slots are those of Slurm job {self.job} ({self.slots_from}): ask Slurm for more tasks, with --ntasks "
             "or --ntasks-per-node. To use this machine only, set the transport to local (--transport local, or "

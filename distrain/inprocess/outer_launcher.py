@@ -39,7 +39,7 @@ _PORTS = range(15000, 30000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterLauncher:
-    """What another launcher says about this rank, and where all ranks meet.
+    """A rank as another launcher describes it, and the place where all ranks meet.
 
     name: the command of the launcher, for messages.
     node_rank: index of the host; None if the launcher does not tell.

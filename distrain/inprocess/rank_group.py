@@ -54,7 +54,7 @@ _VERDICT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What rank 0 tells the other ranks before the training.
+    """The message of rank 0 to the other ranks before the training.
 
     port, secret: of its :class:`Entrance`. storage: the run directory, empty if it is remote. probe_file: a file in it
     that has the ``run_id``.
@@ -74,7 +74,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrival:
-    """What each rank says when all ranks meet. ``offer``, ``refusal``: on rank 0; why there will be no training."""
+    """The message of each rank when all ranks meet.
+
+    offer, refusal: of rank 0; a refusal is the reason why there will be no training.
+    """
 
     host: str
     launcher: OuterLauncher

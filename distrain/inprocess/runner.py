@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.context import TrainContext
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop
+from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions.events import RunSummary
 from distrain.decisions.failures import failure_of
@@ -161,7 +161,7 @@ class InProcessRun:
 
     def _train(self, session: Session) -> RankResult:
         work = self._work.fresh()
-        with current(session), signals(STOP_SIGNALS, self._takes_signal):
+        with current(session), signals(stop_signals(), self._takes_signal):
             executed = run_rank(lambda: work, session, self._channel)
             if executed.outcome.stage == "run":  # else the backend was not set up
                 with contextlib.suppress(Exception):

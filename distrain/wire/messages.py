@@ -1056,7 +1056,7 @@ class RunFailed(ToWorker):
 
 @message
 class RunEnded(ToWorker):
-    """What fit() returns or raises on rank 0, as a pickled pair of the Result, or None, and the exception, or None.
+    """The end of fit() on rank 0: a pickled pair of its Result, or None, and its exception, or None.
 
     Rank 0 -> rank.
     """

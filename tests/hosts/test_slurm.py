@@ -154,7 +154,7 @@ REQUEUE = """
 code=$?
 case $code in 138 | 143) scontrol requeue "$SLURM_JOB_ID"; sleep 20 ;; esac
 exit $code"""
-"""What users write behind the training, see docs/slurm.md. Slurm requeues only jobs that it has ended itself."""
+"""The lines of docs/slurm.md behind the training. Slurm requeues only jobs that it has ended itself."""
 
 
 @pytest.mark.parametrize("why", ["time limit", "preemption"])
