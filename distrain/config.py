@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,9 +41,12 @@ __all__ = [
 ]
 
 StartMethod = Literal["forkserver", "spawn"]
+NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 RESOURCES = ("CPU", "GPU", "memory")
 _ACCELERATOR = "accelerator_type:"
 """Prefix of Ray's resource for a GPU product, such as ``accelerator_type:T4``."""
+_INTERFACES = re.compile(r"[^\s/,]{1,15}(,[^\s/,]{1,15})*")
+"""Names of network interfaces as Linux allows them."""
 _SHORTEST_LEASE_S = 1.0
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _LONGEST_NAME = 240
@@ -71,6 +75,12 @@ class ScalingConfig:
     use_gpu: give every worker a GPU (one, unless ``resources_per_worker["GPU"]`` differs).
     resources_per_worker: any of ``CPU`` (cores), ``GPU`` (devices; a fraction shares one) and ``memory`` (bytes).
         Before the run starts, distrain checks that the hosts have them. It limits nothing afterwards.
+    numa_binding: bind each worker to CPUs near its GPU, as ``torchrun --numa-binding`` does: to all CPUs of the GPU's
+        NUMA node (``node``) or socket (``socket``), to a share of the node's cores that no other worker gets
+        (``exclusive``), or to cores of the node that share a cache (``core-complex``). Without GPUs, the cores of a
+        host are divided among its workers in order. By default, workers may use all CPUs that the host has for them.
+    interface: the network interface over which workers of different hosts connect, such as ``"ib0"``; or several, of
+        which each host uses the first that it has: ``"ib0,eth1"``. By default, the one that leads to rank 0's host.
     start_method: ``forkserver`` forks the workers from a process that has imported torch already; ``spawn`` starts a
         fresh interpreter for each.
     hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with its number of
@@ -99,6 +109,8 @@ class ScalingConfig:
     hostfile: str | os.PathLike[str] | None = None
     transport: str = "auto"
     ssh_args: str | Sequence[str] = ()
+    numa_binding: NumaBinding | None = None
+    interface: str | None = None
     trainer_resources: dict[str, float] | None = None
     placement_strategy: str = "PACK"
 
@@ -106,6 +118,8 @@ class ScalingConfig:
         self._check_workers()
         check_fields(self, check_type, "use_gpu", kind=bool)
         check_fields(self, check_choice, "start_method", choices=get_args(StartMethod))
+        if self.numa_binding is not None:
+            check_fields(self, check_choice, "numa_binding", choices=get_args(NumaBinding))
         check_fields(self, check_type, "accelerator_type", kind=str, optional=True)
         self._check_resources()
         self._check_gpus()
@@ -194,6 +208,12 @@ class ScalingConfig:
             parse_hosts(self.hosts, "ScalingConfig.hosts")
         check_fields(self, check_type, "transport", kind=str)
         check_transport(self.transport, "ScalingConfig.transport")
+        check_fields(self, check_type, "interface", kind=str, optional=True)
+        if self.interface is not None and not _INTERFACES.fullmatch(self.interface):
+            raise ValueError(
+                "ScalingConfig.interface must be a network interface such as 'ib0', or several such as 'ib0,eth1', got "
+                f"{self.interface!r}"
+            )
         if self.hosts is not None and self.hostfile is not None:
             raise ValueError("ScalingConfig: hosts and hostfile are both given; drop one of the two")
         if self.num_workers == 0 and (self.hosts is not None or self.hostfile is not None):

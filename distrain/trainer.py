@@ -430,6 +430,7 @@ class _UserRequest:
             sys_path=self.sys_path,
             environment=self.run.env_vars,
             own_environment=os.environ,
+            interface=self.scaling.interface or "",
         )
 
     def for_coordinator(

@@ -15,7 +15,10 @@ SOURCE = """
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-/* Each letter of FAKE_GPUS is one: g is whole, l lost, p not permitted, m has the MIG instances 0 and 2, e has none. */
+#include <unistd.h>
+/* Each letter of FAKE_GPUS is one: g is whole, l lost, p not permitted, m has the MIG instances 0 and 2, e has none.
+   Whole ones, too: u is used by the process FAKE_USER, t has memory taken by nobody, s is sick in all ways that can be
+   repaired, f has failed. GPU i has the PCI address 0:(i + 1):0 and 8 GiB, of which 2 are taken for u and t. */
 static const char *gpus(void) { return getenv("FAKE_GPUS"); }
 static char kind(long device) { return device > 9 ? 'i' : gpus()[device - 1]; }
 int nvmlInitWithFlags(unsigned flags) { return getenv("FAKE_INIT") ? atoi(getenv("FAKE_INIT")) : 0; }
@@ -32,7 +35,36 @@ int nvmlDeviceGetUUID(long device, char *text, unsigned size) {
 }
 int nvmlDeviceGetMigMode(long device, unsigned *current, unsigned *pending) {
     *current = kind(device) == 'm' || kind(device) == 'e';
+    return strchr("gutsf", kind(device)) ? 3 : 0;
+}
+struct pci { char legacy[16]; unsigned domain, bus, device; };
+int nvmlDeviceGetPciInfo_v3(long device, struct pci *info) {
+    info->domain = 0, info->bus = device, info->device = 0;
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(long device, unsigned long long *memory) {
+    memory[0] = 8ull << 30, memory[2] = strchr("ut", kind(device)) ? 2ull << 30 : 0, memory[1] = memory[0] - memory[2];
+    return 0;
+}
+int nvmlDeviceGetRemappedRows(long device, unsigned *right, unsigned *wrong, unsigned *pending, unsigned *failed) {
+    *right = *wrong = 0, *pending = kind(device) == 's', *failed = kind(device) == 'f';
     return kind(device) == 'g' ? 3 : 0;
+}
+int nvmlDeviceGetRetiredPagesPendingStatus(long device, int *pending) { return 3; }
+int nvmlDeviceGetTotalEccErrors(long device, int type, int counter, unsigned long long *count) {
+    *count = type == 1 && counter == 0 && kind(device) == 's' ? 2 : 0;
+    return kind(device) == 'g' ? 3 : 0;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(long device, unsigned long long *reasons) {
+    *reasons = kind(device) == 's' ? 0x40 | 0x80 | 0x4 : 0x1;
+    return 0;
+}
+int nvmlDeviceGetTemperature(long device, int sensor, unsigned *celsius) { *celsius = 91; return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(long device, unsigned *count, unsigned *processes) {
+    unsigned used = kind(device) == 'u', room = *count;
+    *count = used;
+    if (used && room) processes[0] = atoi(getenv("FAKE_USER"));
+    return room < used ? 7 : 0;
 }
 int nvmlDeviceGetMaxMigDeviceCount(long device, unsigned *count) { *count = 7; return 0; }
 int nvmlDeviceGetMigDeviceHandleByIndex(long device, unsigned index, long *instance) {

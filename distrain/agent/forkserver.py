@@ -159,7 +159,8 @@ class ForkServer:
         command = json.loads(data)
         match command.pop("kind"):
             case "spawn":
-                self._spawn(command["rank"], WorkerFds(**dict(zip(WORKER_PIPES, fds, strict=True)), job=self._job_fd))
+                pipes = WorkerFds(**dict(zip(WORKER_PIPES, fds, strict=True)), job=self._job_fd)
+                self._spawn(command["rank"], command["cpus"], pipes)
             case "signal":
                 self._signal(command["ranks"], command["number"], groups=command["groups"])
             case "ping":
@@ -185,7 +186,7 @@ class ForkServer:
         missing = [name for name in preload if name not in sys.modules]
         self._send(kind="ready", reason=self._preload(missing) if missing else None)
 
-    def _spawn(self, rank: int, fds: WorkerFds) -> None:
+    def _spawn(self, rank: int, cpus: Sequence[int] | None, fds: WorkerFds) -> None:
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -195,7 +196,7 @@ class ForkServer:
             )
         else:
             if pid == 0:
-                self._become_worker(fds, parent)
+                self._become_worker(cpus, fds, parent)
             self._workers[pid] = rank
             self._send(kind="spawned", rank=rank, pid=pid)
         for fd in fds.all():
@@ -206,8 +207,10 @@ class ForkServer:
         else:
             self._loop.cancel("huge pages")
 
-    def _become_worker(self, fds: WorkerFds, parent: int) -> None:
+    def _become_worker(self, cpus: Sequence[int] | None, fds: WorkerFds, parent: int) -> None:
         try:
+            if cpus is not None:
+                os.sched_setaffinity(0, cpus)
             os.setsid()
             process.die_with_parent(parent)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -10,7 +10,6 @@ import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distrain.hosts.host_info import usable_cpus
 from distrain.system import process
 
 if TYPE_CHECKING:
@@ -27,7 +26,8 @@ _LEAVING_S = 1.0
 class ForkServerLink:
     """A forkserver process and the socket to it.
 
-    open_files: the limits on open files for the workers.
+    open_files: the limits on open files for the workers. threads: value of OMP_NUM_THREADS for them, unless the user
+    has set one.
     on_death: gets the return code as ``subprocess`` has it, negative for a signal.
     """
 
@@ -38,6 +38,7 @@ class ForkServerLink:
         job_fd: int,
         open_files: tuple[int, int],
         *,
+        threads: int,
         on_packet: Callable[[dict[str, Any]], None],
         on_death: Callable[[int], None],
     ) -> None:
@@ -64,7 +65,7 @@ class ForkServerLink:
                 python=[prepared.python] if prepared.python else (),
                 flags=prepared.python_flags,
             ),
-            environment=_environment(prepared),
+            environment=_environment(prepared, threads),
             directory=prepared.directory,
             pass_fds=(theirs.fileno(), job_fd),
         )
@@ -143,9 +144,6 @@ class ForkServerLink:
             self._process.wait(timeout=1.0)
 
 
-def _environment(prepared: wire.Prepare) -> dict[str, str]:
+def _environment(prepared: wire.Prepare, threads: int) -> dict[str, str]:
     """Return the environment of the forkserver, with variables that libraries read when they are imported."""
-    environment = {**os.environ, **prepared.environment}
-    threads = max(1, usable_cpus() // max(1, prepared.workers))
-    environment.setdefault("OMP_NUM_THREADS", str(threads))
-    return environment
+    return {"OMP_NUM_THREADS": str(threads), **os.environ, **prepared.environment}

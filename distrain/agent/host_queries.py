@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -93,12 +94,18 @@ class HostQueries:
 
 
 def _inspect(asked: wire.InspectHost) -> wire.InspectionResult:
+    from distrain.hosts.gpu_health import gpu_health
+    from distrain.hosts.gpus import find_gpus
     from distrain.shipping.cache_cleaning import size_by_kind
     from distrain.shipping.host_cache import existing_cache
 
-    cache = existing_cache() if asked.with_cache else None
+    if not asked.is_thorough:
+        return inspect(asked)
+    cache = existing_cache()
     cache_bytes = sum(size_by_kind(cache).values()) if cache is not None else 0
-    return replace(inspect(asked), cache_bytes=cache_bytes)
+    gpus, _ = find_gpus(os.environ)
+    health = [asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})]
+    return replace(inspect(asked), cache_bytes=cache_bytes, gpus=health)
 
 
 def _empty_cache() -> wire.CacheEmptied:

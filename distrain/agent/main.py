@@ -23,16 +23,19 @@ from distrain.agent.forkserver_link import ForkServerLink
 from distrain.agent.guard import beat, clear_cache, scheduler_signals, stand_guard
 from distrain.agent.host_queries import HostQueries
 from distrain.agent.host_setup import HostSetup
+from distrain.agent.rank_cpus import RankCpus, rank_cpus
 from distrain.agent.worker_pipes import WorkerPipes, WorkerRelay
 from distrain.hosts.host_info import host_info
-from distrain.hosts.network import interface_variables, network_id, own_address
+from distrain.hosts.network import interface_variables, interfaces, network_id, own_address
 from distrain.storage.order_link import OrderLink
 from distrain.system import process, scratch
 from distrain.system.loop import Loop
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from distrain.hosts.host import Gpu
 
 STACKS_TIMEOUT_S = 1.0
 """Seconds to wait for the stacks of workers that continue to run."""
@@ -87,7 +90,9 @@ class Agent:
         self._scratch_path = scratch_path
         self._guard = os.getppid()
         self._up = Channel(*process.private_stdio())
+        self._gpus: Sequence[Gpu] = ()
         self._prepared: wire.Prepare | None = None
+        self._cpus = RankCpus((), 1)
         self._job_fd = -1
         self._has_job = False
         self._forkserver: ForkServerLink | None = None
@@ -133,6 +138,7 @@ class Agent:
 
     def _hello(self) -> wire.Hello:
         info = host_info(with_gpus=self._with_gpus)
+        self._gpus = info.gpus or ()
         return wire.Hello(
             wire=wire.WIRE_VERSION,
             distrain=wire.DISTRAIN_VERSION,
@@ -146,6 +152,7 @@ class Agent:
             driver_problem=info.driver_problem,
             network=network_id(),
             address=own_address(),
+            interfaces=interfaces(),
             executable=sys.executable,
             package=str(process.own_package()),
         )
@@ -248,6 +255,11 @@ class Agent:
     def _prepare(self, message: wire.Prepare) -> None:
         fits = self._forkserver is not None and self._forkserver.ready and self._forkserver.fits(message)
         self._prepared = replace(message, body=b"")
+        try:
+            self._cpus = rank_cpus(self._prepared, self._gpus)
+        except ValueError as error:
+            self._fail(str(error))
+            return
         if self._job_fd < 0:
             self._job_fd = _anonymous_file()
         _overwrite(self._job_fd, message.body)
@@ -283,6 +295,7 @@ class Agent:
             self._prepared,
             self._job_fd,
             self._open_files,
+            threads=self._cpus.threads,
             on_packet=self._on_forkserver,
             on_death=self._on_forkserver_death,
         )
@@ -418,11 +431,12 @@ class Agent:
     def _spawn_waiting(self) -> None:
         if self._forkserver is None or not self._forkserver.ready:
             return
-        for worker in self._workers.values():
+        for local_rank, worker in enumerate(self._workers.values()):
             if not worker.spawned and not worker.exited:
                 worker.spawned = True
+                order = {"kind": "spawn", "rank": worker.rank, "cpus": self._cpus.of(local_rank)}
                 try:
-                    self._forkserver.send({"kind": "spawn", "rank": worker.rank}, worker.child_fds)
+                    self._forkserver.send(order, worker.child_fds)
                 except OSError as error:
                     self._fail(f"cannot start rank {worker.rank}: {error}")
                 worker.close_child_fds()

@@ -86,6 +86,8 @@ def _scaling_config(options: argparse.Namespace, hosts: Sequence[HostSpec]) -> S
         num_workers=_num_workers(options, hosts),
         use_gpu=options.use_gpu,
         start_method=options.start_method,
+        numa_binding=options.numa_binding,
+        interface=options.interface,
         hosts=options.hosts,
         hostfile=options.hostfile,
         transport=options.transport,
@@ -198,6 +200,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
         sys_path=user_path,
         environment=environment_variables(options.env),
         own_environment=os.environ,
+        interface=scaling.interface or "",
     )
     preflight = Preflight(transports, settings, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:

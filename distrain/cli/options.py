@@ -6,8 +6,9 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, get_args
 
+from distrain.config import NumaBinding
 from distrain.hosts.hostfile import ALWAYS_SET
 from distrain.system.ray_names import did_you_mean
 from distrain.system.version import __version__
@@ -142,6 +143,17 @@ def _add_placement_options(parser: argparse.ArgumentParser) -> None:
         help="environment variable for all workers; without a value, it keeps its value from here",
     )
     add("--use-gpu", action="store_true", help="give every worker a GPU")
+    add(
+        *("--numa-binding", "--numa_binding"),
+        choices=get_args(NumaBinding),
+        help="bind each worker to CPUs near its GPU, as torchrun does (default: it may use all CPUs)",
+    )
+    add(
+        "--interface",
+        metavar="NAME",
+        help="network interface over which workers of different hosts connect, such as ib0 (default: the one that leads"
+        " to rank 0's host)",
+    )
     methods = ("forkserver", "spawn")
     add("--start-method", choices=methods, default="forkserver", help="how workers start (default: forkserver)")
 

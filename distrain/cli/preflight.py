@@ -40,6 +40,8 @@ from distrain.decisions.host_checks import (
 from distrain.decisions.host_pool import HostPool, Readiness, info_of
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.errors import ResourcesError
+from distrain.hosts.gpu_health import GpuHealth
+from distrain.hosts.host import interface_problem
 from distrain.hosts.inspection import package_versions
 from distrain.storage.paths import choose_run
 from distrain.system import process
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distrain.connection.transport import Transport
-    from distrain.hosts.host import HostSettings
+    from distrain.hosts.host import HostInfo, HostSettings
 
 PACKAGES = ("torch", "cloudpickle")
 """Packages whose versions are compared, in addition to Python and distrain."""
@@ -69,6 +71,7 @@ class _Host:
     settings: HostSettings
     link: AgentLink | None = None
     hello: wire.Hello | None = None
+    info: HostInfo | None = None
     asked_at: float = 0.0
     inspected: wire.InspectionResult | None = None
     ahead_s: float = 0.0
@@ -84,6 +87,10 @@ class _Host:
     def brings_project(self) -> bool:
         """True if a run brings the user's code there if necessary."""
         return self.transport.ships and self.transport.host.cwd is None
+
+    @property
+    def gpus(self) -> list[GpuHealth]:
+        return [GpuHealth(**gpu) for gpu in self.inspected.gpus] if self.inspected is not None else []
 
     @property
     def is_connected(self) -> bool:
@@ -284,7 +291,7 @@ class Preflight:
             storage=str(self._storage) if shared else "",
             probe_file=str(self._probe_file) if shared else "",
             content=self._id,
-            with_cache=True,
+            is_thorough=True,
         )
         checks = self._checks = HostChecks(
             {host.name: question(host.settings) for host in hosts},
@@ -321,7 +328,10 @@ class Preflight:
                 if host.brings_project and message.executable != sys.executable:
                     path = for_another_interpreter(self._sys_path)
                     host.settings = replace(host.settings, sys_path=path)
-                self._pool.mark_connected(host.name, info_of(host.name, message, host.settings))
+                host.info = info_of(host.name, message, host.settings)
+                self._pool.mark_connected(host.name, host.info)
+                if problem := interface_problem(host.settings.interface, message.interfaces):
+                    self._fail(Finding(host.name, "address", problem))
             case wire.InspectionResult():
                 self._on_inspected(host, message)
             case wire.CacheEmptied():
@@ -342,6 +352,7 @@ class Preflight:
             *([] if host.brings_project else directory_findings(host.name, result, host.settings.directory)),
             *host_checks.disk_findings(host.name, result, str(self._storage)),
             *host_checks.clock_findings(host.name, host.ahead_s, uncertain_s),
+            *host_checks.gpu_health_findings(host.name, host.gpus),
             *host_checks.gpu_findings(
                 host.name, host.hello, host.settings, named=named, workers=workers, use_gpu=use_gpu
             ),
@@ -376,6 +387,7 @@ class Preflight:
                 "RAM free": f"{_gib(min(result.memory_free_bytes, memory))} of {_gib(memory)} GiB",
                 "disk free": f"{_gib(result.disk_free_bytes)} GiB",
                 "cache": f"{result.cache_bytes / 1e6:,.0f} MB",
+                "GPU free": _least_free(host.gpus),
                 "GPUs": _gpus([gpu["name"] for gpu in hello.gpus or ()]),
             }
         if (port := host.probe_port) is not None:
@@ -389,12 +401,11 @@ def _interrupt(number: int) -> None:
 
 def _addresses(hosts: Sequence[_Host]) -> dict[str, str]:
     """Return where each host is reached by the others: on loopback if all are one machine; empty if unknown."""
-    hellos = {host.name: host.hello for host in hosts if host.hello is not None}
-    networks = {hello.network for hello in hellos.values()}
+    infos = {host.name: host.info for host in hosts if host.info is not None}
+    networks = {info.network for info in infos.values()}
     if len(networks) == 1 and networks != {""}:
-        return dict.fromkeys(hellos, _LOOPBACK)
-    local = [host.name for host in hosts if host.settings.is_local]
-    return {name: "" if name in local else hello.address for name, hello in hellos.items()}
+        return dict.fromkeys(infos, _LOOPBACK)
+    return {name: info.address for name, info in infos.items()}
 
 
 def _end_finding(host: _Host, link: AgentLink) -> Finding:
@@ -436,3 +447,10 @@ def _gib(amount: int) -> str:
 
 def _gpus(names: Sequence[str]) -> str:
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "none"
+
+
+def _least_free(gpus: Sequence[GpuHealth]) -> str:
+    """Return the free memory of the GPU that has the least; empty if it is not known."""
+    known = [gpu for gpu in gpus if gpu.memory_bytes]
+    gpu = min(known, key=lambda gpu: gpu.free_bytes, default=None)
+    return "" if gpu is None else f"{_gib(gpu.free_bytes)} of {_gib(gpu.memory_bytes)} GiB"

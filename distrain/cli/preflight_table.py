@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     *("host", "reached", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),
-    *("slots", "CPUs", "RAM free", "disk free", "cache", "GPUs"),
+    *("slots", "CPUs", "RAM free", "disk free", "cache", "GPUs", "GPU free"),
 )
 
 

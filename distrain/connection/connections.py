@@ -20,7 +20,7 @@ from distrain.connection.agent_link import (
 )
 from distrain.connection.transport import LocalTransport
 from distrain.decisions.events import HostLost
-from distrain.hosts.host import Gpu, gpu_problem
+from distrain.hosts.host import Gpu, gpu_problem, interface_problem
 from distrain.system import process
 from distrain.system.log import warn
 
@@ -144,7 +144,8 @@ class Connections:
         return agent_argv(transport, ids, run_id, self._gpus(transport), *([lost] if lost else []), flags=flags)
 
     def _gpus(self, transport: Transport) -> str:
-        return "gpus" if self._request.scaling.use_gpu or transport.host.gpus else "no-gpus"
+        scaling = self._request.scaling
+        return "gpus" if scaling.use_gpu or scaling.numa_binding or transport.host.gpus else "no-gpus"
 
     def _id_on(self, name: str) -> str:
         return f"{self._request.run_id}.{self._position[name]}"
@@ -154,16 +155,21 @@ class Connections:
             self._drop(link, message.text)
             return
         if isinstance(message, wire.Hello):
-            named, found = self._transports[link.name].host.gpus, [Gpu(**gpu) for gpu in message.gpus or ()]
-            problem = gpu_problem(named, found)
-            if problem and (found or self._request.scaling.use_gpu):
+            if problem := self._problem_of(link.name, message):
                 self._drop(link, problem)
                 return
-            if problem:  # perhaps GPUs of another vendor, which NVML does not list
-                warn(f"{link.name}: {problem}")
             self._greeted.add(link.name)
             link.send(_PING)  # its lease begins
         self._on_message(link.name, message)
+
+    def _problem_of(self, name: str, hello: wire.Hello) -> str | None:
+        """Return why the ranks cannot use the GPUs and the interface that the user has named, or None."""
+        found = [Gpu(**gpu) for gpu in hello.gpus or ()]
+        problem = gpu_problem(self._transports[name].host.gpus, found)
+        if problem and not found and not self._request.scaling.use_gpu:
+            warn(f"{name}: {problem}")  # perhaps GPUs of another vendor, which NVML does not list
+            problem = None
+        return problem or interface_problem(self._request.hosts[name].interface, hello.interfaces)
 
     def _drop(self, link: AgentLink, why: str) -> None:
         link.drop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distrain.hosts.host import HostSettings
@@ -34,11 +35,13 @@ def settings_for(
     sys_path: Sequence[str],
     environment: Mapping[str, str],
     own_environment: Mapping[str, str],
+    interface: str = "",
 ) -> dict[str, HostSettings]:
     """Return the settings of each host's workers: those of this process, unless the hostfile has others.
 
     environment: variables that the user has set for all workers.
     own_environment: the environment of this process.
+    interface: see :class:`~distrain.hosts.host.HostSettings`.
     """
     forwarded: dict[tuple[bool, bool], dict[str, str]] = {}  # by kind of host, as it takes long
     settings = {}
@@ -47,7 +50,8 @@ def settings_for(
         kind = (host.is_local, host.python is None)
         if kind not in forwarded:
             forwarded[kind] = {**_forwarded(own_environment, host), **environment}
-        settings[host.name] = _settings(transport, directory, sys_path, forwarded[kind])
+        own = _settings(transport, directory, sys_path, forwarded[kind])
+        settings[host.name] = replace(own, interface=interface)
     return settings
 
 

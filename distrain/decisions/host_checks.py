@@ -15,9 +15,10 @@ from distrain.decisions.failures import name_hosts
 from distrain.hosts.host import Gpu, gpu_problem, hidden_gpus_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from distrain.decisions.events import RunRequest
+    from distrain.hosts.gpu_health import GpuHealth
     from distrain.hosts.host import HostSettings
 
 ANSWER_TIMEOUT_S = 15.0
@@ -27,6 +28,8 @@ MIN_FREE_DISK_BYTES = 1 << 30
 MOST_FULLY_CONNECTED = 32
 """Number of hosts up to which each host connects to all others."""
 _FURTHER_PEERS = 4
+_MEMORY_OF_DRIVER = 0.05
+"""Share of a GPU's memory that its driver may take without any process."""
 _NETWORK_VARIABLES = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 
@@ -213,14 +216,14 @@ def inspection(
     storage: str = "",
     probe_file: str = "",
     content: str = "",
-    with_cache: bool = False,
+    is_thorough: bool = False,
 ) -> wire.InspectHost:
     """Return the question about what workers with these settings find on their host.
 
     own_versions: names the packages whose versions matter.
     storage: the directory that the host must be able to write; empty if there is none to try.
     probe_file, content: a file below ``storage`` that this machine has written, and a text in it.
-    with_cache: count what distrain stores there.
+    is_thorough: see :class:`~distrain.wire.InspectHost`.
     """
     return wire.InspectHost(
         directory=settings.directory,
@@ -229,7 +232,7 @@ def inspection(
         storage=storage,
         probe_file=probe_file,
         nonce=content,
-        with_cache=with_cache,
+        is_thorough=is_thorough,
     )
 
 
@@ -367,3 +370,30 @@ def gpu_findings(
         return []
     text = ". ".join(filter(None, (problem, hello.driver_problem)))
     return [Finding(host, "GPUs", text, is_fatal=bool(problem) and (bool(gpus) or use_gpu))]
+
+
+def gpu_health_findings(host: str, gpus: Sequence[GpuHealth]) -> list[Finding]:
+    """Return a warning for each problem of GPUs that slows a run down or may end it."""
+    numbers: dict[str, list[str]] = {}
+    for gpu in gpus:
+        for text in _problems_of(gpu):
+            numbers.setdefault(text, []).append(str(gpu.index))
+    return [Finding(host, "GPUs", f"GPU {', '.join(those)}: {text}", is_fatal=False) for text, those in numbers.items()]
+
+
+def _problems_of(gpu: GpuHealth) -> Iterator[str]:
+    taken = gpu.memory_bytes - gpu.free_bytes
+    shown = f"{taken / 2**30:.1f} of {gpu.memory_bytes / 2**30:.1f} GiB are taken"
+    if gpu.processes:
+        yield f"used by {', '.join(gpu.processes)}; {shown}"
+    elif taken > _MEMORY_OF_DRIVER * gpu.memory_bytes:
+        yield f"{shown}, by a process that cannot be seen from there: perhaps of another container"
+    if gpu.repair == "failed":
+        yield "faulty memory, and no spare memory left to replace it; have the GPU exchanged"
+    elif gpu.repair:
+        yield "faulty memory, which is replaced when the GPU is reset: nvidia-smi --gpu-reset, or restart the host"
+    if gpu.memory_errors:
+        count = f"{gpu.memory_errors} uncorrectable memory error{'s' if gpu.memory_errors > 1 else ''}"
+        yield f"{count} since the driver was loaded; each ends a run; have the GPU exchanged if more follow"
+    if gpu.slowed_by:
+        yield f"slowed down by {' and '.join(gpu.slowed_by)} ({gpu.celsius} °C); look at its cooling and power"

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from distrain.decisions.failures import name_hosts
-from distrain.hosts.host import Gpu, HostInfo
+from distrain.hosts.host import Gpu, HostInfo, chosen_interface
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -40,6 +40,8 @@ _MOST_TRIES = 6
 
 def info_of(name: str, hello: wire.Hello, settings: HostSettings) -> HostInfo:
     """Return what is known about a host after its HELLO."""
+    interface = chosen_interface(settings.interface, hello.interfaces)
+    own_address = "" if settings.is_local else hello.address  # a local agent sees the user's own ssh connection
     return HostInfo(
         name=name,
         cpus=hello.cpus,
@@ -48,7 +50,8 @@ def info_of(name: str, hello: wire.Hello, settings: HostSettings) -> HostInfo:
         driver_problem=hello.driver_problem,
         slots=settings.slots,
         network=hello.network,
-        address="" if settings.is_local else hello.address,  # a local agent sees the user's own ssh connection
+        address=hello.interfaces[interface] if interface else own_address,
+        interface=interface,
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.decisions.failures import name_hosts
 from distrain.errors import LaunchError, ResourcesError
+from distrain.hosts.host import collective_variables
 from distrain.hosts.world import RankPlan, WorldPlan
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def make_plan(hosts: Sequence[HostInfo], scaling: ScalingConfig, *, num_workers:
         shares_gpu=len(set(boards)) < len(boards),
         shares_network=len(used) == 1 or (len(networks) == 1 and networks != {""}),
         addresses=tuple(host.address for host in used),
+        interfaces=tuple(host.interface for host in used),
     )
 
 
@@ -213,7 +215,7 @@ def worker_spec(
             **visible_devices(rank),
             **request.backend.environment(plan, rank, rendezvous.endpoints),
         },
-        defaults={**rendezvous_network(plan), **RANK_DEFAULTS, **request.backend.defaults},
+        defaults={**rendezvous_network(plan, rank.node_rank), **RANK_DEFAULTS, **request.backend.defaults},
         checkpoint=checkpoint,
         directory=settings.directory,
         sys_path=list(settings.sys_path),
@@ -319,9 +321,13 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def rendezvous_network(plan: WorldPlan) -> dict[str, str]:
-    """Return the variables that bind collectives to the loopback interface, if all ranks share one.
+def rendezvous_network(plan: WorldPlan, node_rank: int = 0) -> dict[str, str]:
+    """Return the variables that bind the collectives of a host's ranks to an interface: loopback if all ranks share it.
 
-    Gloo finds it by itself only if the host's name resolves to it. On several machines each agent finds the interface.
+    Gloo finds that by itself only if the host's name resolves to it. On several machines it is the interface that the
+    user has chosen. Without a choice, each agent finds the one that leads to rank 0's host.
     """
-    return {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE} if plan.shares_network else {}
+    if plan.shares_network:
+        return {"GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE}
+    interface = plan.interfaces[node_rank]
+    return collective_variables(interface) if interface else {}

@@ -386,6 +386,8 @@ class RunStateMachine:
             is_local=settings.is_local,
             workers=workers,
             body=request.job.blob,
+            numa_binding=request.scaling.numa_binding or "",
+            gpus_per_worker=request.scaling.gpus_per_worker,
         )
 
     # -- an attempt begins: ports are reserved, workers start ------------------------------------------------------

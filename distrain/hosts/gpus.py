@@ -106,10 +106,17 @@ _INIT_HINTS = {
 
 def _board(nvml: Any, index: int) -> list[Gpu]:
     device = nvml.nvmlDeviceGetHandleByIndex(index)
-    name, uuid = nvml.nvmlDeviceGetName(device), nvml.nvmlDeviceGetUUID(device)
-    if not _is_split(nvml, device):
-        return [Gpu(name=name, uuid=uuid, board=uuid)]
-    return [Gpu(name=name, uuid=instance, board=uuid) for instance in _mig_uuids(nvml, device)]
+    name, uuid, pci = nvml.nvmlDeviceGetName(device), nvml.nvmlDeviceGetUUID(device), _pci_address(nvml, device)
+    uuids = _mig_uuids(nvml, device) if _is_split(nvml, device) else [uuid]
+    return [Gpu(name=name, uuid=own, board=uuid, pci=pci) for own in uuids]
+
+
+def _pci_address(nvml: Any, device: Any) -> str:
+    try:
+        info = nvml.nvmlDeviceGetPciInfo(device)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return ""
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
 def _is_split(nvml: Any, device: Any) -> bool:

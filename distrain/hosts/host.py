@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 MIRROR = "DISTRAIN_MIRROR"
 """Environment variable of workers: the directory below which their host has copies of the user's files."""
@@ -16,12 +16,14 @@ MIRROR = "DISTRAIN_MIRROR"
 class Gpu:
     """A device that CUDA can show to a process: a whole GPU, or a MIG instance of one.
 
-    name: name of the product. uuid: accepted by CUDA_VISIBLE_DEVICES. board: UUID of the physical GPU.
+    name: name of the product. uuid: accepted by CUDA_VISIBLE_DEVICES. board: UUID of the physical GPU. pci: its PCI
+    address as below /sys/bus/pci/devices; empty if unknown.
     """
 
     name: str
     uuid: str
     board: str
+    pci: str = ""
 
     @property
     def is_mig(self) -> bool:
@@ -52,6 +54,29 @@ def _shown_as(entry: str, left: Sequence[Gpu]) -> list[Gpu]:
     return [gpu for gpu in left if gpu.board in boards[:1]]
 
 
+def collective_variables(interface: str) -> dict[str, str]:
+    """Return variables that make Gloo and NCCL connect over an interface."""
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}  # '=' excludes eth10 for eth1
+
+
+def chosen_interface(wanted: str, found: Iterable[str]) -> str:
+    """Return the first of the interfaces ``ib0,eth1`` that a host has; empty if it has none of them."""
+    names = set(found)
+    return next((name for name in wanted.split(",") if name in names), "")
+
+
+def interface_problem(wanted: str, found: Mapping[str, str]) -> str | None:
+    """Return the problem with the interfaces that the user wants, or None.
+
+    found: the address of each interface of the host that can be used.
+    """
+    if not wanted or chosen_interface(wanted, found):
+        return None
+    has = ", ".join(f"{name} ({address})" for name, address in found.items()) or "none but loopback"
+    names = wanted.replace(",", " or ")
+    return f"it has no network interface {names} that is up and has an address (interface={wanted!r}); it has {has}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInfo:
     """Resources that an agent has found on its host.
@@ -63,6 +88,7 @@ class HostInfo:
     slots: number of ranks that the user allows on it; None for any number.
     network: hosts with the same value share a loopback interface; empty if unknown.
     address: the address under which other hosts reach it; empty if unknown.
+    interface: the one that the user has chosen for the traffic between hosts; empty if there was no choice.
     """
 
     name: str
@@ -73,6 +99,7 @@ class HostInfo:
     slots: int | None = None
     network: str = ""
     address: str = ""
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +110,7 @@ class HostSettings:
     slots: number of ranks that it takes; None for any number.
     directory, environment: of its workers.
     sys_path: of its workers; None stands for the entries of the host's own interpreter.
+    interface: names of interfaces, such as ``ib0,eth1``; the ranks connect over the first one that the host has.
     """
 
     lease_s: float
@@ -91,6 +119,7 @@ class HostSettings:
     directory: str
     sys_path: Sequence[str | None]
     environment: Mapping[str, str] = field(default_factory=dict)
+    interface: str = ""
 
 
 def hidden_gpus_problem(settings: HostSettings) -> str | None:

@@ -7,8 +7,11 @@ import fcntl
 import ipaddress
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from distrain.hosts.host import collective_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,8 +19,11 @@ if TYPE_CHECKING:
 _ANY_PORT = 9
 _ANYWHERE = "192.0.2.1"
 """An address that no host has (RFC 5737). Packets to it would take the default route."""
-_SIOCGIFADDR, _IFREQ_BYTES = 0x8915, 40
-"""Linux: the request for the address of an interface, and the size of its struct ifreq."""
+_SIOCGIFFLAGS, _SIOCGIFADDR, _IFREQ_BYTES = 0x8913, 0x8915, 40
+"""Linux: requests for the state and the address of an interface, and the size of their struct ifreq (netdevice(7))."""
+_UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+"""Lines of address, index, prefix length, scope, flags and interface, all but the last in hexadecimal digits."""
 
 
 def network_id() -> str:
@@ -45,22 +51,35 @@ def _addresses() -> Iterator[str]:
     for peer in filter(None, (os.environ.get("SLURM_LAUNCH_NODE_IPADDR"), _ANYWHERE)):
         with contextlib.suppress(OSError):
             yield address_toward(peer)
-    yield from _interface_addresses()
+    yield from interfaces().values()
 
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _interface_addresses() -> list[str]:
-    """Return the IPv4 address of each interface that has one."""
-    found = []
+def interfaces() -> dict[str, str]:
+    """Return the address of each interface that is up, but not of loopback: IPv4, or else IPv6 of global scope."""
+    found, running = {}, []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
+            request = name.encode().ljust(_IFREQ_BYTES, b"\0")
             with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(_IFREQ_BYTES, b"\0"))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return found
+                flags = int.from_bytes(fcntl.ioctl(probe, _SIOCGIFFLAGS, request)[16:18], sys.byteorder)
+                if flags & _LOOPBACK or (~flags & (_UP | _RUNNING)):
+                    continue
+                running.append(name)
+                found[name] = socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
+    return found | {name: address for name, address in _ipv6_addresses() if name in running and name not in found}
+
+
+def _ipv6_addresses() -> Iterator[tuple[str, str]]:
+    """Yield interfaces and their addresses of global scope."""
+    with contextlib.suppress(OSError):
+        for line in _IPV6_ADDRESSES.read_text().splitlines():
+            digits, _, _, scope, _, name = line.split()
+            if scope == "00":
+                yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
 
 
 def address_toward(peer: str) -> str:
@@ -90,5 +109,4 @@ def interface_variables(peer: str) -> dict[str, str]:
     By default, Gloo binds to loopback if the name of the host does not resolve, and its peers then wait for minutes;
     NCCL takes the first interface that looks usable. Raises OSError if there is no route to ``peer``.
     """
-    name = interface_of(address_toward(peer))
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # '=' excludes eth10 for eth1
+    return collective_variables(interface_of(address_toward(peer)))

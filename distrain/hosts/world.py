@@ -38,12 +38,14 @@ class WorldPlan:
     shares_network: all hosts share the network of one machine, so that their ranks can connect over its loopback
         interface.
     addresses: the address at which other hosts reach each host; empty if it is not known.
+    interfaces: the network interface of each host that the user has chosen; empty where there was no choice.
     """
 
     ranks: tuple[RankPlan, ...]
     shares_gpu: bool = False
     shares_network: bool = True
     addresses: tuple[str, ...] = ("",)
+    interfaces: tuple[str, ...] = ("",)
 
     @property
     def world_size(self) -> int:

@@ -51,7 +51,9 @@ class LaunchedRun:
 
         Raises LaunchError if a rank does not see the run directory, or cannot connect to this process.
         """
-        name = self._group.launcher.name
+        name, scaling = self._group.launcher.name, self._request.scaling
+        if scaling.numa_binding:
+            warn(f"ScalingConfig.numa_binding has no effect: {name} has started the ranks, and may bind them itself")
         if self._request.failure_config.max_failures:
             warn(f"FailureConfig.max_failures has no effect: {name} has started the ranks, and may restart them")
         offer, connections = self._meet()

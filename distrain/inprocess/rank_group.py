@@ -24,9 +24,10 @@ from distrain.context import TrainContext
 from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop, preempted
 from distrain.decisions.placement import RANK_DEFAULTS, make_plan, rendezvous_network, visible_devices
 from distrain.errors import ControllerError, DistrainError, LaunchError, PreemptionError, WorkerGroupError
+from distrain.hosts.host import chosen_interface, collective_variables, interface_problem
 from distrain.hosts.host_info import host_info
 from distrain.hosts.inspection import storage_problem
-from distrain.hosts.network import interface_variables
+from distrain.hosts.network import interface_variables, interfaces
 from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.inprocess.rank_channel import RankChannel, connect
 from distrain.inprocess.rank_process import current, environment, module_path, only_one, signals
@@ -109,7 +110,11 @@ def join(launcher: OuterLauncher, request: RunRequest, work: Work) -> Iterator[R
     plan = make_plan([facts], request.scaling, num_workers=1 if has_own_gpus else launcher.local_world_size)
     placed = plan.ranks[0 if has_own_gpus else launcher.local_rank]
     [settings] = request.hosts.values()
-    defaults = {**_network(launcher, plan), **RANK_DEFAULTS, **request.backend.defaults}
+    defaults = {
+        **_network(launcher, plan, request.scaling.interface or ""),
+        **RANK_DEFAULTS,
+        **request.backend.defaults,
+    }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
     variables = {**unset, **visible_devices(placed), **settings.environment, **launcher.environment}
     facts_of_rank = replace(
@@ -129,10 +134,18 @@ def join(launcher: OuterLauncher, request: RunRequest, work: Work) -> Iterator[R
             group.leave()
 
 
-def _network(launcher: OuterLauncher, plan: WorldPlan) -> dict[str, str]:
-    """Return the variables that name the interface over which the ranks connect; none if that is not known."""
+def _network(launcher: OuterLauncher, plan: WorldPlan, wanted: str) -> dict[str, str]:
+    """Return the variables that name the interface over which the ranks connect; none if that is not known.
+
+    wanted: interfaces that the user has chosen. Raises LaunchError if this host has none of them.
+    """
+    found = interfaces() if wanted else {}
+    if problem := interface_problem(wanted, found):
+        raise LaunchError(f"{socket.gethostname()}: {problem}")
     if launcher.is_one_host:
         return rendezvous_network(plan)
+    if wanted:
+        return collective_variables(chosen_interface(wanted, found))
     with contextlib.suppress(OSError):
         variables = interface_variables(launcher.address)
         if "lo" not in variables.values():  # rank 0 may know itself by such an address

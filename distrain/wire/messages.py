@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -98,8 +98,8 @@ class Hello(Message):
     """The first message of an agent: its versions, and what its host has.
 
     gpus: the fields of each :class:`~distrain.hosts.host.Gpu`, or None if the agent was not asked to look for them.
-    driver_problem, network, address: see :class:`~distrain.hosts.host.HostInfo`. executable: its interpreter. package:
-    the directory of its distrain.
+    driver_problem, network, address: see :class:`~distrain.hosts.host.HostInfo`. interfaces: the address of each
+    interface that is up. executable: its interpreter. package: the directory of its distrain.
 
     Agent -> coordinator; may be answered by :class:`Prepare`.
     """
@@ -116,6 +116,7 @@ class Hello(Message):
     driver_problem: str = ""
     network: str = ""
     address: str = ""
+    interfaces: dict[str, str] = field(default_factory=dict)
     executable: str = ""
     package: str = ""
 
@@ -126,7 +127,7 @@ class Prepare(Message):
 
     body: the pickled job. lease_s: seconds of silence after which agent and coordinator count each other as lost.
     is_local: the host is the coordinator's own, reached without ssh. workers: how many there will be. python: their
-    interpreter; empty for the agent's own.
+    interpreter; empty for the agent's own. numa_binding: see :class:`~distrain.config.ScalingConfig`; empty for none.
 
     Coordinator -> agent.
     """
@@ -141,6 +142,8 @@ class Prepare(Message):
     workers: int
     body: bytes
     python: str = ""
+    numa_binding: str = ""
+    gpus_per_worker: float = 0
 
 
 @message
@@ -376,8 +379,9 @@ class InspectHost(Message):
 
     directory, sys_path: those of the workers. packages: names of packages whose versions are compared. storage: a
     directory in which a file has to be written and deleted; empty if there is none. probe_file: the name of a file in
-    it that holds ``nonce``, if the directory is the one that the coordinator's machine has. with_cache: count what
-    distrain stores there, which takes a while. executable: the interpreter of the workers; empty for the agent's own.
+    it that holds ``nonce``, if the directory is the one that the coordinator's machine has. is_thorough: look also at
+    the health of GPUs, and count what distrain stores there, which takes a while. executable: the interpreter of the
+    workers; empty for the agent's own.
 
     Coordinator -> agent; answered by :class:`InspectionResult`.
     """
@@ -388,7 +392,7 @@ class InspectHost(Message):
     storage: str = ""
     probe_file: str = ""
     nonce: str = ""
-    with_cache: bool = False
+    is_thorough: bool = False
     executable: str = ""
 
 
@@ -397,7 +401,8 @@ class InspectionResult(Message):
     """The state of the host. Numbers of bytes are 0 if unknown.
 
     received, sent: seconds since the epoch by the host's clock. versions: None for a package that is not installed,
-    empty for one without a version. executable: the interpreter that has these packages.
+    empty for one without a version. executable: the interpreter that has these packages. gpus: the fields of each
+    :class:`~distrain.hosts.gpu_health.GpuHealth`.
 
     Agent -> coordinator.
     """
@@ -411,6 +416,7 @@ class InspectionResult(Message):
     memory_free_bytes: int
     cache_bytes: int = 0
     executable: str = ""
+    gpus: list[dict[str, Any]] = field(default_factory=list)
 
 
 @message

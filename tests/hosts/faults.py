@@ -1,4 +1,5 @@
-"""Faults of hosts: another interpreter, a disk that is not shared, a blocked way to another host."""
+"""Peculiarities of hosts: another interpreter, a disk that is not shared, a blocked way to another host, a second
+network."""
 
 from __future__ import annotations
 
@@ -47,3 +48,21 @@ def blocked_pair(lab: Lab) -> Iterator[None]:
         yield
     finally:
         assert lab.run("alpha", "ip", "neigh", "del", "10.77.0.12", "dev", "eth0").returncode == 0
+
+
+@contextlib.contextmanager
+def second_network(lab: Lab, *hosts: str) -> Iterator[None]:
+    """Give hosts the interface ib0 on a network of their own: the first one has the address 10.88.0.1."""
+    for number, host in enumerate(hosts, start=1):
+        for command in (
+            "link add ib0 link eth0 type macvlan mode bridge",
+            f"address add 10.88.0.{number}/24 dev ib0",
+            "link set ib0 up",
+        ):
+            done = lab.run(host, "ip", *command.split())
+            assert done.returncode == 0, done.stderr
+    try:
+        yield
+    finally:
+        for host in hosts:
+            lab.run(host, "ip", "link", "del", "ib0")

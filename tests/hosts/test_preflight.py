@@ -26,6 +26,7 @@ from tests.hosts.conftest import over
 from tests.hosts.faults import blocked_pair, own_disk, python_with, site_of
 from tests.hosts.lab import make_other_python
 from tests.hosts.one_machine import EXECUTES
+from tests.nvml import make_driver
 from tests.process.conftest import make_fake_ssh
 
 if TYPE_CHECKING:
@@ -74,6 +75,25 @@ def test_three_hosts_that_are_well_are_shown_with_what_they_have(user: User) -> 
         assert __version__ in words
     assert (empty, verdict) == ("", "3 hosts can train together")
     assert list((user.folder / "runs").iterdir()) == []
+
+
+@over("this_machine")
+def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> None:
+    """None of it keeps the host from training."""
+    environment = {"LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")), "FAKE_GPUS": "gstsuf"}
+    ran = user.checks(**environment, FAKE_USER=str(os.getpid()), CUDA_VISIBLE_DEVICES="0,1,2,3,4,5")
+    *_, verdict = ran.out.splitlines()
+    assert (ran.code, verdict) == (0, "this host can train")
+    assert "6.0 of 8.0 GiB" in ran.out
+    found = [line.removeprefix("! localhost: ") for line in ran.out.splitlines() if line.startswith("! ")]
+    assert [text.partition(";")[0] for text in found] == [
+        "GPU 1, 3: faulty memory, which is replaced when the GPU is reset: nvidia-smi --gpu-reset, or restart the host",
+        "GPU 1, 3: 2 uncorrectable memory errors since the driver was loaded",
+        "GPU 1, 3: slowed down by heat and the power supply (91 °C)",
+        "GPU 2: 2.0 of 8.0 GiB are taken, by a process that cannot be seen from there: perhaps of another container",
+        f"GPU 4: used by {psutil.Process().name()} (pid {os.getpid()})",
+        "GPU 5: faulty memory, and no spare memory left to replace it",
+    ]
 
 
 @over("fake_ssh")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import run_members, wait_until
 from tests.hosts.conftest import over
+from tests.hosts.faults import second_network
 from tests.hosts.lab import ROOT
 from tests.hosts.user import HEADER, MAIN, User
 
@@ -83,6 +84,33 @@ def test_several_hosts_never_meet_on_loopback(user: User) -> None:
     ran = user.trains(NETWORK, call + ', run={"worker_runtime_env": {"env_vars": {"MASTER_ADDR": "127.0.0.1"}}}')
     assert ran.code != 0
     assert "alpha: rank 0 cannot be reached from beta: 127.0.0.1 means another machine on each host" in ran.err
+
+
+CONNECTIONS = """
+import psutil
+from distrain.torch import TorchTrainer
+
+def train():
+    import torch
+    torch.distributed.all_reduce(torch.ones(1))
+    ends = {end.laddr.ip.removeprefix("::ffff:") for end in psutil.Process().net_connections("inet") if end.raddr}
+    distrain.report({"address": os.environ["MASTER_ADDR"], "nccl": os.environ["NCCL_SOCKET_IFNAME"],
+                     "ends": sorted(ends)})
+"""
+
+
+def test_ranks_connect_over_the_interface_that_the_user_has_chosen(user: User) -> None:
+    """Each host takes the first one of the list that it has. The hosts are named by addresses of another network."""
+    with second_network(user.lab, "alpha", "beta"):
+        call = 'TorchTrainer, num_workers=2, hosts="alpha:1,beta:1", interface="ib7,ib0"'
+        reports = user.trains(CONNECTIONS, call).reports()
+        assert [report["address"] for report in reports] == ["10.88.0.1"] * 2
+        assert [report["nccl"] for report in reports] == ["=ib0"] * 2
+        assert [report["ends"] for report in reports] == [["10.88.0.1"], ["10.88.0.2"]]
+        ran = user.launches("--hosts", "alpha:1,gamma:1", "--interface", "ib0", "script.py")
+    assert ran.code == 2
+    problem = "gamma: it has no network interface ib0 that is up and has an address (interface='ib0'); it has eth0 ("
+    assert problem in ran.err
 
 
 # -- what goes along -------------------------------------------------------------------------------------------------

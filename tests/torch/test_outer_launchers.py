@@ -28,11 +28,11 @@ PREAMBLE = (
 from distrain.torch import TorchConfig, TorchTrainer
 from distrain.worker.session import Session
 
-def fit(function, name=None, workers=1, trainer=TorchTrainer, **options):
+def fit(function, name=None, workers=1, trainer=TorchTrainer, scaling={}, **options):
     return trainer(
         function,
         train_loop_config={"name": name},
-        scaling_config=ScalingConfig(num_workers=workers),
+        scaling_config=ScalingConfig(num_workers=workers, **scaling),
         run_config=RunConfig(name=name, storage_path=FOLDER / "runs"),
         **({"torch_config": TorchConfig(timeout_s=20)} if trainer is TorchTrainer else {}),
         **options,
@@ -116,8 +116,9 @@ def train(config):
 environment = dict(os.environ)
 said["three"] = outcome(train, workers=3)
 said["elsewhere"] = outcome(train, trainer=DataParallelTrainer)
+said["network"] = outcome(train, scaling={"interface": "ib77"})
 said["before"] = (FOLDER / "runs").exists()
-said["first"] = outcome(train, "run", workers=2, metadata={"model": "small"})
+said["first"] = outcome(train, "run", workers=2, metadata={"model": "small"}, scaling={"numa_binding": "node"})
 result = fit(train, "run", workers=(1, 4), metadata={"model": "small"})
 said["result"] = {
     "path": result.path,
@@ -139,10 +140,11 @@ def test_all_ranks_are_equal(start: Callable[..., Started], tmp_path: Path, laun
     assert started.wait() == [0] * len(started.processes), started.output
     run = tmp_path / "runs" / "run"
     for number, said in enumerate(said_by(started)):
-        assert said["three"][0] == said["elsewhere"][0] == "LaunchError"
+        assert said["three"][0] == said["elsewhere"][0] == said["network"][0] == "LaunchError"
         assert "2 processes" in said["three"][1]
         assert "num_workers is 3" in said["three"][1]
         assert "TorchTrainer" in said["elsewhere"][1]
+        assert "it has no network interface ib77" in said["network"][1]
         assert not said["before"]
         for context in said["contexts"]:
             assert context["rank"] == [number] * 3
@@ -176,6 +178,7 @@ def test_all_ranks_are_equal(start: Callable[..., Started], tmp_path: Path, laun
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
     name = launcher.name if launcher.name != "pods" else "another launcher"
     assert started.output.count(f"distrain: training in the 2 processes that {name} has started") == 2
+    assert started.output.count("numa_binding has no effect") == 1
     assert started.output.count("distrain: finished") == 1
 
 

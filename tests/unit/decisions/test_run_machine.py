@@ -69,10 +69,12 @@ def order(slots: int, **options: Any) -> HostSettings:
     return HostSettings(**{"lease_s": LEASE_S, "slots": slots, "directory": "/work", "sys_path": ["/work"], **options})
 
 
-def hello(cpus: int = 4, gpus: int | None = None, network: str = "here", address: str = "") -> wire.Hello:
+def hello(
+    cpus: int = 4, gpus: int | None = None, network: str = "here", address: str = "", **interfaces: str
+) -> wire.Hello:
     return wire.Hello(
         wire=1, distrain="0", python="3.11", run_id="id", hostname="h", pid=1, cpus=cpus, memory_bytes=0, gpus=gpus,
-        network=network, address=address,
+        network=network, address=address, interfaces=interfaces,
     )  # fmt: skip
 
 
@@ -1200,6 +1202,20 @@ def test_the_users_own_address_and_port_are_taken() -> None:
     _, (_, started) = meeting(first, second, environment=wanted)
     assert where(started) == [("192.168.0.1", "192.168.0.1", None)] * 2
     assert {message.ranks[0]["environment"]["MASTER_PORT"] for message in started.values()} == {"29500"}
+
+
+def test_ranks_of_several_machines_meet_over_the_interface_that_the_user_has_chosen() -> None:
+    """Each host takes the first one of the list that it has, also the one without ssh."""
+    first = {"network": "a", "address": "192.0.2.9", "eth0": "192.0.2.9", "ib1": "10.8.0.1"}
+    second = {"network": "b", "address": "10.0.0.2", "ib0": "10.8.0.2", "ib1": "10.9.0.2"}
+    hosts = {name: order(1, interface="ib0,ib1", is_local=name == "one") for name in ("one", "two")}
+    play = Play(hosts=2, orders=hosts)
+    [(_, asked)] = told([*play.says("one", hello(**first)), *play.says("two", hello(**second))], wire.ReservePorts)
+    started = dict(told(play.says("one", wire.RendezvousPorts(attempt=0, ports=[4000])), wire.Start))
+    assert asked.peer == ""
+    assert where(started) == [("10.8.0.1", "10.8.0.1", "ib1"), ("10.8.0.1", "10.8.0.1", "ib0")]
+    nccl = [message.ranks[0]["defaults"]["NCCL_SOCKET_IFNAME"] for message in started.values()]
+    assert nccl == ["=ib1", "=ib0"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from distrain.agent import forkserver
 from distrain.hosts import gpus
 from distrain.hosts.host import Gpu, gpu_problem
 from tests.nvml import make_driver
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def whole(number: int) -> list[Gpu]:
@@ -121,16 +119,24 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def found_by(**environment: str) -> tuple[list[str], str]:
-    """Return the UUIDs and the problem that a new process finds."""
+    """Return the UUIDs and PCI addresses, and the problem, that a new process finds."""
     code = (
-        "import json, os; from distrain.hosts.gpus import find_gpus; found, problem = find_gpus(os.environ);"
-        "print(json.dumps([[f'{gpu.board}:{gpu.uuid}' for gpu in found], problem]))"
+        "import os; from distrain.hosts.gpus import find_gpus; found, problem = find_gpus(os.environ);"
+        "result = [f'{gpu.board}:{gpu.uuid} {gpu.pci}' for gpu in found], problem"
     )
+    return in_new_process(code, **environment)
+
+
+def in_new_process(code: str, **environment: str) -> tuple[Any, str]:
+    """Return what a piece of code calls ``result``. The driver library is loaded once in a process."""
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(9)))}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **visible, **environment}, capture_output=True, text=True,
+        [sys.executable, "-c", f"{code}; import json; print(json.dumps(result))"],
+        env={**os.environ, **visible, **environment},
+        capture_output=True,
+        text=True,
         timeout=60,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     found, problem = json.loads(done.stdout)
     return found, problem
@@ -139,16 +145,40 @@ def found_by(**environment: str) -> tuple[list[str], str]:
 @pytest.mark.parametrize(
     ("gpus", "found", "problem"),
     [
-        ("gg", ["GPU-1:GPU-1", "GPU-2:GPU-2"], ""),
-        ("glg", ["GPU-1:GPU-1", "GPU-3:GPU-3"], "GPU 1 cannot be used: GPU is lost (NVML error 15)"),
-        ("gpg", ["GPU-1:GPU-1", "GPU-3:GPU-3"], ""),
-        ("mg", ["GPU-1:MIG-10", "GPU-1:MIG-12", "GPU-2:GPU-2"], ""),
-        ("ge", ["GPU-1:GPU-1"], ""),
+        ("gg", ["GPU-1:GPU-1 0000:01:00.0", "GPU-2:GPU-2 0000:02:00.0"], ""),
+        (
+            "glg",
+            ["GPU-1:GPU-1 0000:01:00.0", "GPU-3:GPU-3 0000:03:00.0"],
+            "GPU 1 cannot be used: GPU is lost (NVML error 15)",
+        ),
+        ("gpg", ["GPU-1:GPU-1 0000:01:00.0", "GPU-3:GPU-3 0000:03:00.0"], ""),
+        ("mg", ["GPU-1:MIG-10 0000:01:00.0", "GPU-1:MIG-12 0000:01:00.0", "GPU-2:GPU-2 0000:02:00.0"], ""),
+        ("ge", ["GPU-1:GPU-1 0000:01:00.0"], ""),
         ("", [], ""),
     ],
 )
 def test_only_gpus_that_work_are_found(driver: Path, gpus: str, found: list[str], problem: str) -> None:
     assert found_by(LD_LIBRARY_PATH=str(driver), FAKE_GPUS=gpus) == (found, problem)
+
+
+def test_the_health_of_gpus_is_that_of_the_ones_that_are_shown(driver: Path) -> None:
+    """GPU 3 is lost, 4 belongs to another container, and 6 is hidden. MIG instances have the health of their GPU."""
+    code = (
+        "import os; from dataclasses import asdict; from distrain.hosts.gpus import find_gpus;"
+        "from distrain.hosts.gpu_health import gpu_health; gpus, _ = find_gpus(os.environ);"
+        "result = [asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})], ''"
+    )
+    environment = {"FAKE_GPUS": "gsulpmg", "FAKE_USER": str(os.getpid()), "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    health, _ = in_new_process(code, LD_LIBRARY_PATH=str(driver), **environment)
+    well = {"memory_bytes": 8 << 30, "free_bytes": 8 << 30, "processes": [], "memory_errors": 0, "repair": ""}
+    well |= {"slowed_by": [], "celsius": 91}
+    name = Path("/proc/self/comm").read_text().strip()
+    assert health == [
+        {**well, "index": 0},
+        {**well, "index": 1, "memory_errors": 2, "repair": "pending", "slowed_by": ["heat", "the power supply"]},
+        {**well, "index": 2, "free_bytes": 6 << 30, "processes": [f"{name} (pid {os.getpid()})"]},
+        {**well, "index": 5},
+    ]
 
 
 def test_a_driver_of_another_version_than_its_library_is_named(driver: Path) -> None:

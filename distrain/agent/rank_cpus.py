@@ -1,0 +1,64 @@
+"""The CPUs of the workers of this host, and the threads that each of them runs. Runs in: agent."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distrain.hosts.cpu_binding import bind, seats_near_gpus, seats_on_cpus, threads_each
+from distrain.hosts.cpu_topology import SYS, numa_node_of, read_cpus
+from distrain.hosts.host_info import usable_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from distrain import wire
+    from distrain.hosts.host import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class RankCpus:
+    """The CPUs of each local rank, and the threads of each.
+
+    bound: empty if every rank may use all CPUs of the host. threads: value of OMP_NUM_THREADS, at least 1.
+    """
+
+    bound: Sequence[frozenset[int]]
+    threads: int
+
+    def of(self, local_rank: int) -> list[int] | None:
+        """Return the CPUs of a rank in order; None if it is not bound."""
+        return sorted(self.bound[local_rank]) if self.bound else None
+
+
+def rank_cpus(prepared: wire.Prepare, gpus: Sequence[Gpu], root: Path = SYS) -> RankCpus:
+    """Divide the CPUs that the affinity mask and the cgroup of this process allow among the workers.
+
+    With ``numa_binding``, the i-th rank is bound near its GPUs; near GPU i if it has asked for none, as under torchrun.
+    If the host has fewer GPUs than that takes, its cores are divided among the ranks in order.
+
+    gpus: those that CUDA shows here. root: where sysfs is mounted.
+
+    Raises ValueError if the ranks cannot be bound like this.
+    """
+    workers = max(1, prepared.workers)
+    equal_share = max(1, usable_cpus() // workers)
+    if not prepared.numa_binding:
+        return RankCpus((), equal_share)
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError("numa_binding needs Linux: this system cannot bind processes to CPUs")
+    cpus = read_cpus(root=root)
+    seats = seats_near_gpus(_nodes(gpus, root), prepared.gpus_per_worker or 1)
+    if len(seats) < workers:
+        seats = seats_on_cpus(cpus, workers)
+    bound = bind(prepared.numa_binding, cpus, seats, workers)
+    return RankCpus(bound, min(equal_share, threads_each(bound)))  # the cgroup may allow less time than the CPUs have
+
+
+def _nodes(gpus: Sequence[Gpu], root: Path) -> list[int]:
+    try:
+        return [numa_node_of(gpu.pci, root) for gpu in gpus]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"numa_binding: the NUMA node of a GPU is not known: {error}") from error

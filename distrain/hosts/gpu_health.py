@@ -1,0 +1,100 @@
+"""The health of this host's GPUs, as NVML reports it. Runs in: agent."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHealth:
+    """The state of one GPU. What a GPU or its driver does not tell has the value of a healthy and idle one.
+
+    index: its number for nvidia-smi.
+    memory_bytes, free_bytes: 0 if unknown.
+    processes: those that use it, such as ``python (pid 4711)``.
+    memory_errors: number of uncorrectable ones since the driver was loaded.
+    repair: ``pending`` if it replaces faulty memory at its next reset; ``failed`` if it cannot; else empty.
+    slowed_by: what keeps its clocks down, such as ``heat``.
+    celsius: temperature of the chip; 0 if unknown.
+    """
+
+    index: int
+    memory_bytes: int = 0
+    free_bytes: int = 0
+    processes: Sequence[str] = ()
+    memory_errors: int = 0
+    repair: str = ""
+    slowed_by: Sequence[str] = ()
+    celsius: int = 0
+
+
+def gpu_health(boards: Collection[str]) -> list[GpuHealth]:
+    """Return the health of the GPUs with these UUIDs; of none if there is no usable driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    found = []
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):  # lost, or of another container: find_gpus() reports that
+                device = pynvml.nvmlDeviceGetHandleByIndex(index)
+                if pynvml.nvmlDeviceGetUUID(device) in boards:
+                    found.append(_health(pynvml, index, device))
+    finally:
+        pynvml.nvmlShutdown()
+    return found
+
+
+def _health(nvml: Any, index: int, device: Any) -> GpuHealth:
+    def ask(default: Any, question: Callable[..., Any], *arguments: int) -> Any:
+        try:
+            return question(device, *arguments)
+        except nvml.NVMLError:  # this product, driver or mode does not know it
+            return default
+
+    memory = ask(None, nvml.nvmlDeviceGetMemoryInfo)
+    *_, rows_pending, rows_failed = ask((0, 0, 0, 0), nvml.nvmlDeviceGetRemappedRows)  # since Ampere; pages before
+    is_pending = rows_pending or ask(False, nvml.nvmlDeviceGetRetiredPagesPendingStatus)
+    reasons = ask(0, nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+    slowed_by = {name: reasons & mask for mask, name in _slowdowns(nvml).items()}
+    return GpuHealth(
+        index=index,
+        memory_bytes=memory.total if memory is not None else 0,
+        free_bytes=memory.free if memory is not None else 0,
+        processes=[_describe(process) for process in ask([], nvml.nvmlDeviceGetComputeRunningProcesses)],
+        memory_errors=ask(
+            0, nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
+        repair="failed" if rows_failed else "pending" if is_pending else "",
+        slowed_by=[name for name, is_so in slowed_by.items() if is_so],
+        celsius=ask(0, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+    )
+
+
+def _slowdowns(nvml: Any) -> dict[int, str]:
+    """Return the reasons for low clocks that are no part of normal work, as a power limit or an idle GPU is."""
+    heat = nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
+    return {
+        heat: "heat",
+        nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "the power supply",
+        nvml.nvmlClocksThrottleReasonHwSlowdown: "a protection of the hardware",
+    }
+
+
+def _describe(process: Any) -> str:
+    try:
+        name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+    except OSError:  # of another container, or just ended
+        name = "a process"
+    return f"{name} (pid {process.pid})"
