@@ -25,7 +25,9 @@ NEEDED = ("slurmctld", "slurmd", "munged", "srun", "sbatch")
 NODES = ("n1", "n2", "n3")
 SLOTS = 2
 READY_WITHIN_S = 30.0
-_FREEZER = Path("/sys/fs/cgroup/freezer")
+_CGROUPS = [Path("/sys/fs/cgroup", name) for name in ("freezer", "cpuset")]  # version 1
+CONFINES_JOBS = all(os.access(folder, os.W_OK) for folder in _CGROUPS)
+"""True if Slurm tracks the processes of a job by cgroups here, and leaves them only the CPUs of the job."""
 CONFIG = """\
 ClusterName=lab
 SlurmctldHost=head(10.77.0.10)
@@ -39,7 +41,7 @@ SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType={proctrack}
-TaskPlugin=task/none
+TaskPlugin=task/{task}
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
@@ -136,9 +138,10 @@ def start_slurm(folder: Path) -> Iterator[SlurmLab]:
             daemon.terminate()
             daemon.wait(timeout=20)
         end_lab(holder, folder)
-        for group in sorted(_FREEZER.glob("slurm_n[123]/**"), reverse=True):
-            with contextlib.suppress(OSError):  # a file, or one that Slurm has removed
-                group.rmdir()
+        for folder in _CGROUPS:
+            for group in sorted(folder.glob("slurm_n[123]/**"), reverse=True):
+                with contextlib.suppress(OSError):  # a file, or one that Slurm has removed
+                    group.rmdir()
 
 
 def _write_config(folder: Path) -> None:
@@ -148,16 +151,16 @@ def _write_config(folder: Path) -> None:
     (folder / "munge" / "key-file").chmod(0o600)
     nodes = [f"NodeName={node} NodeAddr={ADDRESSES[old][0]} CPUs={SLOTS} RealMemory=2000" for node, old in
              zip(NODES, ADDRESSES, strict=True)]  # fmt: skip
-    has_cgroup = os.access(_FREEZER, os.W_OK)  # version 1
     text = CONFIG.format(
         folder=folder,
         user=getpass.getuser(),
-        proctrack=f"proctrack/{'cgroup' if has_cgroup else 'linuxproc'}",
+        proctrack=f"proctrack/{'cgroup' if CONFINES_JOBS else 'linuxproc'}",
+        task="cgroup" if CONFINES_JOBS else "none",
         nodes="\n".join(nodes),
     )
     (folder / "slurm.conf").write_text(text)
-    if has_cgroup:
-        (folder / "cgroup.conf").write_text("CgroupAutomount=yes\nCgroupPlugin=cgroup/v1\n")
+    if CONFINES_JOBS:
+        (folder / "cgroup.conf").write_text("CgroupAutomount=yes\nCgroupPlugin=cgroup/v1\nConstrainCores=yes\n")
 
 
 def _start(lab: SlurmLab, host: str, *argv: str) -> None:
