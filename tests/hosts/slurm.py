@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from distrain.system import process
 from tests.conftest import wait_until
 from tests.hosts.lab import ADDRESSES, Lab, end_lab, start_lab
 
@@ -119,29 +120,38 @@ def start_slurm(folder: Path) -> Iterator[SlurmLab]:
     missing = [name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if missing:
         pytest.skip(f"missing here: {', '.join(missing)} (packages slurm-wlm and munge)")
-    holder = start_lab(folder, *(f"{node}:{SLOTS}" for node in NODES))
-    lab = SlurmLab(folder=folder)
-    try:
-        _write_config(folder)
-        munge = folder / "munge"
-        files = [f"--{name}={munge}/{name}" for name in ("socket", "key-file", "pid-file", "log-file", "seed-file")]
-        with (folder / "logs" / "munged").open("wb") as log:
-            lab.daemons.append(subprocess.Popen(["/usr/sbin/munged", "--foreground", "--force", *files], stderr=log))
-        wait_until(lambda: (munge / "socket").exists(), READY_WITHIN_S, "munged")
-        _start(lab, "head", "slurmctld", "-D")
-        for node in NODES:
-            _start(lab, node, "slurmd", "-D", "-N", node)
-        wait_until(lambda: _is_up(lab), READY_WITHIN_S, "the cluster")
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv(process.RUN_IDS, raising=False)  # that of the first test, whose census would end the daemons
+            holder = start_lab(folder, *(f"{node}:{SLOTS}" for node in NODES))
+            lab = SlurmLab(folder=folder)
+            stack.callback(_end, lab, holder)
+            _start_daemons(lab)
         yield lab
-    finally:
-        for daemon in reversed(lab.daemons):
-            daemon.terminate()
-            daemon.wait(timeout=20)
-        end_lab(holder, folder)
-        for folder in _CGROUPS:
-            for group in sorted(folder.glob("slurm_n[123]/**"), reverse=True):
-                with contextlib.suppress(OSError):  # a file, or one that Slurm has removed
-                    group.rmdir()
+
+
+def _start_daemons(lab: SlurmLab) -> None:
+    folder, munge = lab.folder, lab.folder / "munge"
+    _write_config(folder)
+    files = [f"--{name}={munge}/{name}" for name in ("socket", "key-file", "pid-file", "log-file", "seed-file")]
+    with (folder / "logs" / "munged").open("wb") as log:
+        lab.daemons.append(subprocess.Popen(["/usr/sbin/munged", "--foreground", "--force", *files], stderr=log))
+    wait_until(lambda: (munge / "socket").exists(), READY_WITHIN_S, "munged")
+    _start(lab, "head", "slurmctld", "-D")
+    for node in NODES:
+        _start(lab, node, "slurmd", "-D", "-N", node)
+    wait_until(lambda: _is_up(lab), READY_WITHIN_S, "the cluster")
+
+
+def _end(lab: SlurmLab, holder: subprocess.Popen[bytes]) -> None:
+    for daemon in reversed(lab.daemons):
+        daemon.terminate()
+        daemon.wait(timeout=20)
+    end_lab(holder, lab.folder)
+    for folder in _CGROUPS:
+        for group in sorted(folder.glob("slurm_n[123]/**"), reverse=True):
+            with contextlib.suppress(OSError):  # a file, or one that Slurm has removed
+                group.rmdir()
 
 
 def _write_config(folder: Path) -> None:

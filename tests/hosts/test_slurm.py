@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import Result
-from distrain.system import process
 from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
 from tests.hosts.lab import ROOT
 from tests.hosts.running import cut_power
@@ -62,10 +61,8 @@ print("returned", result.return_value, "at step", result.metrics["step"])
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
     """A cluster for the tests of this module. A test ends its jobs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(process.RUN_IDS, raising=False)  # that of the first test, whose census would end the daemons
-        with start_slurm(tmp_path_factory.mktemp("slurm") / "lab") as lab:
-            yield lab
+    with start_slurm(tmp_path_factory.mktemp("slurm") / "lab") as lab:
+        yield lab
 
 
 @pytest.fixture

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from tests.hosts.slurm import SlurmLab
 
 PREAMBLE = """
 import json, os, signal, sys, tempfile, time, traceback
@@ -103,10 +106,10 @@ class Started:
 class Launcher:
     """A way to start a script as several ranks."""
 
-    def __init__(self, name: str, command: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, name: str, command: str, environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._command = command
-        self._environment = environment or {}
+        self._environment = os.environ if environment is None else environment
 
     def __repr__(self) -> str:
         return self.name
@@ -132,9 +135,8 @@ class Launcher:
                     stdin=subprocess.DEVNULL,
                     text=True,
                     env={
-                        **os.environ,
-                        "OMP_NUM_THREADS": "1",
                         **self._environment,
+                        "OMP_NUM_THREADS": "1",
                         **(_of_pod(rank, ranks, port) if pods else {}),
                     },
                 )
@@ -154,16 +156,18 @@ def _free_port() -> int:
         return port
 
 
-def launcher(name: str, slurm: dict[str, str] | None = None) -> Launcher:
-    """Return a launcher; skip the test if it is not installed. ``slurm``: the variables of a Slurm, for srun."""
+def launcher(name: str, slurm: SlurmLab | None = None) -> Launcher:
+    """Return a launcher; skip the test if it is not installed. ``slurm``: the cluster for srun, which uses a node for
+    each rank."""
     if name == "torchrun":
         return Launcher(name, f"{sys.executable} -m torch.distributed.run --nproc-per-node RANKS")
     if name == "mpirun":
         if shutil.which("mpirun") is None:
             pytest.skip("mpirun is not installed (apt-get install openmpi-bin)")
         return Launcher(name, f"mpirun --allow-run-as-root --oversubscribe -n RANKS {sys.executable}")
-    if name == "srun":
-        return Launcher(name, f"srun --quiet -n RANKS {sys.executable}", slurm)
+    if slurm is not None:
+        srun = slurm.argv("head", "srun", "--quiet", "--ntasks-per-node=1", "--nodes=RANKS", sys.executable)
+        return Launcher(name, shlex.join(srun), slurm.environment())
     return Launcher(name, "")
 
 

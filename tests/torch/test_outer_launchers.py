@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.conftest import wait_until
+from tests.hosts.slurm import start_slurm
 from tests.torch import launchers
-from tests.torch.slurm_here import skip_without_slurm, slurm_here
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.hosts.slurm import SlurmLab
     from tests.torch.launchers import Launcher, Started
 
 LAUNCHERS = ("torchrun", "mpirun", "srun", "pods")
@@ -42,10 +43,9 @@ def fit(function, name=None, workers=1, trainer=TorchTrainer, scaling={}, **opti
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[dict[str, str]]:
-    skip_without_slurm()
-    with slurm_here() as variables:
-        yield variables
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    with start_slurm(tmp_path_factory.mktemp("slurm") / "lab") as lab:
+        yield lab
 
 
 @pytest.fixture(params=LAUNCHERS)
@@ -149,7 +149,7 @@ def test_all_ranks_are_equal(start: Callable[..., Started], tmp_path: Path, laun
         for context in said["contexts"]:
             assert context["rank"] == [number] * 3
             assert context["size"] == [2] * 3
-            assert context["local"] == ([0, 1] if launcher.name == "pods" else [number, 2])
+            assert context["local"] == ([number, 2] if launcher.name in ("torchrun", "mpirun") else [0, 1])
             assert (context["total"], context["directory"]) == (11.0, str(run))
             assert context["metadata"] == {"model": "small"}
         kind, text, cause = said["first"]
