@@ -94,6 +94,7 @@ class HostQueries:
 
 
 def _inspect(asked: wire.InspectHost) -> wire.InspectionResult:
+    from distrain.agent.rank_cpus import rank_cpus
     from distrain.hosts.gpu_health import gpu_health
     from distrain.hosts.gpus import find_gpus
     from distrain.shipping.cache_cleaning import size_by_kind
@@ -105,7 +106,12 @@ def _inspect(asked: wire.InspectHost) -> wire.InspectionResult:
     cache_bytes = sum(size_by_kind(cache).values()) if cache is not None else 0
     gpus, _ = find_gpus(os.environ)
     health = [asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})]
-    return replace(inspect(asked), cache_bytes=cache_bytes, gpus=health)
+    cpu_problem = None
+    try:
+        rank_cpus(asked.numa_binding, asked.workers, asked.gpus_per_worker, gpus)
+    except ValueError as error:
+        cpu_problem = str(error)
+    return replace(inspect(asked), cache_bytes=cache_bytes, gpus=health, cpu_problem=cpu_problem)
 
 
 def _empty_cache() -> wire.CacheEmptied:

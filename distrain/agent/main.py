@@ -256,7 +256,7 @@ class Agent:
         fits = self._forkserver is not None and self._forkserver.ready and self._forkserver.fits(message)
         self._prepared = replace(message, body=b"")
         try:
-            self._cpus = rank_cpus(self._prepared, self._gpus)
+            self._cpus = rank_cpus(message.numa_binding, message.workers, message.gpus_per_worker, self._gpus)
         except ValueError as error:
             self._fail(str(error))
             return

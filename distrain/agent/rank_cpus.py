@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from distrain import wire
     from distrain.hosts.host import Gpu
 
 
@@ -33,7 +32,9 @@ class RankCpus:
         return sorted(self.bound[local_rank]) if self.bound else None
 
 
-def rank_cpus(prepared: wire.Prepare, gpus: Sequence[Gpu], root: Path = SYS) -> RankCpus:
+def rank_cpus(
+    numa_binding: str, workers: int, gpus_per_worker: float, gpus: Sequence[Gpu], root: Path = SYS
+) -> RankCpus:
     """Divide the CPUs that the affinity mask and the cgroup of this process allow among the workers.
 
     With ``numa_binding``, the i-th rank is bound near its GPUs; near GPU i if it has asked for none, as under torchrun.
@@ -43,17 +44,16 @@ def rank_cpus(prepared: wire.Prepare, gpus: Sequence[Gpu], root: Path = SYS) -> 
 
     Raises ValueError if the ranks cannot be bound like this.
     """
-    workers = max(1, prepared.workers)
-    equal_share = max(1, usable_cpus() // workers)
-    if not prepared.numa_binding:
+    equal_share = max(1, usable_cpus() // max(1, workers))
+    if not numa_binding:
         return RankCpus((), equal_share)
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("numa_binding needs Linux: this system cannot bind processes to CPUs")
     cpus = read_cpus(root=root)
-    seats = seats_near_gpus(_nodes(gpus, root), prepared.gpus_per_worker or 1)
+    seats = seats_near_gpus(_nodes(gpus, root), gpus_per_worker or 1)
     if len(seats) < workers:
         seats = seats_on_cpus(cpus, workers)
-    bound = bind(prepared.numa_binding, cpus, seats, workers)
+    bound = bind(numa_binding, cpus, seats, workers)
     return RankCpus(bound, min(equal_share, threads_each(bound)))  # the cgroup may allow less time than the CPUs have
 
 

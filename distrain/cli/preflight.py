@@ -13,7 +13,6 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,6 +144,10 @@ class Preflight:
         except ResourcesError as error:
             self.findings.append(Finding(HERE, "slots", str(error)))
             return {}
+
+    def _workers_on(self, host: _Host) -> int:
+        """Return how many workers a host gets. A spare one gets none, but may get as many as it has slots."""
+        return self._shares.get(host.name) or host.settings.slots or 1
 
     @property
     def is_fit(self) -> bool:
@@ -284,17 +287,8 @@ class Preflight:
 
     def _ask(self) -> None:
         hosts = [host for host in self._hosts.values() if host.is_connected]
-        shared = self._has_storage and self._hosts_use_storage
-        question = partial(
-            inspection,
-            own_versions=self._own_versions,
-            storage=str(self._storage) if shared else "",
-            probe_file=str(self._probe_file) if shared else "",
-            content=self._id,
-            is_thorough=True,
-        )
         checks = self._checks = HostChecks(
-            {host.name: question(host.settings) for host in hosts},
+            {host.name: self._question(host) for host in hosts},
             _addresses(hosts),
             nonce=self._id,
             own_versions=self._compared,
@@ -308,6 +302,23 @@ class Preflight:
                 self._wait_until(lambda: checks.is_done, ANSWER_TIMEOUT_S)
             for finding in checks.overdue(ANSWER_TIMEOUT_S):
                 self._fail(finding)  # the other hosts continue without it
+
+    def _question(self, host: _Host) -> wire.InspectHost:
+        shared = self._has_storage and self._hosts_use_storage
+        question = inspection(
+            host.settings,
+            self._own_versions,
+            storage=str(self._storage) if shared else "",
+            probe_file=str(self._probe_file) if shared else "",
+            content=self._id,
+        )
+        return replace(
+            question,
+            is_thorough=True,
+            workers=self._workers_on(host),
+            numa_binding=self._scaling.numa_binding or "",
+            gpus_per_worker=self._scaling.gpus_per_worker,
+        )
 
     def _carry_out(self, steps: Iterable[Question | Finding]) -> None:
         for step in steps:
@@ -345,16 +356,15 @@ class Preflight:
         host.inspected = result
         host.ahead_s = ((result.received - host.asked_at) + (result.sent - now)) / 2
         uncertain_s = max(0.0, (now - host.asked_at) - (result.sent - result.received)) / 2
-        # A host that gets none of the workers is a spare one, which may get as many as it has slots.
-        workers = self._shares.get(host.name) or host.settings.slots or 1
         named, use_gpu = host.transport.host.gpus, self._scaling.use_gpu
         self.findings += [
             *([] if host.brings_project else directory_findings(host.name, result, host.settings.directory)),
             *host_checks.disk_findings(host.name, result, str(self._storage)),
+            *host_checks.cpu_findings(host.name, result),
             *host_checks.clock_findings(host.name, host.ahead_s, uncertain_s),
             *host_checks.gpu_health_findings(host.name, host.gpus),
             *host_checks.gpu_findings(
-                host.name, host.hello, host.settings, named=named, workers=workers, use_gpu=use_gpu
+                host.name, host.hello, host.settings, named=named, workers=self._workers_on(host), use_gpu=use_gpu
             ),
         ]
 

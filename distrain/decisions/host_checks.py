@@ -216,14 +216,12 @@ def inspection(
     storage: str = "",
     probe_file: str = "",
     content: str = "",
-    is_thorough: bool = False,
 ) -> wire.InspectHost:
     """Return the question about what workers with these settings find on their host.
 
     own_versions: names the packages whose versions matter.
     storage: the directory that the host must be able to write; empty if there is none to try.
     probe_file, content: a file below ``storage`` that this machine has written, and a text in it.
-    is_thorough: see :class:`~distrain.wire.InspectHost`.
     """
     return wire.InspectHost(
         directory=settings.directory,
@@ -232,7 +230,6 @@ def inspection(
         storage=storage,
         probe_file=probe_file,
         nonce=content,
-        is_thorough=is_thorough,
     )
 
 
@@ -338,6 +335,11 @@ def disk_findings(host: str, result: wire.InspectionResult, storage: str) -> lis
         return []
     text = f"only {free / 2**20:.0f} MiB are free in {storage}, where checkpoints go; make room"
     return [Finding(host, "disk", text, is_fatal=False)]
+
+
+def cpu_findings(host: str, result: wire.InspectionResult) -> list[Finding]:
+    """Return a finding if the workers cannot be bound to CPUs as the user wants."""
+    return [] if result.cpu_problem is None else [Finding(host, "CPUs", result.cpu_problem)]
 
 
 def clock_findings(host: str, ahead_s: float, uncertain_s: float) -> list[Finding]:

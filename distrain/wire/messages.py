@@ -379,9 +379,9 @@ class InspectHost(Message):
 
     directory, sys_path: those of the workers. packages: names of packages whose versions are compared. storage: a
     directory in which a file has to be written and deleted; empty if there is none. probe_file: the name of a file in
-    it that holds ``nonce``, if the directory is the one that the coordinator's machine has. is_thorough: look also at
-    the health of GPUs, and count what distrain stores there, which takes a while. executable: the interpreter of the
-    workers; empty for the agent's own.
+    it that holds ``nonce``, if the directory is the one that the coordinator's machine has. executable: the interpreter
+    of the workers; empty for the agent's own. is_thorough: look also at the health of GPUs, count what distrain stores
+    there, which takes a while, and try how ``workers`` can be bound to CPUs, see :class:`Prepare`.
 
     Coordinator -> agent; answered by :class:`InspectionResult`.
     """
@@ -392,8 +392,11 @@ class InspectHost(Message):
     storage: str = ""
     probe_file: str = ""
     nonce: str = ""
-    is_thorough: bool = False
     executable: str = ""
+    is_thorough: bool = False
+    workers: int = 0
+    numa_binding: str = ""
+    gpus_per_worker: float = 0
 
 
 @message
@@ -402,7 +405,7 @@ class InspectionResult(Message):
 
     received, sent: seconds since the epoch by the host's clock. versions: None for a package that is not installed,
     empty for one without a version. executable: the interpreter that has these packages. gpus: the fields of each
-    :class:`~distrain.hosts.gpu_health.GpuHealth`.
+    :class:`~distrain.hosts.gpu_health.GpuHealth`. cpu_problem: why the workers cannot be bound.
 
     Agent -> coordinator.
     """
@@ -417,6 +420,7 @@ class InspectionResult(Message):
     cache_bytes: int = 0
     executable: str = ""
     gpus: list[dict[str, Any]] = field(default_factory=list)
+    cpu_problem: str | None = None
 
 
 @message

@@ -96,6 +96,18 @@ def test_gpus_that_are_ill_or_in_use_are_named(user: User, tmp_path: Path) -> No
     ]
 
 
+@over("this_machine")
+def test_workers_that_cannot_be_bound_are_found(user: User) -> None:
+    workers = str(1 + len(os.sched_getaffinity(0)))
+    ran = user.checks("--num-workers", workers, "--numa-binding", "exclusive")
+    assert finding(ran, "localhost").startswith("numa_binding='exclusive': this host may use ")
+
+
+@over("this_machine")
+def test_an_interface_that_a_host_lacks_is_found(user: User) -> None:
+    assert finding(user.checks("--interface", "ib77"), "localhost").startswith("it has no network interface ib77")
+
+
 @over("fake_ssh")
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_the_table_is_as_wide_as_the_terminal(user: User, columns: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import Result
+from distrain.hosts.cpu_topology import read_cpus
 from tests.conftest import NOTHING_LEFT_WITHIN_S, run_members, wait_until
 from tests.hosts.lab import ROOT
 from tests.hosts.running import cut_power
@@ -108,21 +109,27 @@ def test_a_batch_script_says_nothing_about_hosts(slurm: SlurmLab, tmp_path: Path
 
 
 def test_the_command_line_starts_a_worker_per_task_also_in_salloc(slurm: SlurmLab, tmp_path: Path) -> None:
-    """Slurm gives the job both CPUs of the first node, and one of the second. Workers are bound within these."""
-    source = "import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], 'on', *os.sched_getaffinity(0))"
-    (tmp_path / "script.py").write_text(source)
-    argv = [sys.executable, "-m", "distrain.launch", "--storage-path", str(tmp_path / "runs")]
-    argv += ["--numa-binding", "exclusive", "script.py"]
+    (tmp_path / "script.py").write_text("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    argv = [sys.executable, "-m", "distrain.launch", "--storage-path", str(tmp_path / "runs"), "script.py"]
     done = slurm.run("head", "salloc", "--nodes=2", "--ntasks=3", *argv, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    lines = sorted(done.stdout.splitlines())
-    started = [line.partition(" on ")[0] for line in lines]
-    assert started == ["[rank 0 n1] 0 of 3", "[rank 1 n1] 1 of 3", "[rank 2 n2] 2 of 3"]
-    cpus = [line.partition(" on ")[2].split() for line in lines]
-    assert cpus[:2] == [["0"], ["1"]]
-    assert len(cpus[2]) == 1 or not CONFINES_JOBS
+    said = [f"[rank {rank} n{rank // SLOTS + 1}] rank {rank} of 3" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == said
     [run] = (tmp_path / "runs").iterdir()
     assert run.name.startswith("distrain-"), "a person in salloc starts again with changes: that is another run"
+
+
+@pytest.mark.skipif(not CONFINES_JOBS, reason="Slurm cannot make cpusets here")
+@pytest.mark.skipif(len({cpu.core for cpu in read_cpus({0, 1})}) < SLOTS, reason="both CPUs of a node are one core")
+def test_workers_are_bound_within_the_cpus_of_the_job(slurm: SlurmLab, tmp_path: Path) -> None:
+    """It has both CPUs of the first node, and one of the second."""
+    (tmp_path / "script.py").write_text("import os; print(os.environ['RANK'], *os.sched_getaffinity(0))")
+    argv = [sys.executable, "-m", "distrain.launch", "--numa-binding", "exclusive", "script.py"]
+    done = slurm.run("head", "salloc", "--nodes=2", "--ntasks=3", *argv, cwd=tmp_path, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    cpus = [line.partition("] ")[2] for line in sorted(done.stdout.splitlines())]
+    assert cpus[:2] == ["0 0", "1 1"]
+    assert cpus[2] in ("2 0", "2 1")
 
 
 def test_an_allocation_with_too_few_slots_is_an_error_that_names_the_variable(slurm: SlurmLab, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import distrain
 from distrain import DataParallelTrainer, LaunchError, Result, RunConfig, ScalingConfig
+from distrain.hosts.cpu_topology import read_cpus
 from tests.nvml import make_driver
 from tests.process.conftest import reported
 from tests.sysfs import Machine
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU")
+CPUS = sorted(os.sched_getaffinity(0))
+CORES = {cpu.core for cpu in read_cpus()}
 ON_TWO_NODES = """\
 import os, sys
 import distrain
@@ -53,7 +55,7 @@ def one_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     os.sched_setaffinity(0, allowed)
 
 
-@needs_two_cpus
+@pytest.mark.skipif(len(CORES) < 2, reason="this machine has one core")
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_exclusive_workers_share_no_cpu(start_method: str, storage: Path) -> None:
     result = fit(storage, numa_binding="exclusive", start_method=start_method)
@@ -73,12 +75,13 @@ def test_workers_that_cannot_be_bound_are_refused(storage: Path, one_cpu: int) -
         fit(storage, numa_binding="exclusive")
 
 
-@needs_two_cpus
+@pytest.mark.skipif(len({cpu % 2 for cpu in CPUS}) < 2, reason="needs an even and an odd CPU")
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="it mounts another /sys, as root")
 @pytest.mark.parametrize("use_gpu", [True, False])
 def test_a_worker_is_bound_near_its_gpu(use_gpu: bool, tmp_path: Path, storage: Path) -> None:
     """GPU 0 is on node 1, GPU 1 on node 0. A script that takes GPUs without asking gets the same, as under torchrun."""
-    Machine(sockets=2, gpu_nodes=(1, 0)).write(tmp_path / "sys")
+    machine = Machine(sockets=2, cores_per_cache=CPUS[-1] // 2 + 1, is_interleaved=True, gpu_nodes=(1, 0))
+    machine.write(tmp_path / "sys")
     (tmp_path / "train.py").write_text(ON_TWO_NODES)
     mounts = [f"mount --bind {tmp_path}/sys/{folder} /sys/{folder}" for folder in ("devices/system/node", "bus")]
     driver = {"LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")), "FAKE_GPUS": "gg"}
@@ -90,4 +93,6 @@ def test_a_worker_is_bound_near_its_gpu(use_gpu: bool, tmp_path: Path, storage: 
         timeout=60,
     )
     rows = map(json.loads, (storage / "run" / "metrics.jsonl").read_text().splitlines())
-    assert {row["rank"]: row["metrics"]["cpus"] for row in rows} == {0: [1], 1: [0]}
+    assert {row["rank"]: row["metrics"]["cpus"] for row in rows} == {
+        rank: [cpu for cpu in CPUS if machine.node_of(cpu) == 1 - rank] for rank in (0, 1)
+    }
