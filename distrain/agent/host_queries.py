@@ -108,7 +108,7 @@ def _inspect(asked: wire.InspectHost) -> wire.InspectionResult:
     health = [asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})]
     cpu_problem = None
     try:
-        rank_cpus(asked.numa_binding, asked.workers, asked.gpus_per_worker, gpus)
+        rank_cpus(asked.numa_binding, asked.workers, asked.gpus_per_worker, os.environ)
     except ValueError as error:
         cpu_problem = str(error)
     return replace(inspect(asked), cache_bytes=cache_bytes, gpus=health, cpu_problem=cpu_problem)

@@ -33,9 +33,7 @@ from distrain.system.loop import Loop
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from distrain.hosts.host import Gpu
+    from collections.abc import Mapping
 
 STACKS_TIMEOUT_S = 1.0
 """Seconds to wait for the stacks of workers that continue to run."""
@@ -90,7 +88,6 @@ class Agent:
         self._scratch_path = scratch_path
         self._guard = os.getppid()
         self._up = Channel(*process.private_stdio())
-        self._gpus: Sequence[Gpu] = ()
         self._prepared: wire.Prepare | None = None
         self._cpus = RankCpus((), 1)
         self._job_fd = -1
@@ -138,7 +135,6 @@ class Agent:
 
     def _hello(self) -> wire.Hello:
         info = host_info(with_gpus=self._with_gpus)
-        self._gpus = info.gpus or ()
         return wire.Hello(
             wire=wire.WIRE_VERSION,
             distrain=wire.DISTRAIN_VERSION,
@@ -256,7 +252,12 @@ class Agent:
         fits = self._forkserver is not None and self._forkserver.ready and self._forkserver.fits(message)
         self._prepared = replace(message, body=b"")
         try:
-            self._cpus = rank_cpus(message.numa_binding, message.workers, message.gpus_per_worker, self._gpus)
+            self._cpus = rank_cpus(
+                message.numa_binding,
+                message.workers,
+                message.gpus_per_worker,
+                {**os.environ, **message.environment},
+            )
         except ValueError as error:
             self._fail(str(error))
             return

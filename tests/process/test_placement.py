@@ -32,8 +32,11 @@ from distrain import DataParallelTrainer, RunConfig, ScalingConfig
 def train():
     distrain.report({"cpus": sorted(os.sched_getaffinity(0))})
 
-scaling = ScalingConfig(num_workers=2, numa_binding="node", use_gpu=sys.argv[2] == "True")
-DataParallelTrainer(train, scaling_config=scaling, run_config=RunConfig(storage_path=sys.argv[1], name="run")).fit()
+_, storage, shown = sys.argv
+scaling = ScalingConfig(num_workers=2, numa_binding="node", use_gpu=not shown)
+environment = {"env_vars": {"CUDA_VISIBLE_DEVICES": shown}} if shown else {}
+run = RunConfig(storage_path=storage, name="run", worker_runtime_env=environment)
+DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()
 """
 
 
@@ -77,15 +80,22 @@ def test_workers_that_cannot_be_bound_are_refused(storage: Path, one_cpu: int) -
 
 @pytest.mark.skipif(len({cpu % 2 for cpu in CPUS}) < 2, reason="needs an even and an odd CPU")
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="it mounts another /sys, as root")
-@pytest.mark.parametrize("use_gpu", [True, False])
-def test_a_worker_is_bound_near_its_gpu(use_gpu: bool, tmp_path: Path, storage: Path) -> None:
-    """GPU 0 is on node 1, GPU 1 on node 0. A script that takes GPUs without asking gets the same, as under torchrun."""
+@pytest.mark.parametrize(("shown", "node_of_rank_0"), [("", 1), ("0,1", 1), ("1,0", 0)])
+def test_a_worker_is_bound_near_its_gpu(shown: str, node_of_rank_0: int, tmp_path: Path, storage: Path) -> None:
+    """GPU 0 is on node 1, GPU 1 on node 0. Scripts may take GPUs without asking for them, as under torchrun.
+
+    shown: CUDA_VISIBLE_DEVICES of workers that do so.
+    """
     machine = Machine(sockets=2, cores_per_cache=CPUS[-1] // 2 + 1, is_interleaved=True, gpu_nodes=(1, 0))
     machine.write(tmp_path / "sys")
     (tmp_path / "train.py").write_text(ON_TWO_NODES)
     mounts = [f"mount --bind {tmp_path}/sys/{folder} /sys/{folder}" for folder in ("devices/system/node", "bus")]
-    driver = {"LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")), "FAKE_GPUS": "gg"}
-    python = [sys.executable, str(tmp_path / "train.py"), str(storage), str(use_gpu)]
+    driver = {
+        "LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")),
+        "FAKE_GPUS": "gg",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    python = [sys.executable, str(tmp_path / "train.py"), str(storage), shown]
     subprocess.run(
         ["unshare", "--mount", "sh", "-c", f'{" && ".join(mounts)} && exec "$@"', "sh", *python],
         env={**os.environ, **driver},
@@ -94,5 +104,5 @@ def test_a_worker_is_bound_near_its_gpu(use_gpu: bool, tmp_path: Path, storage: 
     )
     rows = map(json.loads, (storage / "run" / "metrics.jsonl").read_text().splitlines())
     assert {row["rank"]: row["metrics"]["cpus"] for row in rows} == {
-        rank: [cpu for cpu in CPUS if machine.node_of(cpu) == 1 - rank] for rank in (0, 1)
+        rank: [cpu for cpu in CPUS if machine.node_of(cpu) == (rank + node_of_rank_0) % 2] for rank in (0, 1)
     }
