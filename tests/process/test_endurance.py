@@ -210,7 +210,8 @@ def test_children_of_a_worker_end_by_sigterm_as_anywhere_else(fit: Fit) -> None:
 
     def wait_for_the_end(ready: Any) -> None:
         ready.send(True)
-        signal.pause()
+        while True:
+            time.sleep(0.01)  # pause() would miss a signal that comes just before it
 
     def exit_code_after_sigterm() -> int:
         here, there = multiprocessing.Pipe()
