@@ -269,7 +269,7 @@ def run_work(
         on_command_line=on_command_line,
     )
     shipping = request.shipping()
-    if scaling.use_gpu:
+    if scaling.use_gpu or scaling.numa_binding:
         for name, settings in request.host_settings().items():
             if problem := hidden_gpus_problem(settings):
                 raise LaunchError(f"{name}: {problem}")

@@ -56,7 +56,7 @@ int nvmlDeviceGetTotalEccErrors(long device, int type, int counter, unsigned lon
     return kind(device) == 'g' ? 3 : 0;
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(long device, unsigned long long *reasons) {
-    *reasons = kind(device) == 's' ? 0x40 | 0x80 | 0x4 : 0x1;
+    *reasons = kind(device) == 's' ? 0x40 | 0x80 | 0x8 | 0x4 : 0x1;
     return 0;
 }
 int nvmlDeviceGetTemperature(long device, int sensor, unsigned *celsius) { *celsius = 91; return 0; }
@@ -74,12 +74,15 @@ int nvmlDeviceGetMigDeviceHandleByIndex(long device, unsigned index, long *insta
 """
 
 
-def make_driver(folder: Path) -> Path:
-    """Compile the library; returns the directory for LD_LIBRARY_PATH. Skips the test without a C compiler."""
+def make_driver(folder: Path, *, lacks: str = "") -> Path:
+    """Compile the library; returns the directory for LD_LIBRARY_PATH. Skips the test without a C compiler.
+
+    lacks: a function that it does not have, as if it were older.
+    """
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler here")
     folder.mkdir(exist_ok=True)
-    (folder / "nvml.c").write_text(SOURCE)
+    (folder / "nvml.c").write_text(SOURCE.replace(f" {lacks}(", " unused(") if lacks else SOURCE)
     command = ["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", folder / "nvml.c"]
     subprocess.run(command, check=True, timeout=60)
     return folder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import time
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -17,8 +17,9 @@ from distrain.system.process import own_package
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from distrain.hosts.host import Gpu
     from distrain.system.loop import Loop
 
 _T = TypeVar("_T")
@@ -33,6 +34,8 @@ class HostQueries:
     def __init__(self, loop: Loop, send: Callable[[wire.Message], None]) -> None:
         self._loop = loop
         self._send = send
+        self.gpus: Sequence[Gpu] = ()
+        """Those that CUDA shows here, as far as the agent was asked to look for them."""
         self._reserved: list[socket.socket] = []
         self._resolver = Background(loop, "resolver")
         self._probe = ReachabilityProbe(loop, self._resolver, send)
@@ -43,7 +46,7 @@ class HostQueries:
             case wire.ReservePorts():
                 self._reserve(question)
             case wire.InspectHost():
-                self._in_thread(partial(_inspect, question))
+                self._in_thread(partial(_inspect, question, self.gpus))
             case wire.EmptyCache():
                 self._in_thread(_empty_cache)
             case wire.OpenProbePort():
@@ -93,25 +96,29 @@ class HostQueries:
         self._reserved = []
 
 
-def _inspect(asked: wire.InspectHost) -> wire.InspectionResult:
+def _inspect(asked: wire.InspectHost, gpus: Sequence[Gpu]) -> wire.InspectionResult:
+    result = inspect(asked)
+    return _with_details(result, asked, gpus) if asked.is_thorough else result
+
+
+def _with_details(result: wire.InspectionResult, asked: wire.InspectHost, gpus: Sequence[Gpu]) -> wire.InspectionResult:
     from distrain.agent.rank_cpus import rank_cpus
     from distrain.hosts.gpu_health import gpu_health
-    from distrain.hosts.gpus import find_gpus
     from distrain.shipping.cache_cleaning import size_by_kind
     from distrain.shipping.host_cache import existing_cache
 
-    if not asked.is_thorough:
-        return inspect(asked)
-    cache = existing_cache()
-    cache_bytes = sum(size_by_kind(cache).values()) if cache is not None else 0
-    gpus, _ = find_gpus(os.environ)
-    health = [asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})]
-    cpu_problem = None
+    cache, cpu_problem = existing_cache(), None
     try:
-        rank_cpus(asked.numa_binding, asked.workers, asked.gpus_per_worker, os.environ)
+        rank_cpus(asked.numa_binding, asked.workers, asked.gpus_per_worker, gpus)
     except ValueError as error:
         cpu_problem = str(error)
-    return replace(inspect(asked), cache_bytes=cache_bytes, gpus=health, cpu_problem=cpu_problem)
+    return replace(
+        result,
+        cache_bytes=sum(size_by_kind(cache).values()) if cache is not None else 0,
+        gpus=[asdict(gpu) for gpu in gpu_health({gpu.board for gpu in gpus})] if gpus else [],
+        cpu_problem=cpu_problem,
+        sent=time.time(),  # after all that takes long: the clocks of the two machines are compared by it
+    )
 
 
 def _empty_cache() -> wire.CacheEmptied:

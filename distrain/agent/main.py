@@ -89,7 +89,8 @@ class Agent:
         self._guard = os.getppid()
         self._up = Channel(*process.private_stdio())
         self._prepared: wire.Prepare | None = None
-        self._cpus = RankCpus((), 1)
+        self._cpus: RankCpus | None = None
+        """None as long as no worker may start."""
         self._job_fd = -1
         self._has_job = False
         self._forkserver: ForkServerLink | None = None
@@ -135,6 +136,7 @@ class Agent:
 
     def _hello(self) -> wire.Hello:
         info = host_info(with_gpus=self._with_gpus)
+        self._queries.gpus = info.gpus or ()
         return wire.Hello(
             wire=wire.WIRE_VERSION,
             distrain=wire.DISTRAIN_VERSION,
@@ -252,15 +254,13 @@ class Agent:
         fits = self._forkserver is not None and self._forkserver.ready and self._forkserver.fits(message)
         self._prepared = replace(message, body=b"")
         try:
-            self._cpus = rank_cpus(
-                message.numa_binding,
-                message.workers,
-                message.gpus_per_worker,
-                {**os.environ, **message.environment},
-            )
+            self._cpus = rank_cpus(message.numa_binding, message.workers, message.gpus_per_worker, self._queries.gpus)
         except ValueError as error:
+            self._cpus = None
             self._fail(str(error))
             return
+        if self._cpus.notice:
+            self._notify(self._cpus.notice)
         if self._job_fd < 0:
             self._job_fd = _anonymous_file()
         _overwrite(self._job_fd, message.body)
@@ -291,6 +291,7 @@ class Agent:
 
     def _start_forkserver(self) -> None:
         assert self._prepared is not None
+        assert self._cpus is not None
         self._forkserver = ForkServerLink(
             self._loop,
             self._prepared,
@@ -403,7 +404,7 @@ class Agent:
         self._started = False
 
     def _try_to_start(self, message: wire.Start, network: Mapping[str, str] | None) -> None:
-        if message.attempt <= self._attempt:  # it was stopped meanwhile
+        if message.attempt <= self._attempt or self._cpus is None:  # it was stopped meanwhile, or cannot start any
             return
         try:
             self._start(message, network or {})
@@ -430,7 +431,7 @@ class Agent:
         self._spawn_waiting()
 
     def _spawn_waiting(self) -> None:
-        if self._forkserver is None or not self._forkserver.ready:
+        if self._forkserver is None or not self._forkserver.ready or self._cpus is None:
             return
         for local_rank, worker in enumerate(self._workers.values()):
             if not worker.spawned and not worker.exited:

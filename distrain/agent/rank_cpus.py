@@ -8,35 +8,40 @@ from typing import TYPE_CHECKING
 
 from distrain.hosts.cpu_binding import bind, seats_near_gpus, seats_on_cpus, threads_each
 from distrain.hosts.cpu_topology import numa_node_of, read_cpus
-from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from distrain.hosts.cpu_topology import Cpu
+    from distrain.hosts.host import Gpu
 
 
 @dataclass(frozen=True, slots=True)
 class RankCpus:
     """The CPUs of each local rank, and the threads of each.
 
-    bound: empty if every rank may use all CPUs of the host. threads: value of OMP_NUM_THREADS, at least 1.
+    bound: empty if every rank may use all CPUs of the host. threads: value of OMP_NUM_THREADS, at least 1. notice: what
+    the user should know; may be empty.
     """
 
     bound: Sequence[frozenset[int]]
     threads: int
+    notice: str = ""
 
     def of(self, local_rank: int) -> list[int] | None:
         """Return the CPUs of a rank in order; None if it is not bound."""
         return sorted(self.bound[local_rank]) if self.bound else None
 
 
-def rank_cpus(numa_binding: str, workers: int, gpus_per_worker: float, environment: Mapping[str, str]) -> RankCpus:
+def rank_cpus(numa_binding: str, workers: int, gpus_per_worker: float, gpus: Sequence[Gpu]) -> RankCpus:
     """Divide the CPUs that the affinity mask and the cgroup of this process allow among the workers.
 
     With ``numa_binding``, the i-th rank is bound near its GPUs; near GPU i if it has asked for none, as under torchrun.
-    If the host has fewer GPUs than that takes, its cores are divided among the ranks in order.
+    If the host has fewer GPUs than that takes, or their NUMA nodes are not known, its cores are divided among the ranks
+    in order.
 
-    environment: that of the workers, where CUDA_VISIBLE_DEVICES may hide GPUs.
+    gpus: those that CUDA shows here.
 
     Raises ValueError if the ranks cannot be bound like this.
     """
@@ -46,16 +51,25 @@ def rank_cpus(numa_binding: str, workers: int, gpus_per_worker: float, environme
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("numa_binding needs Linux: this system cannot bind processes to CPUs")
     cpus = read_cpus()
-    seats = seats_near_gpus(_gpu_nodes(environment), gpus_per_worker or 1)
+    nodes, notice = _gpu_nodes(gpus, cpus)
+    seats = seats_near_gpus(nodes, gpus_per_worker or 1, workers)
     if len(seats) < workers:
         seats = seats_on_cpus(cpus, workers)
     bound = bind(numa_binding, cpus, seats, workers)
-    return RankCpus(bound, min(equal_share, threads_each(bound)))  # the cgroup may allow less time than the CPUs have
+    threads = min(equal_share, threads_each(bound))  # the cgroup may allow less time than the CPUs have
+    return RankCpus(bound, threads, notice)
 
 
-def _gpu_nodes(environment: Mapping[str, str]) -> list[int]:
-    gpus, _ = find_gpus(environment)
-    try:
-        return [numa_node_of(gpu.pci) for gpu in gpus]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"numa_binding: the NUMA node of a GPU is not known: {error}") from error
+def _gpu_nodes(gpus: Sequence[Gpu], cpus: Sequence[Cpu]) -> tuple[list[int], str]:
+    """Return the NUMA node of each GPU, and a notice. Return none if a node is not known.
+
+    If all CPUs are on one node, there is no nearer one.
+    """
+    if len(nodes := {cpu.node for cpu in cpus}) == 1:
+        return [*nodes] * len(gpus), ""
+    found = [numa_node_of(gpu.pci) for gpu in gpus]
+    if None not in found:
+        return [node for node in found if node is not None], ""
+    unknown = gpus[found.index(None)]
+    what = f"Linux does not tell the NUMA node of {unknown.name} at {unknown.pci or 'an unknown address'}"
+    return [], f"numa_binding: {what}, so workers are bound to CPUs in the order of their ranks, not near their GPUs"

@@ -200,7 +200,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
         sys_path=user_path,
         environment=environment_variables(options.env),
         own_environment=os.environ,
-        interface=scaling.interface or "",
+        interface="" if options.clear_caches else scaling.interface or "",
     )
     preflight = Preflight(transports, settings, storage_path=options.storage_path, sys_path=user_path, scaling=scaling)
     try:

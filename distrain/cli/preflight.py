@@ -364,7 +364,13 @@ class Preflight:
             *host_checks.clock_findings(host.name, host.ahead_s, uncertain_s),
             *host_checks.gpu_health_findings(host.name, host.gpus),
             *host_checks.gpu_findings(
-                host.name, host.hello, host.settings, named=named, workers=self._workers_on(host), use_gpu=use_gpu
+                host.name,
+                host.hello,
+                host.settings,
+                named=named,
+                workers=self._workers_on(host),
+                use_gpu=use_gpu,
+                is_bound=self._scaling.numa_binding is not None,
             ),
         ]
 

@@ -144,7 +144,8 @@ class Connections:
         return agent_argv(transport, ids, run_id, self._gpus(transport), *([lost] if lost else []), flags=flags)
 
     def _gpus(self, transport: Transport) -> str:
-        return "gpus" if self._request.scaling.use_gpu or transport.host.gpus else "no-gpus"
+        scaling = self._request.scaling
+        return "gpus" if scaling.use_gpu or scaling.numa_binding or transport.host.gpus else "no-gpus"
 
     def _id_on(self, name: str) -> str:
         return f"{self._request.run_id}.{self._position[name]}"

@@ -41,8 +41,9 @@ def settings_for(
 
     environment: variables that the user has set for all workers.
     own_environment: the environment of this process.
-    interface: see :class:`~distrain.hosts.host.HostSettings`.
+    interface: see :class:`~distrain.hosts.host.HostSettings`; the ranks of a single host need none.
     """
+    transports = list(transports)
     forwarded: dict[tuple[bool, bool], dict[str, str]] = {}  # by kind of host, as it takes long
     settings = {}
     for transport in transports:
@@ -51,7 +52,7 @@ def settings_for(
         if kind not in forwarded:
             forwarded[kind] = {**_forwarded(own_environment, host), **environment}
         own = _settings(transport, directory, sys_path, forwarded[kind])
-        settings[host.name] = replace(own, interface=interface)
+        settings[host.name] = replace(own, interface=interface if len(transports) > 1 else "")
     return settings
 
 

@@ -159,7 +159,8 @@ class HostChecks:
         found = []
         for host in self._not_inspected:
             where = self._inspections[host].storage or self._inspections[host].directory
-            text = f"it could not look at {where} within {after_s:g} s: does the file system hang there?"
+            what = "file system or the GPU driver" if self._inspections[host].is_thorough else "file system"
+            text = f"it could not look at {where} within {after_s:g} s: does the {what} hang there?"
             found.append(Finding(host, "storage", text))
         silent = f"it has not answered within {after_s:g} s: is it frozen?"
         return [*found, *(Finding(host, "peers", silent) for host in self._waiting if host not in self._not_inspected)]
@@ -183,7 +184,8 @@ class HostChecks:
         opened = self._ports[host]
         text = (
             f"{name_hosts(callers)} cannot connect to it at {opened.address} ({opened.interface}): {why}; let TCP "
-            "through between the hosts, on all ports, or name them by addresses of a network where it is"
+            "through between the hosts, on all ports, or take a network where it is: name the hosts by its addresses, "
+            "or choose an --interface"
         )
         return Finding(host, "peers", text)
 
@@ -355,15 +357,22 @@ def clock_findings(host: str, ahead_s: float, uncertain_s: float) -> list[Findin
 
 
 def gpu_findings(
-    host: str, hello: wire.Hello, settings: HostSettings, *, named: Sequence[str], workers: int, use_gpu: bool
+    host: str,
+    hello: wire.Hello,
+    settings: HostSettings,
+    *,
+    named: Sequence[str],
+    workers: int,
+    use_gpu: bool,
+    is_bound: bool = False,
 ) -> list[Finding]:
     """Return a finding if the host lacks GPUs that the hostfile names or that its workers need.
 
-    named: entries of ``gpus=`` in the hostfile.
+    named: entries of ``gpus=`` in the hostfile. is_bound: workers are bound to CPUs near GPUs.
     """
     gpus = [Gpu(**gpu) for gpu in hello.gpus or ()]
     problem = gpu_problem(named, gpus)
-    if use_gpu and not problem:
+    if (use_gpu or is_bound) and not problem:
         problem = hidden_gpus_problem(settings)
     if use_gpu and len(gpus) < workers and not problem:
         cure = "ask for fewer (--num-workers, or slots= in the hostfile), or look at its driver"
@@ -387,9 +396,9 @@ def _problems_of(gpu: GpuHealth) -> Iterator[str]:
     taken = gpu.memory_bytes - gpu.free_bytes
     shown = f"{taken / 2**30:.1f} of {gpu.memory_bytes / 2**30:.1f} GiB are taken"
     if gpu.processes:
-        yield f"used by {', '.join(gpu.processes)}; {shown}"
+        yield f"used by {', '.join(gpu.processes)}" + f"; {shown}" * bool(gpu.memory_bytes)
     elif taken > _MEMORY_OF_DRIVER * gpu.memory_bytes:
-        yield f"{shown}, by a process that cannot be seen from there: perhaps of another container"
+        yield f"{shown}, by graphics or by a process that cannot be seen there"
     if gpu.repair == "failed":
         yield "faulty memory, and no spare memory left to replace it; have the GPU exchanged"
     elif gpu.repair:

@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from distrain.hosts.cpu_topology import Cpu
 
 
-def seats_near_gpus(gpu_nodes: Sequence[int], gpus_per_rank: float) -> list[int]:
-    """Return the NUMA node for each rank that the GPUs of a host suffice for: that of the rank's first GPU.
+def seats_near_gpus(gpu_nodes: Sequence[int], gpus_per_rank: float, ranks: int) -> list[int]:
+    """Return the NUMA node of each place for a rank: that of its first GPU. GPUs without a rank have places, too.
 
-    gpu_nodes: the node of each visible GPU. gpus_per_rank: below 1, several ranks share a GPU.
+    gpu_nodes: the node of each visible GPU. gpus_per_rank: below 1, several of the ``ranks`` share a GPU.
     """
-    if gpus_per_rank < 1:
-        return [node for node in gpu_nodes for _ in range(math.floor(1 / gpus_per_rank + 1e-9))]
-    each = int(gpus_per_rank)
-    return list(gpu_nodes[: len(gpu_nodes) // each * each : each])
+    if gpus_per_rank >= 1:
+        each = int(gpus_per_rank)
+        return list(gpu_nodes[: len(gpu_nodes) // each * each : each])
+    most, seats = math.floor(1 / gpus_per_rank + 1e-9), []
+    for gpu, node in enumerate(gpu_nodes):
+        on_it = min(most, ranks - gpu * most)
+        seats += [node] * max(1, on_it)
+    return seats
 
 
 def seats_on_cpus(cpus: Sequence[Cpu], ranks: int) -> list[int]:
@@ -63,7 +67,7 @@ def _cpus_of(mode: str, cpus: Sequence[Cpu], seats: Sequence[int], rank: int) ->
         raise ValueError(
             f"numa_binding={mode!r}: local rank {rank} belongs on NUMA node {node}, of whose CPUs this host may use "
             f"none (it may use {_ranges(cpu.number for cpu in cpus)}). Ask the scheduler or container for CPUs near "
-            "each GPU, or leave numa_binding out"
+            "each GPU, hide the GPUs if they are not needed (CUDA_VISIBLE_DEVICES), or leave numa_binding out"
         )
     match mode:
         case "socket":
@@ -74,8 +78,9 @@ def _cpus_of(mode: str, cpus: Sequence[Cpu], seats: Sequence[int], rank: int) ->
             if len(cores) < sharing:
                 raise ValueError(
                     f"numa_binding='exclusive': this host may use {len(cores)} core(s) of NUMA node {node} "
-                    f"({_ranges(cpu.number for cpu in own)}), which are too few for {sharing} ranks or GPUs. Start "
-                    "fewer workers there, get more CPUs, or take numa_binding='node'"
+                    f"({_ranges(cpu.number for cpu in own)}), but {sharing} workers or visible GPUs need one each. "
+                    "Start fewer workers there, hide GPUs that are not needed (CUDA_VISIBLE_DEVICES, or gpus= in the "
+                    "hostfile), get more CPUs, or take numa_binding='node'"
                 )
             each, more = divmod(len(cores), sharing)
             first = place * each + min(place, more)

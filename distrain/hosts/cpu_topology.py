@@ -58,12 +58,10 @@ def read_cpus(allowed: Collection[int] | None = None, root: Path = SYS) -> list[
     ]
 
 
-def numa_node_of(pci: str, root: Path = SYS) -> int:
-    """Return the NUMA node of a PCI device, such as ``0000:3b:00.0``. Raises OSError if /sys does not have it.
-
-    Machines with a single node call it -1; the CPUs of such a machine are on node 0.
-    """
-    return max(0, int((root / f"bus/pci/devices/{pci}/numa_node").read_text()))
+def numa_node_of(pci: str, root: Path = SYS) -> int | None:
+    """Return the NUMA node of a PCI device, such as ``0000:3b:00.0``; None if it is not known."""
+    node = int(_read(root / f"bus/pci/devices/{pci}/numa_node") or -1)
+    return node if node >= 0 else None
 
 
 def parse_list(text: str) -> set[int]:

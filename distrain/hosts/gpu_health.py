@@ -60,14 +60,12 @@ def _health(nvml: Any, index: int, device: Any) -> GpuHealth:
     def ask(default: Any, question: Callable[..., Any], *arguments: int) -> Any:
         try:
             return question(device, *arguments)
-        except nvml.NVMLError:  # this product, driver or mode does not know it
+        except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # this product, driver or mode does not know it
             return default
 
     memory = ask(None, nvml.nvmlDeviceGetMemoryInfo)
     *_, rows_pending, rows_failed = ask((0, 0, 0, 0), nvml.nvmlDeviceGetRemappedRows)  # since Ampere; pages before
     is_pending = rows_pending or ask(False, nvml.nvmlDeviceGetRetiredPagesPendingStatus)
-    reasons = ask(0, nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-    slowed_by = {name: reasons & mask for mask, name in _slowdowns(nvml).items()}
     return GpuHealth(
         index=index,
         memory_bytes=memory.total if memory is not None else 0,
@@ -77,19 +75,22 @@ def _health(nvml: Any, index: int, device: Any) -> GpuHealth:
             0, nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),
         repair="failed" if rows_failed else "pending" if is_pending else "",
-        slowed_by=[name for name, is_so in slowed_by.items() if is_so],
+        slowed_by=_slowdowns(nvml, ask(0, nvml.nvmlDeviceGetCurrentClocksThrottleReasons)),
         celsius=ask(0, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
     )
 
 
-def _slowdowns(nvml: Any) -> dict[int, str]:
-    """Return the reasons for low clocks that are no part of normal work, as a power limit or an idle GPU is."""
-    heat = nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
-    return {
-        heat: "heat",
-        nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "the power supply",
-        nvml.nvmlClocksThrottleReasonHwSlowdown: "a protection of the hardware",
+def _slowdowns(nvml: Any, reasons: int) -> list[str]:
+    """Return the reasons for low clocks that are no part of normal work, as a power limit or an idle GPU is.
+
+    NVML gives HwSlowdown together with each of the more exact reasons of the hardware.
+    """
+    exact = {
+        "heat": nvml.nvmlClocksThrottleReasonSwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "the power supply": nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
     }
+    found = [name for name, mask in exact.items() if reasons & mask]
+    return found or ["its hardware"] * bool(reasons & nvml.nvmlClocksThrottleReasonHwSlowdown)
 
 
 def _describe(process: Any) -> str:

@@ -114,7 +114,7 @@ def _board(nvml: Any, index: int) -> list[Gpu]:
 def _pci_address(nvml: Any, device: Any) -> str:
     try:
         info = nvml.nvmlDeviceGetPciInfo(device)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+    except nvml.NVMLError:
         return ""
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 

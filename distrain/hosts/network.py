@@ -22,6 +22,8 @@ _ANYWHERE = "192.0.2.1"
 _SIOCGIFFLAGS, _SIOCGIFADDR, _IFREQ_BYTES = 0x8913, 0x8915, 40
 """Linux: requests for the state and the address of an interface, and the size of their struct ifreq (netdevice(7))."""
 _UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40
+_PASSING = 0x69
+"""Flags of addresses that are temporary, in conflict, deprecated, or not ready (linux/if_addr.h)."""
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 """Lines of address, index, prefix length, scope, flags and interface, all but the last in hexadecimal digits."""
 
@@ -70,15 +72,18 @@ def interfaces() -> dict[str, str]:
                     continue
                 running.append(name)
                 found[name] = socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
-    return found | {name: address for name, address in _ipv6_addresses() if name in running and name not in found}
+    for name, address in _ipv6_addresses():
+        if name in running:
+            found.setdefault(name, address)
+    return found
 
 
 def _ipv6_addresses() -> Iterator[tuple[str, str]]:
-    """Yield interfaces and their addresses of global scope."""
+    """Yield interfaces and their addresses of global scope that are there to stay."""
     with contextlib.suppress(OSError):
         for line in _IPV6_ADDRESSES.read_text().splitlines():
-            digits, _, _, scope, _, name = line.split()
-            if scope == "00":
+            digits, _, _, scope, flags, name = line.split()
+            if scope == "00" and not int(flags, 16) & _PASSING:
                 yield name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
 
 

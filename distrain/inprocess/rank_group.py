@@ -139,11 +139,11 @@ def _network(launcher: OuterLauncher, plan: WorldPlan, wanted: str) -> dict[str,
 
     wanted: interfaces that the user has chosen. Raises LaunchError if this host has none of them.
     """
+    if launcher.is_one_host:
+        return rendezvous_network(plan)
     found = interfaces() if wanted else {}
     if problem := interface_problem(wanted, found):
         raise LaunchError(f"{socket.gethostname()}: {problem}")
-    if launcher.is_one_host:
-        return rendezvous_network(plan)
     if wanted:
         return collective_variables(chosen_interface(wanted, found))
     with contextlib.suppress(OSError):

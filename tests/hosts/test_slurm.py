@@ -125,7 +125,8 @@ def test_workers_are_bound_within_the_cpus_of_the_job(slurm: SlurmLab, tmp_path:
     """It has both CPUs of the first node, and one of the second."""
     (tmp_path / "script.py").write_text("import os; print(os.environ['RANK'], *os.sched_getaffinity(0))")
     argv = [sys.executable, "-m", "distrain.launch", "--numa-binding", "exclusive", "script.py"]
-    done = slurm.run("head", "salloc", "--nodes=2", "--ntasks=3", *argv, cwd=tmp_path, HOME=str(tmp_path))
+    environment = {"HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    done = slurm.run("head", "salloc", "--nodes=2", "--ntasks=3", *argv, cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
     cpus = [line.partition("] ")[2] for line in sorted(done.stdout.splitlines())]
     assert cpus[:2] == ["0 0", "1 1"]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+UNSHARE = ("unshare", "--user", "--map-root-user", "--mount")
 CPUS = sorted(os.sched_getaffinity(0))
 CORES = {cpu.core for cpu in read_cpus()}
 ON_TWO_NODES = """\
@@ -32,11 +33,9 @@ from distrain import DataParallelTrainer, RunConfig, ScalingConfig
 def train():
     distrain.report({"cpus": sorted(os.sched_getaffinity(0))})
 
-_, storage, shown = sys.argv
-scaling = ScalingConfig(num_workers=2, numa_binding="node", use_gpu=not shown)
-environment = {"env_vars": {"CUDA_VISIBLE_DEVICES": shown}} if shown else {}
-run = RunConfig(storage_path=storage, name="run", worker_runtime_env=environment)
-DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()
+_, storage, use_gpu = sys.argv
+scaling = ScalingConfig(num_workers=2, numa_binding="node", use_gpu=use_gpu == "True")
+DataParallelTrainer(train, scaling_config=scaling, run_config=RunConfig(storage_path=storage, name="run")).fit()
 """
 
 
@@ -50,6 +49,11 @@ def fit(storage: Path, **scaling: Any) -> Result:
 
 
 @pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
 def one_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Leave this process one CPU, and return which."""
     allowed = os.sched_getaffinity(0)
@@ -59,6 +63,7 @@ def one_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="this machine has one core")
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_exclusive_workers_share_no_cpu(start_method: str, storage: Path) -> None:
     result = fit(storage, numa_binding="exclusive", start_method=start_method)
@@ -72,37 +77,49 @@ def test_without_a_binding_workers_have_the_cpus_of_the_launch(storage: Path, on
     assert reported(result.path, 0)[0] == {"cpus": [one_cpu], "threads": "1"}
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_workers_that_cannot_be_bound_are_refused(storage: Path, one_cpu: int) -> None:
-    problem = rf"localhost: numa_binding='exclusive': .* 1 core\(s\) of NUMA node \d+ \({one_cpu}\).* 2 ranks"
+    problem = rf"localhost: numa_binding='exclusive': .* 1 core\(s\) of NUMA node \d+ \({one_cpu}\), but 2 "
     with pytest.raises(LaunchError, match=problem):
         fit(storage, numa_binding="exclusive")
 
 
 @pytest.mark.skipif(len({cpu % 2 for cpu in CPUS}) < 2, reason="needs an even and an odd CPU")
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="it mounts another /sys, as root")
-@pytest.mark.parametrize(("shown", "node_of_rank_0"), [("", 1), ("0,1", 1), ("1,0", 0)])
-def test_a_worker_is_bound_near_its_gpu(shown: str, node_of_rank_0: int, tmp_path: Path, storage: Path) -> None:
-    """GPU 0 is on node 1, GPU 1 on node 0. Scripts may take GPUs without asking for them, as under torchrun.
-
-    shown: CUDA_VISIBLE_DEVICES of workers that do so.
-    """
-    machine = Machine(sockets=2, cores_per_cache=CPUS[-1] // 2 + 1, is_interleaved=True, gpu_nodes=(1, 0))
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0,
+    reason="needs a namespace of its own",
+)
+@pytest.mark.parametrize(
+    ("gpu_nodes", "shown", "use_gpu", "nodes"),
+    [((1, 0), "0,1", True, (1, 0)), ((1, 0), "1,0", False, (0, 1)), ((1, -1), "0,1", True, (0, 1))],
+)
+def test_a_worker_is_bound_near_its_gpu(
+    gpu_nodes: tuple[int, int], shown: str, use_gpu: bool, nodes: tuple[int, int], tmp_path: Path, storage: Path
+) -> None:
+    """Scripts may take GPUs without asking for them, as under torchrun. The node of a GPU may not be known."""
+    machine = Machine(sockets=2, cores_per_cache=CPUS[-1] // 2 + 1, is_interleaved=True, gpu_nodes=gpu_nodes)
     machine.write(tmp_path / "sys")
     (tmp_path / "train.py").write_text(ON_TWO_NODES)
     mounts = [f"mount --bind {tmp_path}/sys/{folder} /sys/{folder}" for folder in ("devices/system/node", "bus")]
-    driver = {
-        "LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")),
-        "FAKE_GPUS": "gg",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-    }
-    python = [sys.executable, str(tmp_path / "train.py"), str(storage), shown]
-    subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f'{" && ".join(mounts)} && exec "$@"', "sh", *python],
-        env={**os.environ, **driver},
-        check=True,
+    gpus = {"LD_LIBRARY_PATH": str(make_driver(tmp_path / "driver")), "FAKE_GPUS": "gg", "CUDA_VISIBLE_DEVICES": shown}
+    python = [sys.executable, str(tmp_path / "train.py"), str(storage), str(use_gpu)]
+    done = subprocess.run(
+        [*UNSHARE, "sh", "-c", f'{" && ".join(mounts)} && exec "$@"', "sh", *python],
+        env={**os.environ, **gpus},
+        capture_output=True,
+        text=True,
         timeout=60,
     )
+    assert done.returncode == 0, done.stderr
+    assert ("does not tell the NUMA node of Fake at 0000:02:00.0" in done.stderr) == (-1 in gpu_nodes)
     rows = map(json.loads, (storage / "run" / "metrics.jsonl").read_text().splitlines())
-    assert {row["rank"]: row["metrics"]["cpus"] for row in rows} == {
-        rank: [cpu for cpu in CPUS if machine.node_of(cpu) == (rank + node_of_rank_0) % 2] for rank in (0, 1)
-    }
+    cpus = {row["rank"]: row["metrics"]["cpus"] for row in rows}
+    assert cpus == {rank: [cpu for cpu in CPUS if machine.node_of(cpu) == node] for rank, node in enumerate(nodes)}
+
+
+def test_gpus_must_not_be_hidden_from_workers_only(storage: Path) -> None:
+    """They are bound near those that the agent has counted."""
+    scaling = ScalingConfig(num_workers=2, numa_binding="node")
+    run = RunConfig(storage_path=storage, worker_runtime_env={"env_vars": {"CUDA_VISIBLE_DEVICES": "1"}})
+    with pytest.raises(LaunchError, match=r"localhost: CUDA_VISIBLE_DEVICES=1 .* would hide GPUs"):
+        DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()

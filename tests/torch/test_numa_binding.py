@@ -67,7 +67,8 @@ def test_ranks_get_the_cpus_that_torchrun_gives_them(
         gpus = range(len(machine.gpu_nodes))
         expected = [torchrun_binds(mode, gpu) for gpu in gpus]
         monkeypatch.undo()
-        cpus, seats = read_cpus(allowed, root), seats_near_gpus([numa_node_of(pci_address(g), root) for g in gpus], 1)
+        nodes = [numa_node_of(pci_address(gpu), root) or 0 for gpu in gpus]
+        cpus, seats = read_cpus(allowed, root), seats_near_gpus(nodes, 1, len(gpus))
         if all(expected):
             assert bind(mode, cpus, seats, len(gpus)) == expected
             compared += 1
@@ -82,5 +83,5 @@ def test_ranks_get_the_cpus_that_torchrun_gives_them(
 def test_ranks_near_real_gpus_get_the_cpus_that_torchrun_gives_them(mode: str) -> None:
     gpus, _ = find_gpus(os.environ)
     expected = [torchrun_binds(mode, gpu) for gpu in range(len(gpus))]
-    seats = seats_near_gpus([numa_node_of(gpu.pci) for gpu in gpus], 1)
+    seats = seats_near_gpus([numa_node_of(gpu.pci) or 0 for gpu in gpus], 1, len(gpus))
     assert bind(mode, read_cpus(), seats, len(gpus)) == expected

@@ -116,7 +116,8 @@ def train(config):
 environment = dict(os.environ)
 said["three"] = outcome(train, workers=3)
 said["elsewhere"] = outcome(train, trainer=DataParallelTrainer)
-said["network"] = outcome(train, scaling={"interface": "ib77"})
+if "SLURM_PROCID" in os.environ:  # the only one with several hosts
+    said["network"] = outcome(train, scaling={"interface": "ib77"})
 said["before"] = (FOLDER / "runs").exists()
 said["first"] = outcome(train, "run", workers=2, metadata={"model": "small"}, scaling={"numa_binding": "node"})
 result = fit(train, "run", workers=(1, 4), metadata={"model": "small"})
@@ -140,11 +141,12 @@ def test_all_ranks_are_equal(start: Callable[..., Started], tmp_path: Path, laun
     assert started.wait() == [0] * len(started.processes), started.output
     run = tmp_path / "runs" / "run"
     for number, said in enumerate(said_by(started)):
-        assert said["three"][0] == said["elsewhere"][0] == said["network"][0] == "LaunchError"
+        assert said["three"][0] == said["elsewhere"][0] == "LaunchError"
         assert "2 processes" in said["three"][1]
         assert "num_workers is 3" in said["three"][1]
         assert "TorchTrainer" in said["elsewhere"][1]
-        assert "it has no network interface ib77" in said["network"][1]
+        if launcher.name == "srun":
+            assert "it has no network interface ib77" in said["network"][1]
         assert not said["before"]
         for context in said["contexts"]:
             assert context["rank"] == [number] * 3

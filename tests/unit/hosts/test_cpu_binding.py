@@ -59,23 +59,27 @@ def test_only_cpus_that_may_be_used_are_taken(mode: str, tmp_path: Path) -> None
 
 def test_too_few_cores_for_exclusive_shares_are_named(tmp_path: Path) -> None:
     cpus = cpus_of(EPYC, tmp_path, {0, 16, 8, 9})
-    with pytest.raises(ValueError, match=r"may use 1 core\(s\) of NUMA node 0 \(0,16\), .*too few for 2 ranks or GPUs"):
+    with pytest.raises(
+        ValueError, match=r"1 core\(s\) of NUMA node 0 \(0,16\), but 2 workers or visible GPUs need one"
+    ):
         bind("exclusive", cpus, [0, 0], 2)
 
 
 @pytest.mark.parametrize(
-    ("gpu_nodes", "each", "seats"),
+    ("gpu_nodes", "each", "ranks", "seats"),
     [
-        ([0, 0, 1, 1], 1, [0, 0, 1, 1]),
-        ([0, 0, 1, 1], 2, [0, 1]),
-        ([0, 0, 1, 1], 3, [0]),
-        ([0, 1], 0.5, [0, 0, 1, 1]),
-        ([1, 0], 1 / 3, [1, 1, 1, 0, 0, 0]),
-        ([], 1, []),
+        ([0, 0, 1, 1], 1, 2, [0, 0, 1, 1]),
+        ([0, 0, 1, 1], 2, 2, [0, 1]),
+        ([0, 0, 1, 1], 3, 1, [0]),
+        ([0, 1], 0.5, 4, [0, 0, 1, 1]),
+        ([0, 1], 0.5, 3, [0, 0, 1]),
+        ([0, 1], 0.1, 2, [0, 0, 1]),
+        ([1, 0], 1 / 3, 4, [1, 1, 1, 0]),
+        ([], 1, 1, []),
     ],
 )
-def test_a_rank_sits_near_its_first_gpu(gpu_nodes: list[int], each: float, seats: list[int]) -> None:
-    assert seats_near_gpus(gpu_nodes, each) == seats
+def test_a_rank_sits_near_its_first_gpu(gpu_nodes: list[int], each: float, ranks: int, seats: list[int]) -> None:
+    assert seats_near_gpus(gpu_nodes, each, ranks) == seats
 
 
 def test_without_gpus_ranks_are_exclusive_whenever_there_are_enough_cores(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_without_gpus_ranks_are_exclusive_whenever_there_are_enough_cores(tmp_pa
             assert sum(map(len, bound)) == len(set().union(*bound))
             assert all(bound)
             assert all(len({cpu.node for cpu in cpus if cpu.number in own}) == 1 for own in bound)
-        with pytest.raises(ValueError, match="too few"):
+        with pytest.raises(ValueError, match="need one each"):
             bind("exclusive", cpus, seats_on_cpus(cpus, len(cores) + 1), len(cores) + 1)
 
 
@@ -117,5 +121,9 @@ def test_this_machine_is_read(tmp_path: Path) -> None:
 
 def test_a_machine_that_tells_nothing_is_one_node(tmp_path: Path) -> None:
     assert read_cpus({0, 3}, tmp_path) == [Cpu(0, 0, 0, 0, -1), Cpu(3, 0, 0, 3, -1)]
-    with pytest.raises(FileNotFoundError):
-        numa_node_of(pci_address(0), tmp_path)
+    assert numa_node_of(pci_address(0), tmp_path) is None
+
+
+def test_the_node_of_a_gpu_may_not_be_known(tmp_path: Path) -> None:
+    Machine(sockets=2, gpu_nodes=(1, -1)).write(tmp_path)
+    assert [numa_node_of(pci_address(gpu), tmp_path) for gpu in (0, 1)] == [1, None]

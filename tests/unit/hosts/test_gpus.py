@@ -181,6 +181,14 @@ def test_the_health_of_gpus_is_that_of_the_ones_that_are_shown(driver: Path) -> 
     ]
 
 
+def test_a_driver_that_cannot_list_processes_tells_the_rest(tmp_path: Path) -> None:
+    driver = make_driver(tmp_path, lacks="nvmlDeviceGetComputeRunningProcesses_v3")
+    code = "from dataclasses import asdict; from distrain.hosts.gpu_health import gpu_health;"
+    code += "result = [asdict(gpu) for gpu in gpu_health({'GPU-1'})], ''"
+    [health], _ = in_new_process(code, LD_LIBRARY_PATH=str(driver), FAKE_GPUS="u", FAKE_USER="1")
+    assert (health["processes"], health["free_bytes"]) == ([], 6 << 30)
+
+
 def test_a_driver_of_another_version_than_its_library_is_named(driver: Path) -> None:
     found, problem = found_by(LD_LIBRARY_PATH=str(driver), FAKE_INIT="18", FAKE_GPUS="g")
     assert found == []

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from distrain.hosts.network import address_toward, interface_variables, network_id, own_address
+from distrain.hosts import network
+from distrain.hosts.network import address_toward, interface_variables, interfaces, network_id, own_address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
 def test_all_processes_of_a_machine_have_the_same_network() -> None:
@@ -39,8 +45,7 @@ def test_otherwise_it_is_an_address_of_an_interface_but_not_of_loopback(
     assert own_address() in {address for name, address in own_addresses() if name != "lo"} | {""}
 
 
-def own_addresses() -> list[tuple[str, str]]:
-    families = (socket.AF_INET,)
+def own_addresses(families: Sequence[int] = (socket.AF_INET,)) -> list[tuple[str, str]]:
     return [(n, a.address) for n, entries in psutil.net_if_addrs().items() for a in entries if a.family in families]
 
 
@@ -50,6 +55,29 @@ def test_the_way_to_an_address_of_ours_is_its_interface() -> None:
     for name, address in found:
         assert address_toward(address) == address
         assert interface_variables(address) == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+
+
+def test_interfaces_have_the_addresses_that_others_reach() -> None:
+    found = interfaces()
+    assert "lo" not in found
+    assert set(found.items()) <= set(own_addresses((socket.AF_INET, socket.AF_INET6)))
+
+
+def test_ipv6_addresses_that_are_not_there_to_stay_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Link-local, permanent, temporary, deprecated and tentative ones, and loopback."""
+    lines = [
+        ("fe80", "20", "80"),
+        ("2001", "00", "80"),
+        ("2002", "00", "01"),
+        ("2003", "00", "a0"),
+        ("2004", "00", "40"),
+    ]
+    text = "".join(f"{start:0<31}1 02 40 {scope} {flags}     ib0\n" for start, scope, flags in lines)
+    (tmp_path / "if_inet6").write_text(f"{'1':0>32} 01 80 10 80       lo\n{text}")
+    monkeypatch.setattr(network, "_IPV6_ADDRESSES", tmp_path / "if_inet6")
+    assert list(network._ipv6_addresses()) == [("ib0", "2001::1")]
 
 
 def test_no_way_is_an_error() -> None:
