@@ -15,6 +15,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from distrain.system import process
@@ -73,10 +74,8 @@ DataParallelTrainer(
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(process.RUN_IDS, raising=False)
-        with start_slurm(tmp_path_factory.mktemp("transports") / "lab") as lab:
-            yield lab
+    with start_slurm(tmp_path_factory.mktemp("transports") / "lab") as lab:
+        yield lab
 
 
 class Way:
@@ -185,9 +184,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(way: Way, tmp_path: Path, te
         children = [member for member in members if member.ppid() == int((tmp_path / "pid").read_text())]
         lost = [member for member in children if re.search(r"RUN_IDS=\S*\.1( |$)", " ".join(member.cmdline()))]
     assert lost
-    for member in lost:
-        member.suspend()  # so that the agent does not report first that a rank has failed, which would count, too
-    for member in lost:
+    for member in sorted(lost, key=psutil.Process.create_time):  # else the agent may report that a rank has failed
         member.kill()
     output, _ = user.communicate(timeout=90)
     assert user.returncode == 0, output
