@@ -12,7 +12,7 @@ from distrain.worker.report_checks import StoreOptions
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain.checkpoint import Checkpoint
     from distrain.data.iterator import DataIterator
@@ -49,6 +49,8 @@ def report(
     delete_local_checkpoint_after_upload: bool | None = None,
     checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     validation: bool | ValidationTaskConfig = False,
+    *,
+    progress: Sequence[float] | None = None,
 ) -> None:
     """Report metrics, and optionally a checkpoint, from any rank, any number of times.
 
@@ -74,6 +76,8 @@ def report(
     checkpoint_upload_fn: is called with the checkpoint and a name, stores the checkpoint as a directory of the run
         directory, and returns it as a Checkpoint. The call waits for it in every mode. The name is the same on all
         ranks if either all ranks or no ranks give one.
+    progress: the step, or epoch, that is done, and their number, such as ``(300, 1000)``. The console then shows a bar
+        and the time left.
 
     Raises TypeError or ValueError for metrics that cannot be recorded and for bad arguments, CheckpointError for a
     checkpoint that cannot be stored, RuntimeError outside of a worker.
@@ -89,7 +93,7 @@ def report(
         function=checkpoint_upload_fn,
         validation=ValidationTaskConfig() if validation is True else validation or None,
     )
-    session_of("report").report(metrics, checkpoint, storing)
+    session_of("report").report(metrics, checkpoint, storing, progress)
 
 
 def get_context() -> TrainContext:

@@ -504,7 +504,7 @@ class _Run:
         try:
             self._callbacks.before_run()
             runner.run()
-            self._write_at_end(self._store.write_last_metrics, "the last reports could not be written")
+            self._write_at_end(self._store.write_last_lines, "the last reports could not be written")
             result, failure = self._conclude(runner.end, time.monotonic() - started)
             concluded = True
         finally:

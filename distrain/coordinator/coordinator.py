@@ -382,6 +382,8 @@ class Coordinator:
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
                 self._happened(events.MessageReceived(host, message))
+                if self.machine.state is RunState.RUNNING:  # it was the last rank
+                    self._manifest.attempt_trains()
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():
@@ -506,6 +508,7 @@ class Coordinator:
         self._loop.cancel("uploads")
         self._host_files.end_attempt()
         self._report_handler.end()
+        self._hang_monitor.end_hang()
         self._outputs.close()
         self._manifest.attempt_ended(ended.failures, ended.why)
         if self._callbacks and ended.failures and self.machine.stop_reason is None:

@@ -89,12 +89,21 @@ class HangMonitor:
         self._callbacks: list[Callable[[tuple[str, ...]], None]] = []
         self._is_mismatch_check = False
         self._progress_at = time.monotonic()
+        self._hung_since: float | None = None
+        """Since when there is no progress (seconds since 1970), once that was reported."""
         self._watch_all()
+
+    def end_hang(self) -> None:
+        """Record the hang that has ended, if there was one."""
+        if self._hung_since is not None:
+            self._store.append_event("hang", attempt=self._attempt, since=self._hung_since)
+            self._hung_since = None
 
     def progress(self) -> None:
         """Note that a rank has reported or printed something. Called for every report, so it has to be cheap."""
         self._progress_at = time.monotonic()
         if self._has_acted:
+            self.end_hang()
             self._watch_all()
 
     def _watch_all(self) -> None:
@@ -160,12 +169,18 @@ class HangMonitor:
 
     def _warn_of_hang(self, after_s: float, lines: tuple[str, ...]) -> None:
         """Show where all ranks are, without ending the attempt."""
+        self._note_hang()
         folder = self._paths.stacks(self._attempt, 0).parent
         where_stacks_are = f"stacks are in {folder}" if lines else "no rank has been started yet"
         head = f"no rank has reported or printed anything for {after_s:g} s; {where_stacks_are}"
         warn("\n    ".join([head, *lines]))
 
+    def _note_hang(self) -> None:
+        if self._hung_since is None:
+            self._hung_since = time.time() - (time.monotonic() - self._progress_at)
+
     def _time_out(self, after_s: float, lines: tuple[str, ...]) -> None:
+        self._note_hang()
         self._on_hang(HangDetected(after_s, lines, tuple(suspects(self._stacks, silent=self._silent))))
 
     # -- taking stacks --------------------------------------------------------------------------------------------

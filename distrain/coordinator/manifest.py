@@ -80,8 +80,16 @@ class RunManifest:
 
     def attempt_begins(self, attempt: int, plan: WorldPlan) -> None:
         hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
-        begun = {"attempt": attempt, "started": time.time(), "ended": None, "hosts": hosts, "failure": None}
-        self._attempts.append(begun)
+        begun = {"attempt": attempt, "started": time.time(), "training": None, "ended": None, "hosts": hosts}
+        self._attempts.append({**begun, "checkpoint": None, "first_step": 0, "failure": None})
+        self._store.write_manifest_later(self._contents("running"))
+
+    def attempt_trains(self) -> None:
+        """Note that every rank has begun train_func, and the checkpoint from which it has begun."""
+        now, latest = self._attempts[-1], self._store.latest
+        now["training"] = time.time()
+        if latest is not None:
+            now["checkpoint"], now["first_step"] = latest.path.name, latest.step
         self._store.write_manifest_later(self._contents("running"))
 
     def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:

@@ -48,10 +48,14 @@ class _Unsettled:
     reports: dict[int, wire.Reported] = field(default_factory=dict)
     first_index: float = math.inf
     """The smallest index of these reports."""
+    since: float = 0.0
+    """When the first report came (time.monotonic)."""
     named_by: wire.Reported | None = None
     """The report of the lowest rank that has chosen a name for the checkpoint's directory."""
 
-    def add(self, report: wire.Reported) -> None:
+    def add(self, report: wire.Reported, now: float) -> None:
+        if not self.reports:
+            self.since = now
         self.reports[report.rank] = report
         self.first_index = min(self.first_index, report.index)
         if report.name and (self.named_by is None or report.rank < self.named_by.rank):
@@ -103,6 +107,8 @@ class ReportHandler:
     def begin(self, attempt: int, world_size: int) -> None:
         """Begin a new attempt, and forget the unfinished checkpoints of the last one."""
         self._attempt = attempt
+        self._first_step = 0
+        """The reports of a rank before those of this attempt, without those that the attempt repeats."""
         self._is_over = False
         self._world_size = world_size
         self._unsettled: dict[int, _Unsettled] = {}
@@ -228,16 +234,22 @@ class ReportHandler:
     def _on_reported(self, message: wire.Reported, now: float) -> None:
         rank, index, ordinal = message.rank, message.index, message.ordinal
         metrics: dict[str, Any] = json.loads(message.body)
+        if not self.report_counts and self._store.latest is not None:
+            self._first_step = self._store.latest.step
         self.report_counts[rank] = index
         if index >= self._acknowledged.get(rank, 0) + _ACKNOWLEDGE_AFTER:
             self._unacknowledged[rank] = index
-        line = {"time": message.time, "attempt": message.attempt, "rank": rank, "index": index}
+        line: dict[str, Any] = {"time": message.time, "attempt": message.attempt, "rank": rank, "index": index}
+        if message.progress is not None:
+            line["progress"] = message.progress
+        if message.waited is not None:
+            line["waits"] = message.waited
         self._store.append_metrics(line, metrics)
         if rank == 0:
             self.metrics = metrics
             self._lines.report(index, metrics, now)
         if ordinal is not None:
-            self._unsettled.setdefault(ordinal, _Unsettled()).add(message)
+            self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)
         if self._rows:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         in_place = message.folder if message.in_place else ""
@@ -345,6 +357,7 @@ class ReportHandler:
             commit,
             name=unsettled.directory_name,
             folder=folder,
+            step=self._first_step + reports[0].index,
             validation=validation,
             positions=merged_positions(positions),
             then=then,
@@ -354,6 +367,18 @@ class ReportHandler:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
         path, ranks = str(saved.path), frozenset(commit.ranks)
         self._on_commit(path)
+        unsettled = self._unsettled[commit.ordinal] if attempt == self._attempt else None
+        since = unsettled.since if unsettled else time.monotonic()
+        self._store.append_event(
+            "checkpoint",
+            attempt=attempt,
+            name=saved.path.name,
+            index=saved.index,
+            step=saved.step,
+            bytes=sum(file.size for file in commit.files),
+            seconds=round(time.monotonic() - since, 3),
+            ranks=list(commit.ranks),
+        )
         if attempt == self._attempt:
             for rank in range(self._world_size):
                 self._send_done(rank, commit.ordinal, path, has_files=rank in ranks)

@@ -258,6 +258,11 @@ class DataIterator:
         return self._loops.times.text(self._name)
 
     @property
+    def waited_s(self) -> float:
+        """The seconds for which train_func has waited for rows so far."""
+        return self._loops.times.waited
+
+    @property
     def epoch(self) -> int:
         """The number of the epoch, from 0, that is being read, or that the next loop begins or continues."""
         return self._loops.epoch

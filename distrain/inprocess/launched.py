@@ -68,6 +68,7 @@ class LaunchedRun:
             connections={0: servers, **connections},
         )
         self._manifest.attempt_begins(self._request.first_attempt, self._group.plan)
+        self._manifest.attempt_trains()
         error: BaseException | None = None
         server.start()
         try:

@@ -133,6 +133,7 @@ class InProcessRun:
         self._report_handler.begin(attempt, world_size=1)
         with _rank(self._request, attempt) as (context, plan):
             self._manifest.attempt_begins(attempt, plan)
+            self._manifest.attempt_trains()
             self._retries.ever_entered = True
             checkpoint = context.get_storage().checkpoint(self._checkpoint) if self._checkpoint else None
             executed = self._train(Session(self._channel, context, checkpoint))

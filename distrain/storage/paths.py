@@ -5,6 +5,7 @@
     {storage_path}/{name}/
         run.json                    settings, attempts, and how the run ended
         metrics.jsonl               every report of every rank, one line each
+        events.jsonl                commits of checkpoints, and hangs, one line each
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
         damaged-checkpoint_000001/  a checkpoint that differed from its manifest when the run continued
         logs/attempt_0/rank_0.log   the output of each rank
@@ -69,6 +70,10 @@ class RunPaths:
         return self.root / "metrics.jsonl"
 
     @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
     def error_text(self) -> Path:
         return self.root / "error.json"
 
@@ -86,7 +91,7 @@ class RunPaths:
 
     def name_problem(self, name: str) -> str | None:
         """Return why a checkpoint cannot have this name, or None."""
-        taken = (self.manifest, self.metrics, *self.end_files(), self.logs, self.answer("").parent)
+        taken = (self.manifest, self.metrics, self.events, *self.end_files(), self.logs, self.answer("").parent)
         if name.removesuffix(".new") in {path.name for path in taken}:
             return f"must not be {name!r}, as the run directory has something else of that name"
         if not name or "/" in name or "\0" in name or name.startswith((".", DAMAGED)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -38,6 +39,8 @@ class CommittedCheckpoint:
     :class:`~distrain.wire.Reported`; None if the checkpoint is not validated."""
     index: int = field(default=-1, compare=False)
     """The number of the commit, counted from 0 over the whole run."""
+    step: int = field(default=0, compare=False)
+    """The number of reports that a rank had made with it, over the whole run. A restart repeats later ones."""
     ranks: tuple[int, ...] = field(default=(), compare=False)
     """The ranks that have brought its files."""
 
@@ -62,14 +65,14 @@ def committed_at(path: Path | RemotePath, manifest: Mapping[str, Any] | None = N
             assert manifest is not None
         metrics = with_nonfinite(dict(manifest["metrics"].items()), manifest.get("nonfinite", {}))
         index, validation = int(manifest.get("index", -1)), manifest.get("validation")
-        ranks = tuple(map(int, manifest.get("ranks", ())))
+        step, ranks = int(manifest.get("step", 0)), tuple(map(int, manifest.get("ranks", ())))
         if validation is not None:
             str(validation["status"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(
             f"{path} is damaged, its manifest cannot be read ({error}); move it away, then start again"
         ) from error
-    return CommittedCheckpoint(path, metrics, validation, index, ranks)
+    return CommittedCheckpoint(path, metrics, validation, index, step, ranks)
 
 
 def file_entry(size: int, crc32: int, rank: int) -> dict[str, Any]:
@@ -235,16 +238,31 @@ def read_metrics(path: Path | RemotePath, *, rank: int | None = 0) -> Iterator[d
     A torn last line, which a power cut may leave, is skipped. Other damaged lines are skipped with a warning. A missing
     file has no lines. Raise OSError.
     """
+    for number, line in enumerate(_whole_lines(path), start=1):
+        record = _record_in(line, f"line {number} of {path}")
+        if record is not None and (rank is None or record["rank"] == rank):
+            yield record
+
+
+def read_events(path: Path | RemotePath) -> Iterator[dict[str, Any]]:
+    """Yield the lines of an events.jsonl, each with ``time``, ``event`` and ``attempt``.
+
+    A damaged line is skipped. A missing file has no lines. Raise OSError.
+    """
+    for line in _whole_lines(path):
+        with contextlib.suppress(ValueError):
+            record = json.loads(line.decode())
+            if isinstance(record, dict) and {"time", "event", "attempt"} <= record.keys():
+                yield record
+
+
+def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
+    """Yield the lines of a file, without a torn last one. A missing file has none."""
     try:
         lines = io.BytesIO(path.read_bytes())
     except FileNotFoundError:
         return
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            break
-        record = _record_in(line, f"line {number} of {path}")
-        if record is not None and (rank is None or record["rank"] == rank):
-            yield record
+    yield from (line for line in lines if line.endswith(b"\n"))
 
 
 def last_metrics(path: Path | RemotePath) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distrain.system.loop import Loop
 
 _RESERVED_BYTES = 64 << 10
-_METRICS_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_LINE_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _T = TypeVar("_T")
 
 
@@ -51,12 +51,13 @@ class _RunDirectory:
         paths.root.mkdir(parents=True, exist_ok=True)
         self._status = paths.root.stat()
         self._lock = LocalLock(paths.lock, run)
-        self._metrics_fd = -1
-        self._unwritten = bytearray()
+        self._metrics = _LineFile(paths.metrics)
+        self._events = _LineFile(paths.events)
 
     def open(self) -> None:
-        """Open the metrics, reserve disk space, and delete what an earlier run was writing when it died."""
-        self._metrics_fd = _open_lines(self._paths.metrics)
+        """Open the files of lines, reserve disk space, and delete what an earlier run was writing when it died."""
+        self._metrics.open()
+        self._events.open()
         with self._paths.reserve.open("wb") as file:
             file.write(bytes(_RESERVED_BYTES))
         shutil.rmtree(self._paths.staging, ignore_errors=True)
@@ -80,18 +81,19 @@ class _RunDirectory:
         self.check_same()
         write_atomically(self._paths.manifest, json.dumps(manifest, indent=1).encode())
 
-    def append_metrics(self, data: bytes) -> None:
-        """Append lines to the metrics, after those that a full disk did not take."""
-        self._unwritten += data
+    def append_lines(self, metrics: bytes, events: bytes) -> None:
+        """Append lines to the metrics and to the events, after those that a full disk did not take."""
+        self._metrics.unwritten += metrics
+        self._events.unwritten += events
         self.check_same()
-        while self._unwritten:
-            del self._unwritten[: os.write(self._metrics_fd, self._unwritten)]
+        self._metrics.write()
+        self._events.write()
 
-    def write_last_metrics(self) -> None:
+    def write_last_lines(self) -> None:
         """Free the reserved space, and write the lines that a full disk did not take."""
         shutil.rmtree(self._paths.staging, ignore_errors=True)
         self._paths.reserve.unlink(missing_ok=True)
-        self.append_metrics(b"")
+        self.append_lines(b"", b"")
 
     def clear(self) -> None:
         """Delete the files that only a running coordinator needs."""
@@ -100,22 +102,38 @@ class _RunDirectory:
             self._paths.reserve.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Close the metrics, and release the lock."""
-        if self._metrics_fd >= 0:
-            os.close(self._metrics_fd)
-            self._metrics_fd = -1
+        """Close the files of lines, and release the lock."""
+        self._metrics.close()
+        self._events.close()
         self._lock.release()
 
 
-def _open_lines(path: Path) -> int:
-    """Open a file for appending, and cut off a torn last line, which a power cut may leave. Return the descriptor."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    end = size = os.lseek(fd, 0, os.SEEK_END)
-    while end and os.pread(fd, 1, end - 1) != b"\n":
-        end -= 1
-    if end < size:
-        os.ftruncate(fd, end)
-    return fd
+class _LineFile:
+    """A file that lines are appended to. ``unwritten``: lines that :meth:`write` writes. Methods raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.unwritten = bytearray()
+        self._path = path
+        self._fd = -1
+
+    def open(self) -> None:
+        """Open the file, and cut off a torn last line, which a power cut may leave."""
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        end = size = os.lseek(self._fd, 0, os.SEEK_END)
+        while end and os.pread(self._fd, 1, end - 1) != b"\n":
+            end -= 1
+        if end < size:
+            os.ftruncate(self._fd, end)
+
+    def write(self) -> None:
+        """Write the lines. Those that a full disk does not take stay for the next call."""
+        while self.unwritten:
+            del self.unwritten[: os.write(self._fd, self.unwritten)]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class RunStore(ABC):
@@ -146,7 +164,9 @@ class RunStore(ABC):
         self._directory: _RunDirectory
         self._next_index = 0
         self._open_commits = 0
-        self._lines: list[str] = []
+        self._metrics: list[str] = []
+        self._events: list[str] = []
+        """Lines that the next :meth:`flush` writes."""
 
     @property
     def storage_path(self) -> str:
@@ -288,18 +308,22 @@ class RunStore(ABC):
         """
         finite, nonfinite = without_nonfinite(metrics)
         record = {**line, "metrics": finite, **({"nonfinite": nonfinite} if nonfinite else {})}
-        self._lines.append(_METRICS_JSON.encode(record) + "\n")
+        self._metrics.append(_LINE_JSON.encode(record) + "\n")
+
+    def append_event(self, event: str, **fields: Any) -> None:
+        """Add a line about what has happened, which the next :meth:`flush` writes. ``event``: its kind."""
+        self._events.append(_LINE_JSON.encode({"time": time.time(), "event": event, **fields}) + "\n")
 
     def flush(self, then: Callable[[object], None] | None = None) -> None:
-        """Write the added reports, then call ``then``."""
-        if self._lines or then is not None:
-            data = "".join(self._lines).encode()
-            self._lines = []
-            self._do("metrics", lambda: self._directory.append_metrics(data), then)
+        """Write the added reports and events, then call ``then``."""
+        if self._metrics or self._events or then is not None:
+            metrics, events = "".join(self._metrics).encode(), "".join(self._events).encode()
+            self._metrics, self._events = [], []
+            self._do("metrics", lambda: self._directory.append_lines(metrics, events), then)
 
-    def write_last_metrics(self) -> None:
-        """Free disk space, and write the reports that a full disk did not take. Raise OSError."""
-        self._directory.write_last_metrics()
+    def write_last_lines(self) -> None:
+        """Free disk space, and write the reports and events that a full disk did not take. Raise OSError."""
+        self._directory.write_last_lines()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -331,6 +355,7 @@ class RunStore(ABC):
         *,
         name: str | None = None,
         folder: str | None = None,
+        step: int = 0,
         validation: Mapping[str, Any] | None = None,
         positions: Mapping[str, Any] | None = None,
         then: Callable[[CommittedCheckpoint], None],
@@ -339,6 +364,7 @@ class RunStore(ABC):
 
         name: the wanted name of its directory. The default is a number.
         folder: the directory in the run directory that the ranks have filled themselves, or None.
+        step: the number of reports, over the whole run, that a rank has made when it reports this checkpoint.
         validation: the arguments of its validation, or None.
         positions: those in the data (:func:`merged_positions`), or None.
         """
@@ -349,6 +375,7 @@ class RunStore(ABC):
             "name": name,
             "index": index,
             "attempt": attempt,
+            "step": step,
             "time": time.time(),
             "ranks": list(commit.ranks),
             "metrics": finite,
@@ -359,7 +386,7 @@ class RunStore(ABC):
 
         def done(path: Path | RemotePath) -> None:
             self._open_commits -= 1
-            saved = CommittedCheckpoint(path, dict(commit.metrics), validation, index, commit.ranks)
+            saved = CommittedCheckpoint(path, dict(commit.metrics), validation, index, step, commit.ranks)
             self.committed.append(saved)
             then(saved)
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from distrain.torch.device import get_device
-from distrain.torch.progress import counted, progress_of
+from distrain.torch.progress import counted, progress_of, timed
 from distrain.torch.reproducibility import loader_generator, order_seed
 from distrain.torch.sampler import is_distributed, shared
 from distrain.torch.transfer import moved, on_device
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from distrain.context import TrainContext
     from distrain.torch.progress import Progress
+    from distrain.worker.session import Session
 
 __all__ = ["prepare_data_loader"]
 
@@ -92,7 +93,7 @@ def prepare_data_loader(
     device = get_device() if move_to_device else torch.device("cpu")
     vars(clone).update(changes, _iterator=None)  # the original keeps the iterator of its persistent workers
     progress = progress_of(clone, session, resume=resume)
-    vars(clone).update(_device=device, _auto_transfer=auto_transfer, _progress=progress)
+    vars(clone).update(_device=device, _auto_transfer=auto_transfer, _progress=progress, _session=session)
     if not changes and progress is None and device.type == "cpu":
         return data_loader
     kind = type(clone)
@@ -120,6 +121,7 @@ class _PreparedLoader(DataLoader[Any]):
     _device: torch.device
     _auto_transfer: bool
     _progress: Progress | None
+    _session: Session
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         loop = self._progress.begin() if self._progress else None
@@ -129,4 +131,5 @@ class _PreparedLoader(DataLoader[Any]):
                 batches = on_device(batches, self._device)
             else:
                 batches = (moved(batch, self._device) for batch in batches)
+        batches = timed(batches, self._session)
         return counted(batches, self._progress, loop) if self._progress and loop else batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import BatchSampler
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from distrain.worker.session import Session
 
-__all__ = ["Progress", "counted", "progress_of"]
+__all__ = ["Progress", "counted", "progress_of", "timed"]
 
 
 class Progress(Protocol):
@@ -80,6 +81,19 @@ def counted(batches: Iterator[Any], progress: Progress, loop: DataLoop) -> Itera
         raise
     loop.end()
     progress.end(loop)
+
+
+def timed(batches: Iterator[Any], session: Session) -> Iterator[Any]:
+    """Yield the batches, and add the time for which train_func waits for them to the session's."""
+    while True:
+        began = time.monotonic()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        finally:
+            session.loader_wait_s += time.monotonic() - began
+        yield batch
 
 
 def _note_repetition(progress: SamplerProgress, session: Session) -> None:

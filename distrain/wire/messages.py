@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -823,7 +823,9 @@ class Release(ToWorker):
 class Reported(FromWorker):
     """One call of report().
 
-    index: counts the rank's calls in the attempt from 1. body: the metrics as JSON. With a checkpoint:
+    index: counts the rank's calls in the attempt from 1. body: the metrics as JSON. progress: None, or the step and the
+    number of steps that the user has given. waited: seconds since the rank's last report in which it waited for
+    ``data``, or in report() for a ``checkpoint``; None if it did not wait. With a checkpoint:
 
     ordinal: counts the rank's checkpoints in the attempt from 1. folder: the directory with its files. files: the
     relative path of each. in_place: ``folder`` is in the run directory, and all ranks write into it; ``files``
@@ -846,6 +848,8 @@ class Reported(FromWorker):
     name: str | None = None
     validation: dict[str, Any] | None = None
     positions: dict[str, Any] | None = None
+    progress: list[float] | None = None
+    waited: dict[str, float] | None = None
 
 
 @message

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from distrain.context import TrainContext
+
+
+def check_progress(progress: Sequence[float] | None) -> list[float] | None:
+    """Return the step and the number of steps as JSON has them. Raises TypeError, ValueError."""
+    if progress is None:
+        return None
+    problem = f"report(): progress must be the step and the number of steps, such as (300, 1000), got {progress!r:.80}"
+    if not isinstance(progress, Sequence) or len(progress) != 2:
+        raise TypeError(problem)
+    try:
+        step, total = (value.item() if hasattr(value, "item") else value for value in progress)
+        if isinstance(step, str) or not 0 <= step <= total < math.inf:
+            raise ValueError(problem)
+    except TypeError as error:
+        raise TypeError(problem) from error
+    return [step, total]
 
 
 def check_checkpoint(checkpoint: Checkpoint | None, context: TrainContext) -> None:

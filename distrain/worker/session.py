@@ -30,6 +30,7 @@ from distrain.worker.report_checks import (
     StoreOptions,
     check_checkpoint,
     check_in_place,
+    check_progress,
     check_sees_storage,
     encoded_validation,
     folder_in_place,
@@ -90,6 +91,11 @@ class Session:
         self.datasets: RunDatasets | None = None
         """The datasets of the trainer, if it has any."""
         self._shards: dict[str, DataIterator] = {}
+        self.loader_wait_s = 0.0
+        """Seconds for which train_func has waited for prepared loaders."""
+        self._waits = {"data": 0.0, "checkpoint": 0.0}
+        """Seconds for which this rank has waited so far. The next report brings those since the last one."""
+        self._reported_waits = dict(self._waits)
         self.runs_script = False
         """True if this rank runs a script, as under torchrun, and no function."""
         self._channel = channel
@@ -124,11 +130,17 @@ class Session:
     # -- report() -------------------------------------------------------------------------------------------------
 
     def report(
-        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, options: StoreOptions = _DEFAULTS
+        self,
+        metrics: Mapping[str, Any],
+        checkpoint: Checkpoint | None,
+        options: StoreOptions = _DEFAULTS,
+        progress: Sequence[float] | None = None,
     ) -> None:
         """Do what :func:`distrain.report` does."""
+        began = time.monotonic()
         self.at_report()
         body = encode_metrics(metrics)
+        steps = check_progress(progress)
         check_checkpoint(checkpoint, self.context)
         validation = encoded_validation(options, checkpoint, self.context)
         positions = self._positions_now() if checkpoint else {}
@@ -139,14 +151,16 @@ class Session:
             self._await_acknowledgement()
             self._raise_storing_error()
             if checkpoint is None:
-                self._send_report(body)
+                self._send_report(body, steps)
                 return
+            stack.callback(self._note_blocked, began)
             checkpoint, options, local_files = self._prepare(checkpoint, options)
             self._delete_committed()
             folder, files = self._folder_and_files(checkpoint, options, stack)
             waits = options.mode is SYNC or not self._channel.has_uploader
             ordinal = self._send_report(
                 body,
+                steps,
                 local_files,
                 folder=str(folder),
                 files=files,
@@ -164,7 +178,19 @@ class Session:
                 self._await_uploads(MOST_UPLOADS)
             self._listen()
 
-    def _send_report(self, body: bytes, local_files: LocalFiles | None = None, **checkpoint: Any) -> int:
+    def _note_blocked(self, since: float) -> None:
+        self._waits["checkpoint"] += time.monotonic() - since
+
+    def _new_waits(self) -> dict[str, float] | None:
+        """Return how long this rank has waited since its last report, None if it did not."""
+        self._waits["data"] = self.loader_wait_s + sum(shard.waited_s for shard in self._shards.values())
+        new = {name: round(s - self._reported_waits[name], 6) for name, s in self._waits.items()}
+        self._reported_waits = dict(self._waits)
+        return {name: s for name, s in new.items() if s > 0} or None
+
+    def _send_report(
+        self, body: bytes, progress: list[float] | None, local_files: LocalFiles | None = None, **checkpoint: Any
+    ) -> int:
         """Send a report, with the fields of a checkpoint if it has one. Return the checkpoint's ordinal, or 0."""
         report = wire.Reported(
             attempt=self.context.attempt,
@@ -173,6 +199,8 @@ class Session:
             time=time.time(),
             ordinal=self._checkpoints + 1 if checkpoint else None,
             body=body,
+            progress=progress,
+            waited=self._new_waits(),
             **{"files": [], **checkpoint},
         )
         ordinal = report.ordinal or 0

@@ -1,0 +1,97 @@
+"""The records of a run that people look at: run.json's attempts, the steps of reports, waiting times, events."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import distrain
+from distrain import Checkpoint, FailureConfig
+from distrain.storage.records import read_events, read_metrics
+from distrain.torch import prepare_data_loader
+
+if TYPE_CHECKING:
+    from tests.process.conftest import Fit
+
+
+class _SlowData(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.005)
+        return super().__getitem__(index)
+
+
+def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waited_for(fit: Fit) -> None:
+    def train() -> None:
+        checkpoint = distrain.get_checkpoint()
+        first = checkpoint.to_dict()["step"] if checkpoint else 0
+        loader = prepare_data_loader(DataLoader(_SlowData(torch.zeros(32)), batch_size=4), resume=False)
+        for step, _ in zip(range(first + 1, 7), itertools.cycle(loader)):
+            stored = Checkpoint.from_dict({"step": step}) if step % 2 == 0 else None
+            distrain.report({"step": step}, checkpoint=stored, progress=(step, 6))
+            if step == 3 and not checkpoint:
+                raise ValueError("on purpose")
+
+    run = Path(fit(train, name="run", failure_config=FailureConfig(max_failures=1)).path)
+    before, after = json.loads((run / "run.json").read_text())["attempts"]
+    assert before["started"] < before["training"] < before["ended"] <= after["started"] < after["training"]
+    assert [before["checkpoint"], after["checkpoint"]] == [None, "checkpoint_000000"]
+    assert [before["first_step"], after["first_step"]] == [0, 2]
+
+    first_steps = {0: 0, 1: 2}
+    records = [record for rank in (0, 1) for record in read_metrics(run / "metrics.jsonl", rank=rank)]
+    for record in records:
+        assert record["metrics"]["step"] == first_steps[record["attempt"]] + record["index"]
+        assert record["progress"] == [record["metrics"]["step"], 6]
+        assert record["waits"]["data"] >= 0.02  # 4 samples
+
+    events = list(read_events(run / "events.jsonl"))
+    assert [(event["event"], event["attempt"], event["name"], event["step"]) for event in events] == [
+        ("checkpoint", 0, "checkpoint_000000", 2),
+        ("checkpoint", 1, "checkpoint_000001", 4),
+        ("checkpoint", 1, "checkpoint_000002", 6),
+    ]
+    for event in events:
+        manifest = json.loads((run / event["name"] / ".manifest.json").read_text())
+        assert manifest["step"] == event["step"]
+        assert 0 < event["seconds"] < 10
+        assert event["ranks"] == [0, 1]
+        assert event["bytes"] == sum(file["size"] for file in manifest["files"].values())
+
+
+def test_the_time_in_which_a_checkpoint_blocks_a_rank_comes_with_its_next_report(fit: Fit) -> None:
+    def train() -> None:
+        for _ in range(2):
+            distrain.report({}, checkpoint=Checkpoint.from_dict({"weights": bytes(20_000_000)}))
+
+    run = Path(fit(train, workers=1).path)
+    first, second = read_metrics(run / "metrics.jsonl")
+    assert "waits" not in first
+    assert 0.001 < second["waits"]["checkpoint"] < 10
+
+
+def test_a_hang_is_recorded_with_its_end(fit: Fit) -> None:
+    def train() -> None:
+        time.sleep(1.5)
+        distrain.report({})
+
+    run = Path(fit(train, workers=1, failure_config=FailureConfig(hang_report_s=0.5)).path)
+    *_, hang = read_events(run / "events.jsonl")  # on a slow machine the start may be one, too
+    assert hang["event"] == "hang"
+    assert 1.0 < hang["time"] - hang["since"] < 10
+
+
+@pytest.mark.parametrize("progress", [5, (1,), (1, 2, 3), "12", (2, 1), (-1, 3), (1, float("inf")), (float("nan"), 2)])
+def test_bad_progress_is_refused(fit: Fit, progress: Any) -> None:
+    def train() -> str:
+        with pytest.raises((TypeError, ValueError), match=r"progress must be the step and the number of steps") as info:
+            distrain.report({}, progress=progress)
+        return str(info.value)
+
+    assert repr(progress) in str(fit(train, workers=0).return_value)
