@@ -26,7 +26,7 @@ ROOT = Path(distrain.__file__).parent
 
 LAYERS = [
     "errors", "system", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "shipping",
-    "transfer", "result", "config", "decisions", "worker", "session", "collective", "agent", "connection",
+    "transfer", "result", "config", "decisions", "worker", "session", "collective", "agent", "connection", "console",
     "coordinator", "inprocess", "trainer", "torch", "tensorflow", "lightning", "huggingface", "cli", "launch",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""

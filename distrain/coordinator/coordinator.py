@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.connection.agent_link import FILES_PER_HOST
 from distrain.connection.connections import Connections
+from distrain.console.rank_output import WorkerOutput
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
@@ -30,7 +31,6 @@ from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING, Validations
-from distrain.coordinator.worker_output import WorkerOutput
 from distrain.decisions import events
 from distrain.decisions.run_machine import RunStateMachine
 from distrain.decisions.stack_summary import last_words, native_reason

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.checkpoint import DICT_FILE
-from distrain.coordinator.worker_output import ReportLines
+from distrain.console.status_lines import ReportLines
 from distrain.decisions.barriers import BarrierTracker, EndCall
 from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Refuse, RequestFiles
 from distrain.decisions.events import CheckpointsInProgress, ShowLine

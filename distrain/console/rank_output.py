@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import OrderedDict, deque
-from functools import partial
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from collections import deque
+from typing import TYPE_CHECKING
 
-from distrain.storage.retention import flatten
+from distrain.console.log_files import Log, LogFiles
 from distrain.system.background import Background
-from distrain.system.log import print_to, say, warn, without_controls
+from distrain.system.log import print_to, without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
 _LONGEST_LINE = 64 << 10
@@ -26,11 +25,6 @@ _BYTES_KEPT = 48 << 10
 """The last output of a rank, from which its last lines are taken."""
 _PIECES_KEPT = 1000
 _SMALL_PIECE = 4 << 10
-_MOST_UNWRITTEN_BYTES = 64 << 20
-"""Output of a rank that may wait for a slow disk. More output is left out of the log."""
-_MOST_OPEN_LOGS = 64
-REPORT_INTERVAL_S = 0.5
-"""Seconds between two report lines on the console; metrics.jsonl has all reports."""
 PROGRESS_INTERVAL_S = 5.0
 """Seconds between two states of a progress bar on the console."""
 _CONTROL_BYTES = bytes(byte for byte in range(0x80) if not without_controls(chr(byte)))
@@ -77,129 +71,6 @@ def _clean(block: bytes) -> bytes:
     return without_controls("\n".join(lines)).encode()
 
 
-class _Log:
-    """The log file of one rank, and the output that is not written to it yet."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.broken = False
-        self._chunks: list[bytes] = []
-        self._unwritten_bytes = 0
-        self._left_out_bytes = 0
-        self.mid_line = False
-
-    def add(self, data: bytes) -> None:
-        if self._unwritten_bytes > _MOST_UNWRITTEN_BYTES:
-            self._left_out_bytes += len(data)
-            return
-        if self._left_out_bytes:
-            text = f"\n... {self._left_out_bytes} bytes are left out here: the disk was too slow ...\n"
-            self._left_out_bytes = 0
-            self._add(text.encode())
-        self._add(data)
-
-    def _add(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self._unwritten_bytes += len(data)
-        self.mid_line = not data.endswith(b"\n")
-
-    def take(self) -> bytes:
-        """Return the output that nobody has taken yet, to be written."""
-        data = b"".join(self._chunks)
-        self._chunks.clear()
-        return b"" if self.broken else data
-
-    def on_written(self, size: int) -> None:
-        self._unwritten_bytes -= size
-
-    def give_up(self, error: OSError) -> None:
-        """Continue without the log. Training does not depend on it."""
-        if not self.broken:
-            warn(f"the log {self.path} can no longer be written: {error}")
-        self.broken, self._unwritten_bytes = True, 0
-
-
-_Written: TypeAlias = "tuple[_Log, int | OSError]"
-"""The number of bytes that were written to a log, or why they were not."""
-
-
-class LogFiles:
-    """The log files of the ranks. The thread of ``background`` writes them, and keeps few of them open."""
-
-    def __init__(self, background: Background) -> None:
-        self._background = background
-        self._changed: dict[_Log, None] = {}
-        self._open: OrderedDict[_Log, IO[bytes]] = OrderedDict()
-        """Used by the thread only. The file that was written last is the last one."""
-
-    def add(self, log: _Log, data: bytes) -> None:
-        """Add output to a log. The next :meth:`flush` writes it."""
-        self._changed[log] = None
-        log.add(data)
-
-    def flush(self) -> None:
-        """Give all new output to the background, as one task."""
-        batch = [(log, log.take()) for log in self._changed]
-        self._changed.clear()
-        if batch:
-            self._do(partial(self._write, batch), [log for log, _ in batch])
-
-    def close(self) -> None:
-        """Write all new output, and close the files."""
-        self.flush()
-        self._do(self._close_all, [])
-
-    def _do(self, work: Callable[[], list[_Written]], logs: list[_Log]) -> None:
-        def give_up(error: OSError) -> None:  # there is no thread
-            for log in logs:
-                log.give_up(error)
-
-        self._background.do(work, _note_written, give_up)
-
-    # -- in the thread --------------------------------------------------------------------------------------------
-
-    def _write(self, batch: list[tuple[_Log, bytes]]) -> list[_Written]:
-        results: list[_Written] = []
-        for log, data in batch:
-            if data:
-                results.append((log, self._append(log, data)))
-            if len(self._open) > _MOST_OPEN_LOGS:
-                results.append(self._close(*self._open.popitem(last=False)))
-        return results
-
-    def _append(self, log: _Log, data: bytes) -> int | OSError:
-        try:
-            if log not in self._open:
-                self._open[log] = log.path.open("ab", buffering=0)
-            self._open.move_to_end(log)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._open[log].write(rest) :]
-        except OSError as error:
-            return error
-        return len(data)
-
-    def _close_all(self) -> list[_Written]:
-        results = [self._close(*item) for item in self._open.items()]
-        self._open.clear()
-        return results
-
-    def _close(self, log: _Log, file: IO[bytes]) -> _Written:
-        try:
-            file.close()
-        except OSError as error:
-            return log, error
-        return log, 0
-
-
-def _note_written(results: list[_Written]) -> None:
-    for log, written in results:
-        if isinstance(written, OSError):
-            log.give_up(written)
-        else:
-            log.on_written(written)
-
-
 class RankOutput:
     """Output of one rank of one attempt, shown on the console and written to a file.
 
@@ -223,7 +94,7 @@ class RankOutput:
         self._shown = shown
         self._prefix = f"[rank {rank:>{width}}{' ' * bool(host)}{host}] ".encode()
         self._prefix_of_torch = f"[rank{rank}]:".encode()
-        self._log = _Log(file)
+        self._log = Log(file)
         self._logs = logs or LogFiles(Background(None, "log"))
         self._streams = _new_streams()
         self._last: deque[tuple[int, bytes]] = deque()
@@ -346,34 +217,3 @@ class WorkerOutput:
         for output in self._ranks.values():
             output.end()
         self._logs.close()
-
-
-class ReportLines:
-    """Console lines for rank 0's reports, at most one per :data:`REPORT_INTERVAL_S`, and always the last report."""
-
-    def __init__(self) -> None:
-        self._shown_at = -REPORT_INTERVAL_S
-        self._pending: str | None = None
-
-    def report(self, index: int, metrics: Mapping[str, Any], now: float) -> None:
-        self._pending = f"report {index}: " + (", ".join(_shown(metrics)) or "no metrics")
-        if now >= self._shown_at + REPORT_INTERVAL_S:
-            self.flush(now)
-
-    def deadline(self) -> float | None:
-        """Return the time for the next :meth:`flush` if no report comes before, or None."""
-        return None if self._pending is None else self._shown_at + REPORT_INTERVAL_S
-
-    def flush(self, now: float) -> None:
-        if self._pending is not None:
-            say(self._pending)
-            self._pending, self._shown_at = None, now
-
-
-def _shown(metrics: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in flatten(metrics).items():
-        yield f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={_one_line(value):.60}"
-
-
-def _one_line(value: object) -> str:
-    return "".join(c if c.isprintable() else " " for c in str(value))

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distrain.coordinator.worker_output import REPORT_INTERVAL_S, RankOutput, ReportLines, WorkerOutput
+from distrain.console.rank_output import RankOutput, WorkerOutput
+from distrain.console.status_lines import REPORT_INTERVAL_S, ReportLines
 from distrain.system import consoles
 from distrain.system.background import Background
 from distrain.system.consoles import console_threads, write_to
@@ -124,7 +125,7 @@ def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
 def test_text_without_carriage_returns_waits_for_its_line_end(
     capsys: Console, output: RankOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distrain.coordinator.worker_output.PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("distrain.console.rank_output.PROGRESS_INTERVAL_S", 0.0)
     output.feed(1, b"Epoch 1 ...")
     output.feed(1, b" done\n")
     assert capsys.readouterr().out == "[rank 3] Epoch 1 ... done\n"
