@@ -42,6 +42,7 @@ __all__ = [
 
 StartMethod = Literal["forkserver", "spawn"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
 _ACCELERATOR = "accelerator_type:"
 """Prefix of Ray's resource for a GPU product, such as ``accelerator_type:T4``."""
@@ -516,6 +517,9 @@ class RunConfig:
     callbacks: objects of :class:`~distrain.UserCallback`, called in this process.
     logging_config: see :class:`~distrain.LoggingConfig`.
     shipping_config: see :class:`~distrain.ShippingConfig`.
+    progress: how the console shows the progress. ``"live"``: a footer on a terminal, below the output of the workers;
+        ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``, the default: live on a terminal, else
+        plain.
     verbose: Ray Tune's setting; 0 means log level WARNING.
 
     >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))
@@ -533,6 +537,7 @@ class RunConfig:
     worker_runtime_env: dict[str, Any] | None = None
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
+    progress: ProgressDisplay = "auto"
     verbose: int | None = None
     callbacks: Sequence[UserCallback] | None = ()
 
@@ -554,6 +559,7 @@ class RunConfig:
         check_fields(self, check_seconds, "stop_grace_s")
         self._check_runtime_env()
         self._check_callbacks()
+        check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
         check_fields(self, check_int, "verbose", minimum=0, optional=True)
 
     def _check_name(self) -> None:

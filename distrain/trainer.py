@@ -26,6 +26,10 @@ from distrain.connection.choice import advice_on_slots, hosts_of, transports_for
 from distrain.connection.slurm import run_name
 from distrain.connection.transport import LocalTransport, Transport
 from distrain.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
+from distrain.console.run_console import RunConsole, open_console
+from distrain.console.run_status import RunStatus
+from distrain.console.summary import summary
+from distrain.console.text import duration
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_files import Shipping
@@ -500,12 +504,15 @@ class _Run:
         self._store.metadata = dict(self._request.metadata)
         self._write_start()
         started, concluded = time.monotonic(), False
-        runner = self._runner(run_request)
+        console = self._console(started)
+        runner = self._runner(run_request, console)
         try:
             self._callbacks.before_run()
-            runner.run()
+            with console:
+                runner.run()
             self._write_at_end(self._store.write_last_lines, "the last reports could not be written")
-            result, failure = self._conclude(runner.end, time.monotonic() - started)
+            result, failure = self._conclude(runner.end)
+            self._summarize(runner.end, console.status, time.monotonic() - started)
             concluded = True
         finally:
             # Written last: when the manifest says that the run has finished, all its files are there.
@@ -576,21 +583,42 @@ class _Run:
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
-    def _runner(self, request: RunRequest) -> Coordinator | InProcessRun | LaunchedRun:
+    def _console(self, started: float) -> RunConsole:
+        status = RunStatus(str(self._store.location), started, self._config.stop_grace_s)
+        is_quiet = self._config.log_level != "INFO"
+        progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
+        if not self._request.starts_workers and progress != "off":  # then train_func prints to this terminal itself
+            progress = "plain"
+        return open_console(progress, status)
+
+    def _runner(self, request: RunRequest, console: RunConsole) -> Coordinator | InProcessRun | LaunchedRun:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
         if self._group is not None:
             return LaunchedRun(
-                request, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks, group=self._group
+                request,
+                self._store,
+                checkpoints,
+                console,
+                manifest=self._manifest,
+                callbacks=callbacks,
+                group=self._group,
             )
         if not self._request.starts_workers:
             return InProcessRun(
-                request, self._request.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
+                request,
+                self._request.work,
+                self._store,
+                checkpoints,
+                console,
+                manifest=self._manifest,
+                callbacks=callbacks,
             )
         return Coordinator(
             request,
             self._store,
             self._request.transports,
             checkpoints,
+            console,
             log_dir=self._log_dir,
             manifest=self._manifest,
             callbacks=callbacks,
@@ -602,7 +630,19 @@ class _Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, end: RunSummary, seconds: float) -> tuple[Result, BaseException | None]:
+    def _summarize(self, end: RunSummary, status: RunStatus, seconds: float) -> None:
+        verdict = "stopped" if end.state is RunState.ABORTED else end.state.value
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - seconds))
+        lines = summary(
+            f"{verdict} after {duration(seconds)}; results in {self._store.location}",
+            status,
+            started_at=began,
+            retention=self._config.checkpoint_config,
+            checkpoints=self._store.committed,
+        )
+        say(lines)
+
+    def _conclude(self, end: RunSummary) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
         value = end.value
         if value is not None:
@@ -618,7 +658,6 @@ class _Run:
             return_value=None if value is None else _return_value(value),
         )
         if end.state is RunState.FINISHED:
-            say(f"finished in {seconds:.1f} s; results in {result.path}")
             return result, None
         error = self._run_errors(end, result).error()
         if isinstance(error, TrainingFailedError):

@@ -131,6 +131,7 @@ def _run_config(options: argparse.Namespace) -> RunConfig:
         storage_path=options.storage_path,
         log_dir=options.log_dir,
         failure_config=FailureConfig(max_failures=options.max_failures, **host_wait),
+        progress=options.progress,
         logging_config=LoggingConfig(ranks=shown_ranks(options.ranks_shown)),
         worker_runtime_env={"env_vars": environment_variables(options.env)},
         shipping_config=_shipping_config(options),

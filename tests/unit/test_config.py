@@ -89,6 +89,7 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (RunConfig, "name", "x" * 241),
     (RunConfig, "name", "ü" * 121),
     (RunConfig, "verbose", -1),
+    (RunConfig, "progress", "loud"),
     (ScalingConfig, "resources_per_worker", {"TPU": 1}),
     (ScalingConfig, "resources_per_worker", {"gpu": 1}),
     (ScalingConfig, "resources_per_worker", {3: 1}),
