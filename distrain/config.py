@@ -690,6 +690,12 @@ class UserCallback:
         checkpoint: the checkpoint that was committed with these reports.
         """
 
+    def after_checkpoint(self, run_context: RunContext, checkpoint: Checkpoint, metrics: dict[str, Any]) -> None:
+        """Run after a checkpoint was committed.
+
+        metrics: those that it was reported with. ``CheckpointConfig.num_to_keep`` may have deleted it already.
+        """
+
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
         """Run after an attempt has failed and all its processes have ended.
 
