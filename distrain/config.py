@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.checkpoint import Checkpoint
     from distrain.result import Result
+    from distrain.trackers.tracker import Tracker
 
 __all__ = [
     "CheckpointConfig",
@@ -514,6 +515,9 @@ class RunConfig:
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
         The other keys of Ray's runtime environment have no effect; a value causes a warning.
     callbacks: objects of :class:`~distrain.UserCallback`, called in this process.
+    trackers: names such as ``"tensorboard"`` or ``"wandb:project=mnist"``, or objects of
+        :class:`distrain.trackers.Tracker`; by default those that the environment variable DISTRAIN_TRACKERS names,
+        separated by semicolons. See docs/trackers.md.
     logging_config: see :class:`~distrain.LoggingConfig`.
     shipping_config: see :class:`~distrain.ShippingConfig`.
     verbose: Ray Tune's setting; 0 means log level WARNING.
@@ -535,6 +539,7 @@ class RunConfig:
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
     verbose: int | None = None
     callbacks: Sequence[UserCallback] | None = ()
+    trackers: Sequence[Tracker | str] | None = None
 
     def __post_init__(self) -> None:
         defaults = {
@@ -554,6 +559,10 @@ class RunConfig:
         check_fields(self, check_seconds, "stop_grace_s")
         self._check_runtime_env()
         self._check_callbacks()
+        if self.trackers is not None:
+            from distrain.trackers.choice import trackers_of  # few runs need it
+
+            trackers_of(self.trackers, {})
         check_fields(self, check_int, "verbose", minimum=0, optional=True)
 
     def _check_name(self) -> None:

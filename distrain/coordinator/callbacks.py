@@ -1,4 +1,4 @@
-"""Calls of the user's callbacks: at the start and end of a run, for reports, checkpoints and failures. Runs in: coordinator."""
+"""Calls of the user's callbacks: at start and end, for reports, checkpoints and failures. Runs in: coordinator."""
 
 from __future__ import annotations
 

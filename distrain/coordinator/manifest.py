@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.failures import culprit_first
@@ -12,7 +14,7 @@ from distrain.storage.paths import read_manifest
 from distrain.system.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
@@ -25,6 +27,8 @@ _SECRET_WORDS = {
     *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
     "token",
 }
+_MOST_ITEMS, _LONGEST_TEXT = 1000, 1000
+"""Items of a list, and characters of a text, in the config that run.json has."""
 _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
@@ -105,6 +109,25 @@ class RunManifest:
             self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"
 
 
+def public_config(config: Any, name: str = "") -> Any:
+    """Return a config for run.json: with ``***`` for what looks secret by its name, and text for what is no JSON."""
+    if _looks_secret(name) and isinstance(config, str):
+        return _HIDDEN
+    if isinstance(config, Mapping):
+        return {str(key): public_config(value, str(key)) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [public_config(value, name) for value in config[:_MOST_ITEMS]]
+    if isinstance(config, float) and not math.isfinite(config):
+        return str(config)
+    if config is None or isinstance(config, (bool, int, float)):
+        return config
+    return _CREDENTIALS_IN_URL.sub(_HIDDEN, str(config)[:_LONGEST_TEXT])
+
+
+def _looks_secret(name: str) -> bool:
+    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+
+
 def without_secrets(argv: Sequence[str]) -> list[str]:
     """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
 
@@ -115,7 +138,7 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
     is_value = False
     for word in argv:
         name, equals, _ = word.partition("=")
-        is_secret = not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+        is_secret = _looks_secret(name)
         if is_value and not word.startswith("--"):
             shown.append(_HIDDEN)
         elif equals and is_secret:

@@ -1,0 +1,295 @@
+"""Trackers of real runs: every step once in one tracked run, whatever happens to the workers, fit() or the tracker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import Checkpoint, FailureConfig, LaunchError, WorkerGroupError
+from distrain.trackers import Mlflow, Report, TrackedRun, Tracker, Trackio, Wandb, export, link
+from tests.conftest import run_members, wait_until
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from tests.process.conftest import Fit
+
+STEPS = 12
+EXPECTED = [(step, 1 / step) for step in range(1, STEPS + 1)]
+TWICE = FailureConfig(max_failures=2)
+
+
+def train(config: dict[str, Any]) -> None:
+    """Report every step, with a checkpoint after each fourth; fail in step 6 and 10, once each."""
+    checkpoint = distrain.get_checkpoint()
+    first = checkpoint.to_dict()["step"] if checkpoint else 0
+    for step in range(first + 1, STEPS + 1):
+        stored = Checkpoint.from_dict({"step": step}) if step % 4 == 0 else None
+        distrain.report({"loss": 1 / step, "eval": {"even": step % 2 == 0}}, checkpoint=stored)
+        marker = Path(config["place"], f"failed-{step}")
+        if distrain.get_context().get_world_rank() == 0 and step in (6, 10) and not marker.exists():
+            marker.touch()
+            raise ValueError("on purpose")
+
+
+class Lines(Tracker):
+    """The ten lines of the documentation, nearly."""
+
+    def start(self, run: TrackedRun) -> None:
+        self.file = (run.directory / "lines.txt").open("a")
+        self.file.write(f"start {run.config['lr']}\n")
+
+    def log(self, report: Report) -> None:
+        self.file.write(f"{report.step} {report.metrics['loss']}\n")
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def finish(self, status: str) -> None:
+        self.file.write(f"{status}\n")
+        self.file.close()
+
+
+def lines_of(run: str | Path) -> list[str]:
+    return Path(run, "lines.txt").read_text().splitlines()
+
+
+REPORTED = [f"{step} {value}" for step, value in EXPECTED]
+
+
+# -- restarts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_a_tracker_of_ones_own_has_every_step_once_in_spite_of_two_restarts(
+    fit: Fit, tmp_path: Path, workers: int
+) -> None:
+    config = {"place": str(tmp_path), "lr": 0.1}
+    result = fit(train, config, workers=workers, trackers=[Lines()], failure_config=TWICE)
+    assert len(list(tmp_path.glob("failed-*"))) == 2
+    assert lines_of(result.path) == ["start 0.1", *REPORTED, "finished"]
+
+
+def test_the_next_fit_goes_on_in_the_same_tracked_run(fit: Fit, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tests.unit.trackers.test_tensorboard import scalars
+
+    config = {"place": str(tmp_path), "lr": 0.1}
+    for _ in range(2):
+        with pytest.raises(WorkerGroupError):
+            fit(train, config, name="run", trackers=["tensorboard", Lines()])
+    run = fit(train, config, name="run", trackers=["tensorboard", Lines()]).path
+    assert [step for step, _ in scalars(Path(run, "tensorboard"))["loss"]] == list(range(1, STEPS + 1))
+    assert scalars(Path(run, "tensorboard"))["eval/even"] == [(step, step % 2 == 0) for step, _ in EXPECTED]
+    assert len(list(Path(run, "tensorboard").iterdir())) == 1
+    assert [line for line in lines_of(run) if line[0].isdigit()] == REPORTED
+    assert [line for line in lines_of(run) if line.startswith("f")] == ["failed", "failed", "finished"]
+
+
+# -- a tracker that fails or hangs -----------------------------------------------------------------------------------
+
+
+class Failing(Tracker):
+    def log(self, report: Report) -> None:
+        raise ConnectionError("no network")
+
+
+class Hanging(Tracker):
+    def log(self, report: Report) -> None:
+        time.sleep(1000)
+
+
+class ExitingAtStart(Tracker):
+    name = "exiting"
+
+    def start(self, run: TrackedRun) -> None:
+        sys.exit("no key")
+
+
+def test_a_tracker_that_fails_is_named_once_and_neither_the_run_nor_another_tracker_notices(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"place": str(tmp_path), "lr": 0.1}
+    run = fit(train, config, trackers=[Failing(), ExitingAtStart(), Lines()], failure_config=TWICE).path
+    assert lines_of(run) == ["start 0.1", *REPORTED, "finished"]
+    shown = capsys.readouterr().err
+    assert shown.count("the tracker failing failed: ConnectionError: no network; the run goes on, ") == 1
+    assert shown.count("the tracker exiting failed: SystemExit: no key; the run goes on, ") == 1
+    assert "no network" in Path(run, "logs", "trackers.log").read_text()
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_a_tracker_that_hangs_does_not_keep_the_run(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(link, "_NOTICE_AFTER_S", 0.5)
+    monkeypatch.setattr(link, "_LONGEST_WAIT_S", 2.0)
+    config = {"place": str(tmp_path), "lr": 0.1}
+    run = fit(train, config, workers=workers, trackers=[Hanging(), Lines()], failure_config=TWICE).path
+    assert lines_of(run)[-1] == "finished"
+    shown = capsys.readouterr().err
+    assert shown.count("waiting for the tracker hanging to log the rest; Ctrl-C ends the waiting") == 1
+    assert shown.count("the tracker hanging could not log everything in time; ") == 1
+
+
+def test_a_missing_package_is_an_error_before_the_run_starts(fit: Fit, storage: Path) -> None:
+    class Elsewhere(Tracker):
+        package = "no_such_package"
+
+    with pytest.raises(LaunchError, match="pip install no_such_package"):
+        fit(train, trackers=[Elsewhere()])
+    assert not storage.exists()
+
+
+# -- the death of fit() and of the tracker's process -----------------------------------------------------------------
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import distrain
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+from distrain.trackers import Tracker
+
+class Lines(Tracker):
+    def start(self, run):
+        self.file = open(run.directory / "lines.txt", "a", buffering=1)
+
+    def log(self, report):
+        self.file.write(f"{report.step}\\n")
+
+    def finish(self, status):
+        self.file.write(f"{status}\\n")
+        HANG
+
+def train():
+    for step in range(1, 1000):
+        distrain.report({"step": step})
+        time.sleep(0.01)
+
+trainer = DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=1),
+                              run_config=RunConfig(name="run", storage_path="runs", trackers=[Lines()]))
+if __name__ == "__main__":
+    trainer.fit()
+"""
+
+
+@pytest.mark.parametrize("hang", ["", "time.sleep(1000)"], ids=["", "hanging"])
+def test_the_tracker_process_ends_after_the_death_of_fit_with_all_reports_logged(
+    tmp_path: Path, test_run_id: str, hang: str
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.replace("HANG", hang))
+    parent = psutil.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    lines = tmp_path / "runs" / "run" / "lines.txt"
+    wait_until(lambda: lines.exists() and "5\n" in lines.read_text())
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not run_members(test_run_id), timeout_s=5.0)
+    reported = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().count("\n")
+    assert lines.read_text().splitlines() == [*map(str, range(1, reported + 1)), "failed"]
+
+
+def test_a_tracker_process_that_is_killed_is_made_up_for_by_an_export(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Marking(Lines):
+        def log(self, report: Report) -> None:
+            super().log(report)
+            if report.step == 2 and not (place / "killed").exists():
+                (place / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    place = tmp_path
+    config = {"place": str(tmp_path), "lr": 0.1}
+    run = fit(train, config, trackers=[Marking()], failure_config=TWICE).path
+    assert "the tracker marking could not log everything in time" in capsys.readouterr().err
+    assert export(run, Marking()) is None
+    assert [line for line in lines_of(run) if line[0].isdigit()] == REPORTED
+
+
+# -- the other trackers, read back by their own libraries ------------------------------------------------------------
+
+
+@pytest.fixture
+def thrice(fit: Fit, tmp_path: Path) -> Callable[..., Path]:
+    """Run until success in three fit(): with two restarts of the run."""
+
+    def run(tracker: Tracker) -> Path:
+        config = {"place": str(tmp_path), "lr": 0.1}
+        for _ in range(2):
+            with pytest.raises(WorkerGroupError):
+                fit(train, config, name="run", trackers=[tracker])
+        return Path(fit(train, config, name="run", trackers=[tracker]).path)
+
+    return run
+
+
+def test_mlflow_has_every_step_once(thrice: Callable[..., Path], tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    thrice(Mlflow(tracking_uri=uri, experiment="mnist", tags={"mine": "1"}, checkpoints=True))
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    [run] = client.search_runs([client.get_experiment_by_name("mnist").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert sorted((metric.step, metric.value) for metric in history) == EXPECTED
+    assert (run.info.status, run.info.run_name, run.data.params["lr"]) == ("FINISHED", "run", "0.1")
+    assert run.data.tags["mine"] == "1"
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} >= {"checkpoint_000000", "checkpoint_000002"}
+
+
+def test_trackio_has_every_step_once(
+    thrice: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    run = thrice(Trackio(project="mnist"))
+    code = "import json, trackio; [run] = trackio.Api().runs('mnist'); print(json.dumps([run.name, run.history()]))"
+    name, history = json.loads(_output(code))
+    assert name.startswith(f"{run.name}-")
+    assert [(point["step"], point["loss"]) for point in history] == EXPECTED
+
+
+def test_wandb_has_every_step_once(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline, where each fit() has files of its own."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = {"place": str(tmp_path), "lr": 0.1}
+    run = Path(fit(train, config, trackers=[Wandb(project="mnist")], failure_config=TWICE).path)
+    [file] = (run / "trackers" / "wandb").glob("offline-run-*/*.wandb")
+    assert [(point["_step"], point["loss"]) for point in json.loads(_output(READ_WANDB, str(file)))] == EXPECTED
+
+
+READ_WANDB = """
+import json, sys
+from wandb.proto import wandb_internal_pb2
+from wandb.sdk.internal.datastore import DataStore
+
+store, points = DataStore(), []
+store.open_for_scan(sys.argv[1])
+while (data := store.scan_data()) is not None:
+    record = wandb_internal_pb2.Record()
+    record.ParseFromString(data)
+    if record.WhichOneof("record_type") == "history":
+        items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        points.append(items)
+print(json.dumps(points))
+"""
+
+
+def _output(code: str, *arguments: str) -> str:
+    """Run code in another process, so that this one does not import the library."""
+    import subprocess
+
+    command = [sys.executable, "-c", code, *arguments]
+    done: subprocess.CompletedProcess[str] = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
