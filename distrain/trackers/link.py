@@ -27,6 +27,8 @@ _NOTICE_AFTER_S = 5.0
 """Seconds of waiting after which the user is informed."""
 _LONGEST_WAIT_S = 60.0
 """Seconds that a run waits for its trackers at its end."""
+_END_S = 1.0
+"""Seconds that the process has to end when nobody waits for its trackers any longer."""
 _LISTEN_S = 0.5
 
 
@@ -86,7 +88,7 @@ class TrackerLink:
         except KeyboardInterrupt:
             pass
         finally:
-            self._kill()
+            self._end(status)
         if left := sorted(self._open - self._failed):
             warn(f"{self._named()} could not log everything in time; {self._advice(left[0])}")
 
@@ -102,7 +104,10 @@ class TrackerLink:
             self._thread.join(min(left, _LISTEN_S))  # in short waits, which Ctrl-C can end on every system
         return not self._thread.is_alive()
 
-    def _kill(self) -> None:
+    def _end(self, status: str) -> None:
+        """Let the process end now, with the processes that its libraries have started; kill it if it does not."""
+        self._send(wire.EndTracking(status=status))
+        self._wait(time.monotonic() + _END_S)
         process.kill_group(self._child.process.pid, signal.SIGKILL)
         if self._thread is not None:
             self._thread.join()

@@ -78,6 +78,8 @@ def _follow(order: wire.FollowRun, ending: _Ending, channel: Channel, coordinato
         while any(thread.is_alive() for thread in threads):
             for frame in channel.wait(_LOOK_S):
                 ending.note(frame.message())
+            if ending.is_urgent:
+                break
             if deadline is None and (channel.at_end or os.getppid() != coordinator):
                 deadline = time.monotonic() + _ORPHAN_S
                 ending.begin(_DIED)
@@ -93,9 +95,12 @@ class _Ending:
     def __init__(self) -> None:
         self._begun = threading.Event()
         self.status = ""
+        self.is_urgent = False
+        """True if nobody waits any longer."""
 
     def note(self, message: wire.Message) -> None:
         assert isinstance(message, wire.EndTracking)
+        self.is_urgent = self.has_begun
         self.begin(message.status)
 
     def begin(self, status: str) -> None:

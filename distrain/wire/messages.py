@@ -776,7 +776,7 @@ class FollowRun(Message):
 
 @message
 class EndTracking(Message):
-    """Log what is left, and end.
+    """Log what is left, and end. The second one: end now.
 
     status: as in run.json.
 
