@@ -257,7 +257,7 @@ def run_work(
     starts_workers = launcher is None and scaling.num_workers != 0
     transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
     shares = _shares([transport.host for transport in transports], scaling)
-    trackers = trackers_of(run.trackers, os.environ)
+    trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
     check_packages(trackers)
     request = _UserRequest(
         work=work,

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.failures import culprit_first
@@ -50,6 +51,8 @@ class RunManifest:
             {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
             for attempt in self.before.get("attempts", [])
         ]
+        self._knows_start = False
+        """True once the checkpoint is noted from which the attempt has begun."""
         self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
         """Number of the first attempt of this ``fit()``. Attempts of an earlier one keep their numbers."""
 
@@ -86,14 +89,20 @@ class RunManifest:
         hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
         begun = {"attempt": attempt, "started": time.time(), "training": None, "ended": None, "hosts": hosts}
         self._attempts.append({**begun, "checkpoint": None, "first_step": 0, "failure": None})
+        self._knows_start = False
         self._store.write_manifest_later(self._contents("running"))
 
-    def attempt_trains(self) -> None:
-        """Note that every rank has begun train_func, and the checkpoint from which it has begun."""
+    def rank_trains(self) -> None:
+        """Note the checkpoint from which the attempt has begun, with its first rank: others may commit the next one."""
         now, latest = self._attempts[-1], self._store.latest
-        now["training"] = time.time()
-        if latest is not None:
+        if latest is not None and not self._knows_start:
             now["checkpoint"], now["first_step"] = latest.path.name, latest.step
+        self._knows_start = True
+
+    def attempt_trains(self) -> None:
+        """Note that every rank has begun train_func."""
+        self.rank_trains()
+        self._attempts[-1]["training"] = time.time()
         self._store.write_manifest_later(self._contents("running"))
 
     def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:
@@ -114,7 +123,7 @@ def public_config(config: Any, name: str = "") -> Any:
     if _looks_secret(name) and isinstance(config, str):
         return _HIDDEN
     if isinstance(config, Mapping):
-        return {str(key): public_config(value, str(key)) for key, value in config.items()}
+        return {str(key): public_config(value, str(key)) for key, value in islice(config.items(), _MOST_ITEMS)}
     if isinstance(config, (list, tuple)):
         return [public_config(value, name) for value in config[:_MOST_ITEMS]]
     if isinstance(config, float) and not math.isfinite(config):

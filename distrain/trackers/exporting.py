@@ -16,6 +16,7 @@ from distrain.trackers.choice import check_packages, trackers_of
 from distrain.trackers.follower import Follower, locked
 from distrain.trackers.tensorboard import TensorBoard
 from distrain.trackers.tracker import name_of
+from distrain.trackers.wandb import Wandb
 
 if TYPE_CHECKING:
     import os
@@ -81,8 +82,8 @@ def _local(run: Path | RemotePath, tracker: Tracker) -> Iterator[RunPaths]:
     if isinstance(run, Path):
         yield RunPaths(run)
         return
-    if isinstance(tracker, TensorBoard) and tracker.directory is None:
-        raise ValueError(f"{run} is remote: name a local directory for the event files, TensorBoard(directory=...)")
+    if isinstance(tracker, (TensorBoard, Wandb)) and tracker.directory is None:
+        raise ValueError(f"{run} is remote: name a local directory for files, {name_of(tracker)}:directory=...")
     with tempfile.TemporaryDirectory(prefix="distrain-export-") as folder:
         paths = RunPaths(Path(folder) / run.name)
         state = paths.tracker_state(name_of(tracker))

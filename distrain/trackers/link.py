@@ -27,6 +27,8 @@ _NOTICE_AFTER_S = 5.0
 """Seconds of waiting after which the user is informed."""
 _LONGEST_WAIT_S = 60.0
 """Seconds that a run waits for its trackers at its end."""
+_WAIT_WHEN_STOPPED_S = 10.0
+"""The same for a run that was asked to stop: a scheduler kills it soon."""
 _END_S = 1.0
 """Seconds that the process has to end when nobody waits for its trackers any longer."""
 _LISTEN_S = 0.5
@@ -80,11 +82,12 @@ class TrackerLink:
         status: how the run has ended, as in run.json.
         """
         began = time.monotonic()
+        longest_s = _WAIT_WHEN_STOPPED_S if status == "aborted" else _LONGEST_WAIT_S
         try:
             self._send(wire.EndTracking(status=status))
             if not self._wait(began + _NOTICE_AFTER_S):
                 say(f"waiting for {self._named()} to log the rest; Ctrl-C ends the waiting")
-                self._wait(began + _LONGEST_WAIT_S)
+                self._wait(began + longest_s)
         except KeyboardInterrupt:
             pass
         finally:

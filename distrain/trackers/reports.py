@@ -46,17 +46,17 @@ def first_steps(attempts: Sequence[Mapping[str, Any]], *, is_over: bool) -> dict
     """Return the first step of each attempt, by its number.
 
     attempts: those of run.json. is_over: the run has ended.
-    An attempt that is missing here has no first step yet: its ranks are still starting. None: not all ranks have begun
-    train_func, so it is unknown which reports it repeats. The next attempt makes them once more.
+    An attempt that is missing here has no first step yet: its ranks are still starting. None: it is unknown, as fit()
+    was killed before it could write it. The next attempt repeats these reports.
     """
     found: dict[int, int | None] = {}
     for place, attempt in enumerate(attempts):
         number = int(attempt["attempt"])
         if "first_step" not in attempt:
             found[number] = _NOT_RECORDED
-        elif attempt.get("training") is not None:
+        elif attempt.get("training") is not None or attempt.get("ended") is not None:
             found[number] = int(attempt["first_step"])
-        elif is_over or place + 1 < len(attempts) or attempt.get("ended") is not None:
+        elif is_over or place + 1 < len(attempts):
             found[number] = None if place else 0
     return found
 

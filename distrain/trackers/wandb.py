@@ -10,6 +10,7 @@ from distrain.system.extras import require
 from distrain.trackers.tracker import Tracker
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from distrain.checkpoint import Checkpoint
@@ -21,6 +22,7 @@ class Wandb(Tracker):
     """Log to Weights & Biases. The API key comes from ``wandb login`` or the environment.
 
     project, entity, group, mode, tags: as for ``wandb.init()``.
+    directory: for its files; by default ``trackers`` in the run directory.
     ranks: 0, or ``"all"``: then metrics are called ``rank_3/loss``, and their x-axis is ``rank_3/step``.
     checkpoints: log each checkpoint as an artifact of type ``model``.
 
@@ -33,6 +35,7 @@ class Wandb(Tracker):
     group: str | None = None
     mode: str | None = None
     tags: Sequence[str] = ()
+    directory: str | os.PathLike[str] | None = None
     ranks: Literal[0, "all"] = 0
     checkpoints: bool = False
 
@@ -50,7 +53,7 @@ class Wandb(Tracker):
             group=self.group,
             mode=self.mode,
             tags=list(self.tags),
-            dir=str(run.directory / "trackers"),
+            dir=str(run.directory / "trackers" if self.directory is None else Path(self.directory).expanduser()),
             config={**run.config, **{f"run/{name}": value for name, value in run.tags.items()}},
             allow_val_change=True,
             reinit="finish_previous",

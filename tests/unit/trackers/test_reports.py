@@ -75,7 +75,7 @@ ATTEMPT = {"attempt": 0, "training": 5.0, "ended": 9.0, "first_step": 0}
     [
         ({"training": 20.0, "first_step": 7}, False, {0: 0, 1: 7}),
         ({"training": None, "first_step": 0, "ended": None}, False, {0: 0}),
-        ({"training": None, "first_step": 0, "ended": 30.0}, False, {0: 0, 1: None}),
+        ({"training": None, "first_step": 7, "ended": 30.0}, False, {0: 0, 1: 7}),
         ({"training": None, "first_step": 0, "ended": None}, True, {0: 0, 1: None}),
     ],
 )
@@ -85,8 +85,8 @@ def test_the_first_step_of_an_attempt_is_known_once_its_ranks_train(
     assert first_steps([ATTEMPT, {"attempt": 1, **second}], is_over=is_over) == expected
 
 
-def test_the_first_attempt_begins_with_step_0_even_if_a_rank_never_trained() -> None:
-    assert first_steps([{**ATTEMPT, "training": None}], is_over=False) == {0: 0}
+def test_the_first_attempt_begins_with_step_0_even_if_fit_was_killed() -> None:
+    assert first_steps([{**ATTEMPT, "training": None, "ended": None}], is_over=True) == {0: 0}
 
 
 def test_reports_of_an_attempt_with_an_unknown_first_step_are_passed_over() -> None:
