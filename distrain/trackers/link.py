@@ -93,7 +93,8 @@ class TrackerLink:
         finally:
             self._end(status)
         if left := sorted(self._open - self._failed):
-            warn(f"{self._named()} could not log everything in time; {self._advice(left[0])}")
+            have = "have" if len(left) > 1 else "has"
+            warn(f"{self._named()} {have} not logged everything; {self._advice(left[0])}")
 
     def _send(self, message: wire.Message) -> None:
         with contextlib.suppress(OSError):  # the process has died, which is noticed at the end

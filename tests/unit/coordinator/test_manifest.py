@@ -84,7 +84,7 @@ def test_an_attempt_begins_from_the_checkpoint_that_was_the_latest_when_its_firs
     """That rank may have committed another one before the last rank begins."""
     store = LocalStore(tmp_path / "run")
     manifest = RunManifest(store, run_id="id", configs={})
-    manifest.attempt_begins(1, make_plan([host_info()], ScalingConfig(), num_workers=1))
+    manifest.attempt_begins(1, make_plan([host_info(with_gpus=False)], ScalingConfig(), num_workers=1))
     store.committed.append(CommittedCheckpoint(tmp_path / "run" / "checkpoint_000000", {}, index=0, step=4))
     manifest.rank_trains()
     store.committed.append(CommittedCheckpoint(tmp_path / "run" / "checkpoint_000001", {}, index=1, step=8))
