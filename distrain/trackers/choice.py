@@ -106,7 +106,7 @@ def check_packages(trackers: Iterable[Tracker]) -> None:
     """Raise LaunchError if the package of a tracker is not installed."""
     for tracker in trackers:
         package = tracker.package
-        if package is not None and find_spec(package) is None:
+        if package is not None and find_spec(package.partition(".")[0]) is None:
             wanted = f"'distrain[{package}]'" if package in KINDS else package
             raise LaunchError(
                 f"the tracker {name_of(tracker)} needs the package {package}, which is not installed: "
