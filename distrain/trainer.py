@@ -33,7 +33,7 @@ from distrain.console.text import duration
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_files import Shipping
-from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.manifest import RunManifest, public_config
 from distrain.coordinator.run_errors import RunErrors
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.decisions.events import RunRequest, RunSummary, Validator
@@ -63,6 +63,8 @@ from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
+from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
+from distrain.trackers.link import TrackerLink
 from distrain.work import job
 from distrain.work.functions import check_plain, check_signature
 
@@ -259,6 +261,8 @@ def run_work(
     starts_workers = launcher is None and scaling.num_workers != 0
     transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
     shares = _shares([transport.host for transport in transports], scaling)
+    trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
+    check_packages(trackers)
     request = _UserRequest(
         work=work,
         job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else job.Job(blob=b""),
@@ -268,6 +272,7 @@ def run_work(
         resume_from=resume_from,
         metadata=metadata or {},
         validation=validation,
+        trackers=pickled_trackers(trackers),
         transports=transports,
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
         on_command_line=on_command_line,
@@ -361,6 +366,7 @@ class _UserRequest:
     resume_from: Checkpoint | None
     metadata: Mapping[str, Any]
     validation: ValidationConfig | None
+    trackers: Mapping[str, bytes]
     transports: Sequence[Transport]
     sys_path: list[str]
     on_command_line: bool
@@ -475,6 +481,7 @@ class _Run:
             "scaling_config": asdict(request.scaling),
             "checkpoint_config": asdict(request.run.checkpoint_config),
             "failure_config": asdict(request.run.failure_config),
+            "train_loop_config": public_config(getattr(request.work, "config", {})),
         }
         self._manifest = RunManifest(store, run_id=self._run_id, configs=configs)
         self._continued = bool(self._manifest.before)
@@ -506,6 +513,7 @@ class _Run:
         started, concluded = time.monotonic(), False
         console = self._console(started)
         runner = self._runner(run_request, console)
+        trackers = self._start_trackers(run_request)
         try:
             self._callbacks.before_run()
             with console:
@@ -523,10 +531,32 @@ class _Run:
                 lambda: self._manifest.write(status),
                 "the run directory does not say how the run ended, because that could not be written",
             )
+            if trackers is not None:
+                trackers.close(status)
         self._callbacks.after_run(result, failure)
         if failure is not None:
             raise failure
         return result
+
+    def _start_trackers(self, request: RunRequest) -> TrackerLink | None:
+        """Start the process that logs the run to its trackers. If that fails, only warn."""
+        if not self._request.trackers:
+            return None
+        try:
+            return TrackerLink(
+                self._request.trackers,
+                self._store.paths,
+                location=str(self._store.location),
+                filesystem=self._store.filesystem,
+                sys_path=self._request.sys_path,
+                run_id=self._run_id,
+                flags=request.python_flags,
+                log=self._store.paths.tracker_log(self._log_dir),
+                listens=self._request.starts_workers or self._group is not None,
+            )
+        except OSError as error:
+            warn(f"the trackers {', '.join(self._request.trackers)} cannot be started: {error}; the run goes on")
+            return None
 
     def _write_start(self) -> None:
         try:

@@ -186,6 +186,13 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--storage-path", metavar="DIR", help="directory of the run directories (default: ~/distrain_results)")
     add("--log-dir", metavar="DIR", help="directory of the ranks' logs (default: logs/ in the run directory)")
     add(
+        "--tracker",
+        action="append",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="log metrics to tensorboard, wandb, mlflow or trackio, too, such as wandb:project=my,mode=offline "
+        "(default: DISTRAIN_TRACKERS)",
+    )
+    add(
         *("--max-failures", "--max-restarts", "--max_restarts"),
         type=int,
         default=0,

@@ -385,6 +385,7 @@ class Coordinator:
             case wire.Running():
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
+                self._manifest.rank_trains()
                 self._happened(events.MessageReceived(host, message))
                 self._console.status.rank_begins(message.rank, time.monotonic())
                 if self.machine.state is RunState.RUNNING:  # it was the last rank

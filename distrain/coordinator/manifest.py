@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
+from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.failures import culprit_first
@@ -12,7 +15,7 @@ from distrain.storage.paths import read_manifest
 from distrain.system.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
@@ -25,6 +28,8 @@ _SECRET_WORDS = {
     *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
     "token",
 }
+_MOST_ITEMS, _LONGEST_TEXT = 1000, 1000
+"""Items of a list, and characters of a text, in the config that run.json has."""
 _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
@@ -46,6 +51,8 @@ class RunManifest:
             {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
             for attempt in self.before.get("attempts", [])
         ]
+        self._knows_start = False
+        """True once the checkpoint is noted from which the attempt has begun."""
         self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
         """Number of the first attempt of this ``fit()``. Attempts of an earlier one keep their numbers."""
 
@@ -82,14 +89,20 @@ class RunManifest:
         hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
         begun = {"attempt": attempt, "started": time.time(), "training": None, "ended": None, "hosts": hosts}
         self._attempts.append({**begun, "checkpoint": None, "first_step": 0, "failure": None})
+        self._knows_start = False
         self._store.write_manifest_later(self._contents("running"))
 
-    def attempt_trains(self) -> None:
-        """Note that every rank has begun train_func, and the checkpoint from which it has begun."""
+    def rank_trains(self) -> None:
+        """Note the checkpoint from which the attempt has begun, with its first rank: others may commit the next one."""
         now, latest = self._attempts[-1], self._store.latest
-        now["training"] = time.time()
-        if latest is not None:
+        if latest is not None and not self._knows_start:
             now["checkpoint"], now["first_step"] = latest.path.name, latest.step
+        self._knows_start = True
+
+    def attempt_trains(self) -> None:
+        """Note that every rank has begun train_func."""
+        self.rank_trains()
+        self._attempts[-1]["training"] = time.time()
         self._store.write_manifest_later(self._contents("running"))
 
     def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:
@@ -105,6 +118,25 @@ class RunManifest:
             self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"
 
 
+def public_config(config: Any, name: str = "") -> Any:
+    """Return a config for run.json: with ``***`` for what looks secret by its name, and text for what is no JSON."""
+    if _looks_secret(name) and isinstance(config, str):
+        return _HIDDEN
+    if isinstance(config, Mapping):
+        return {str(key): public_config(value, str(key)) for key, value in islice(config.items(), _MOST_ITEMS)}
+    if isinstance(config, (list, tuple)):
+        return [public_config(value, name) for value in config[:_MOST_ITEMS]]
+    if isinstance(config, float) and not math.isfinite(config):
+        return str(config)
+    if config is None or isinstance(config, (bool, int, float)):
+        return config
+    return _CREDENTIALS_IN_URL.sub(_HIDDEN, str(config)[:_LONGEST_TEXT])
+
+
+def _looks_secret(name: str) -> bool:
+    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+
+
 def without_secrets(argv: Sequence[str]) -> list[str]:
     """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
 
@@ -115,7 +147,7 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
     is_value = False
     for word in argv:
         name, equals, _ = word.partition("=")
-        is_secret = not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
+        is_secret = _looks_secret(name)
         if is_value and not word.startswith("--"):
             shown.append(_HIDDEN)
         elif equals and is_secret:

@@ -384,6 +384,8 @@ class ReportHandler:
             seconds=round(time.monotonic() - since, 3),
             ranks=list(commit.ranks),
         )
+        if self._callbacks:
+            self._callbacks.after_checkpoint(saved.checkpoint, saved.metrics)
         if attempt == self._attempt:
             for rank in range(self._world_size):
                 self._send_done(rank, commit.ordinal, path, has_files=rank in ranks)

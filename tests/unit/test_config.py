@@ -40,6 +40,7 @@ BAD_TYPES: list[tuple[type, str, Any]] = [
     (LoggingConfig, "ranks", ["0"]),
     (RunConfig, "callbacks", print),
     (RunConfig, "callbacks", [print]),
+    (RunConfig, "trackers", "tensorboard"),
     (RunConfig, "logging_config", "INFO"),
     (RunConfig, "worker_runtime_env", "env.yaml"),
     (RunConfig, "worker_runtime_env", {"env_vars": {"A": 1}}),
