@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.failures import culprit_first
 from distrain.storage.paths import read_manifest
-from distrain.system.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from distrain.coordinator.run_facts import RunFacts
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
     from distrain.storage.run_store import RunStore
 
 _DIED = "the process that called fit() died"
 """Failure of an attempt whose end no process recorded."""
-_HIDDEN = "***"
-_SECRET_WORDS = {
-    *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
-    "token",
-}
-_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class RunManifest:
@@ -35,12 +27,13 @@ class RunManifest:
     ``agents``, the ids of earlier runs of this process whose agents serve this one.
     """
 
-    def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any]) -> None:
+    def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any], facts: RunFacts) -> None:
         self.before = read_manifest(store.paths.root)
         self._store = store
         self._run_id = run_id
         self.agents: list[str] = []
         self._configs = configs
+        self._facts = facts
         self._started = time.time()
         self._attempts: list[dict[str, Any]] = [
             {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
@@ -70,11 +63,10 @@ class RunManifest:
             "agents": self.agents,
             "status": status,
             "started": self.before.get("started", self._started),
+            "continued": self._started if self.before else None,
             "updated": time.time(),
             "attempts": [dict(attempt) for attempt in self._attempts],
-            "distrain": __version__,
-            "python": sys.version.split()[0],
-            "argv": without_secrets(sys.argv),
+            **self._facts.known(),
             **self._configs,
         }
 
@@ -103,24 +95,3 @@ class RunManifest:
         elif failures:
             culprit = culprit_first(failures)[0]
             self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"
-
-
-def without_secrets(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
-
-    Other users may read the run directory. ``--api-key X``, ``--api-key=X``, ``api_key=X`` and ``WANDB_API_KEY=X`` look
-    secret, as one of the words in their names is in :data:`_SECRET_WORDS`.
-    """
-    shown = []
-    is_value = False
-    for word in argv:
-        name, equals, _ = word.partition("=")
-        is_secret = not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
-        if is_value and not word.startswith("--"):
-            shown.append(_HIDDEN)
-        elif equals and is_secret:
-            shown.append(f"{name}={_HIDDEN}")
-        else:
-            shown.append(_CREDENTIALS_IN_URL.sub(_HIDDEN, word))
-        is_value = is_secret and not equals and word.startswith("-")
-    return shown

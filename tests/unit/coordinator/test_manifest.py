@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.coordinator.manifest import RunManifest, without_secrets
+from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.run_facts import RunFacts, without_secrets
 from distrain.storage.local_store import LocalStore
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def test_an_attempt_that_nobody_saw_ending_says_so_when_the_run_goes_on(tmp_path
     first = {"attempt": 0, "started": 1.0, "ended": 2.0, "failure": "rank 1: no"}
     second = {"attempt": 1, "started": 3.0, "ended": None, "failure": None}
     store.write_manifest({"status": "running", "attempts": [first, second]})
-    RunManifest(store, run_id="id", configs={}).write("running")
+    RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {})).write("running")
     store.close()
     attempts = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
     assert attempts == [first, {**second, "failure": "the process that called fit() died"}]
@@ -46,6 +47,6 @@ def test_what_looks_secret_is_not_kept(argv: str, kept: str) -> None:
 def test_no_file_of_a_run_has_a_secret_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "sk-1234", "--lr", "0.1"])
     store = LocalStore(tmp_path / "run")
-    RunManifest(store, run_id="id", configs={}).write("running")
+    RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {})).write("running")
     store.close()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["argv"][1:] == ["--api-key", "***", "--lr", "0.1"]
