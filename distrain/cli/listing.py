@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
@@ -15,6 +14,7 @@ from distrain.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run,
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from pathlib import Path
 
     from distrain.system.remote_path import RemotePath
 
@@ -36,7 +36,7 @@ def ls_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("path", nargs="?", metavar="PATH_OR_URL", help="the storage path, or a run (default: ~/distrain_results)")
-    add("-n", type=int, metavar="N", help="show the newest N")
+    add("-n", type=parsers.number, metavar="N", help="show the newest N")
     add("--all", action="store_true", help="show all, also on a terminal")
     add("--size", action="store_true", help=f"show the sizes also of more than {_MOST_SIZED} runs")
     add("--names", action="store_true", help="show the names of the runs only")
@@ -46,8 +46,6 @@ def ls_parser() -> argparse.ArgumentParser:
 
 def run_ls(options: argparse.Namespace) -> int:
     """List runs."""
-    if options.n is not None and options.n < 0:
-        raise OSError(f"-n {options.n}: must be 0 or more")
     warnings.simplefilter("ignore")  # damaged lines of metrics
     storage = storage_at(options.path)
     runs = _listed(storage, is_default=options.path is None)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-_LAUNCHING = ("run", "check")
+LAUNCHING = ("run", "check")
 COMMANDS = {
     "ls": ("listing", "list the runs of a storage path"),
     "show": ("showing", "show one run: its state, attempts, metrics, checkpoints and error"),
@@ -74,14 +74,14 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
     if command == "--version":
         print(f"distrain {__version__}")
         return 0
-    if command in _LAUNCHING:
+    if command in LAUNCHING:
         from distrain.cli.command import run_command
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
     if command not in COMMANDS:
         from distrain.system.ray_names import did_you_mean
 
-        hint = did_you_mean(command, (*_LAUNCHING, *COMMANDS)) or "; `distrain --help` lists them"
+        hint = did_you_mean(command, (*LAUNCHING, *COMMANDS)) or "; `distrain --help` lists them"
         print(f"distrain: error: there is no command {command!r}{hint}", file=sys.stderr)
         return 2
     return _run(command, rest)
@@ -119,4 +119,4 @@ def _is_for_users(error: Exception) -> bool:
     from distrain.errors import DistrainError
     from distrain.runs.listing import NoSuchRun
 
-    return isinstance(error, (DistrainError, NoSuchRun, OSError))
+    return isinstance(error, (DistrainError, NoSuchRun, OSError, ImportError))

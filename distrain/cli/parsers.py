@@ -32,6 +32,13 @@ def make_parser(name: str, what: str, examples: str) -> Parser:
     )
 
 
+def number(text: str) -> int:
+    """Return the number that an option is given."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
+    return int(text)
+
+
 def add_run(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     """Add the argument that names a run, or several, and the option that says where to look."""
     kind = {} if nargs is None else {"nargs": nargs}

@@ -53,11 +53,10 @@ def size(count: int) -> str:
     """
     if count < 1000:
         return f"{count} B"
-    amount = float(count)
-    for unit in ("kB", "MB", "GB", "TB"):
-        amount /= 1000
-        if amount < 999.5:
-            break
+    amount, unit = count / 1000, "kB"
+    for larger in ("MB", "GB", "TB"):
+        if amount >= 999.5:
+            amount, unit = amount / 1000, larger
     return f"{amount:.1f} {unit}" if amount < 9.95 else f"{amount:.0f} {unit}"
 
 
@@ -142,7 +141,10 @@ def table(rows: Sequence[Sequence[str]], columns: int | None, right: Iterable[in
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     aligned = set(right)
     padded = [
-        [cell.rjust(width) if i in aligned else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+        [
+            cell.rjust(width) if i in aligned else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         for row in rows
     ]
     rest = None if columns is None else max(columns - sum(widths[:-1]) - 2 * len(widths[:-1]), 10)

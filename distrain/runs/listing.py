@@ -145,12 +145,14 @@ def storage_at(path: str | os.PathLike[str] | None) -> Path | RemotePath:
 
 
 def list_runs(storage: Path | RemotePath) -> list[Run]:
-    """Return what is in a storage path, the newest first. A run directory itself is listed as one run.
+    """Return what is in a storage path, the newest first, and at the end what is no run.
+
+    A run directory itself is listed as one run.
 
     Files and hidden directories are left out. Raise OSError if the storage cannot be read.
     """
     found = _local_runs(storage) if isinstance(storage, Path) else _remote_runs(storage)
-    return sorted(found, key=lambda run: run.began, reverse=True)
+    return sorted(found, key=lambda run: (run.state != FOREIGN, run.began), reverse=True)
 
 
 def _local_runs(storage: Path) -> list[Run]:
