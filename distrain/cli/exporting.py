@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white")
 _SCREEN = (80, 24)
-_BESIDE_PLOT = (12, 9)
+_BESIDE_PLOT = (24, 8)
 """Columns and lines that the axes take."""
 
 

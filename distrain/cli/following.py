@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
 from distrain.cli.text import duration, paint
-from distrain.runs.listing import FINISHED, RUNNING, STARTING, NoSuchRun, Run
+from distrain.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
 from distrain.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _follow(run: Run, ranks: list[int] | None, options: argparse.Namespace) -> i
     run = current(run)
     if not attempts_with_logs(run):
         raise NoSuchRun(_no_logs(run))
-    print(f"distrain: {run.name} is {run.state}", file=sys.stderr)
+    print(f"distrain: {run.name} has ended: {run.state}", file=sys.stderr)
     return 0
 
 
@@ -144,8 +144,9 @@ def run_stop(options: argparse.Namespace) -> int:
         print("\nthe run goes on stopping; `distrain ls` shows when it has ended")
         return 130
     run = current(run)
-    print(f"{run.state} after {duration(time.monotonic() - began)}{_where_it_stands(run)}")
-    return 0 if run.state in (FINISHED, "aborted") else 1
+    how = "stopped" if run.state == ABORTED else f"the run has {run.state}" if run.state == FINISHED else run.state
+    print(f"{how} after {duration(time.monotonic() - began)}{_where_it_stands(run)}")
+    return 0 if run.state in (FINISHED, ABORTED) else 1
 
 
 def _while_running(run: Run) -> Iterable[float]:

@@ -226,4 +226,8 @@ def _agrees(question: str) -> bool:
 
     if not sys.stdin.isatty():
         raise StorageError("there is no terminal to ask on: add --yes, or --dry-run to see only")
-    return input(question).strip().lower() in ("y", "yes")
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False

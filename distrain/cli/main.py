@@ -53,8 +53,8 @@ act on runs
 
   completion {completion}
 
-A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest. Names are looked up in --storage-path,
-by default ~/distrain_results.
+A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
+Names are looked up in --storage-path, by default ~/distrain_results.
 
   distrain run --num-workers 4 train.py --epochs 3
   distrain ls

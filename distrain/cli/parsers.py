@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.runs.listing import find_run, storage_at
@@ -25,7 +27,7 @@ def make_parser(name: str, what: str, examples: str) -> Parser:
     """Make the parser of a command. ``examples``: command lines that the help ends with."""
     return Parser(
         prog=f"distrain {name}",
-        description=what,
+        description=textwrap.fill(what, min(shutil.get_terminal_size().columns, 100) - 2, break_on_hyphens=False),
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

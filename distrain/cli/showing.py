@@ -56,7 +56,8 @@ def run_show(options: argparse.Namespace) -> int:
     reports = list(reports_of(run))
     found = screen()
     columns = 120 if found is None else found[0]
-    lines = [bold(f"{run.name}: ") + coloured(run.state, bold(_verdict(run, reports)))]
+    head = textwrap.wrap(f"{run.name}: {_verdict(run, reports)}", columns, break_on_hyphens=False)
+    lines = [coloured(run.state, line) for line in head]
     for label, text in _facts(run):
         if text:
             rest = textwrap.wrap(printable(text), max(columns - _INDENT, 30), break_on_hyphens=False)
@@ -157,23 +158,18 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _attempts(run: Run, columns: int) -> list[str]:
     rows = []
-    for attempt in run.attempts:
+    for attempt in run.attempts[-_MOST_ATTEMPTS:]:
         ended = attempt.get("ended") or (time.time() if run.state == RUNNING else run.ended)
         hosts = attempt.get("hosts") or {}
         ranks = sum(map(len, hosts.values()))
-        start = f"from {attempt['checkpoint']}" if attempt.get("checkpoint") else ""
-        rows.append(
-            [
-                str(attempt.get("attempt")),
-                _clock(attempt.get("started") or 0.0),
-                duration(ended - (attempt.get("started") or ended)),
-                f"{count(ranks, 'rank')} on {count(len(hosts), 'host')}",
-                start,
-                printable(str(attempt.get("failure") or "")),
-            ]
-        )
-    left = len(rows) - _MOST_ATTEMPTS
-    lines = ["  ".join(row).rstrip() for row in table(rows[-_MOST_ATTEMPTS:], columns)] if rows else []
+        where = f"{count(ranks, 'rank')} on {count(len(hosts), 'host')}"
+        start = f", from {attempt['checkpoint']}" if attempt.get("checkpoint") else ""
+        lasted = duration(ended - (attempt.get("started") or ended))
+        rows.append(f"{attempt.get('attempt')}  {_clock(attempt.get('started') or 0.0)}, {lasted}, {where}{start}")
+        if attempt.get("failure"):
+            rows.append(f"   {printable(str(attempt['failure']))}")
+    lines = [cut(row, columns) for row in rows]
+    left = len(run.attempts) - _MOST_ATTEMPTS
     return [paint(f"... {count(left, 'earlier one')}", "2"), *lines] if left > 0 else lines
 
 
