@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 import warnings
@@ -47,6 +48,7 @@ def ls_parser() -> argparse.ArgumentParser:
 def run_ls(options: argparse.Namespace) -> int:
     """List runs."""
     warnings.simplefilter("ignore")  # damaged lines of metrics
+    gc.disable()  # it would look for circles in thousands of dicts, again and again
     storage = storage_at(options.path)
     runs = _listed(storage, is_default=options.path is None)
     shown = runs[: _limit(options)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import textwrap
 from typing import TYPE_CHECKING, NoReturn
 
 from distrain.runs.listing import find_run, storage_at
@@ -22,12 +20,21 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
+    def format_help(self) -> str:
+        """Return the help. argparse would break the description at hyphens of options, or not at all."""
+        import shutil  # these two take milliseconds
+        import textwrap
+
+        width = min(shutil.get_terminal_size().columns, 100) - 2
+        self.description = textwrap.fill(self.description or "", width, break_on_hyphens=False)
+        return super().format_help()
+
 
 def make_parser(name: str, what: str, examples: str) -> Parser:
     """Make the parser of a command. ``examples``: command lines that the help ends with."""
     return Parser(
         prog=f"distrain {name}",
-        description=textwrap.fill(what, min(shutil.get_terminal_size().columns, 100) - 2, break_on_hyphens=False),
+        description=what,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

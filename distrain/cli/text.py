@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -112,8 +111,8 @@ def screen() -> tuple[int, int] | None:
     """Return the columns and lines of the terminal that stdout is, or None if it is none."""
     if not sys.stdout.isatty():
         return None
-    found = shutil.get_terminal_size()
-    return found.columns, found.lines
+    found = os.get_terminal_size(sys.stdout.fileno())
+    return found.columns or 80, found.lines or 24
 
 
 def coloured(state: str, text: str) -> str:

@@ -95,7 +95,7 @@ def last_metrics(path: Path | RemotePath) -> dict[str, Any] | None:
     return None if record is None else record["metrics"]
 
 
-def last_record(path: Path | RemotePath) -> dict[str, Any] | None:
+def last_record(path: str | Path | RemotePath) -> dict[str, Any] | None:
     """Return rank 0's last line in a metrics.jsonl, or None. Raise OSError.
 
     The file is read from its end.
@@ -109,7 +109,7 @@ def last_record(path: Path | RemotePath) -> dict[str, Any] | None:
         return next((record for record in records if record is not None and record["rank"] == 0), None)
 
     try:
-        if not isinstance(path, Path):
+        if not isinstance(path, (str, Path)):
             return path.read_with(find)
         with open(path, "rb", buffering=0) as file:
             return find(file)

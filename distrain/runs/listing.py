@@ -78,7 +78,8 @@ class Run(NamedTuple):
     @property
     def hosts(self) -> dict[str, list[int]]:
         """The hosts of the last attempt, each with its ranks."""
-        hosts = self.attempts[-1].get("hosts") if self.attempts else None
+        attempts = self.attempts
+        hosts = attempts[-1].get("hosts") if attempts else None
         return hosts if isinstance(hosts, dict) else {}
 
     @property
@@ -98,6 +99,8 @@ class Run(NamedTuple):
     def last_report(self) -> dict[str, Any] | None:
         """Return rank 0's last line of metrics.jsonl, None if it has not reported. Warn of damaged lines."""
         try:
+            if "://" not in self.path:  # a Path object takes as long as the reading
+                return last_record(f"{self.path}/{names.METRICS}")
             return last_record(self.location / names.METRICS)
         except OSError:
             return None
