@@ -25,6 +25,8 @@ _PACKAGES = frozenset({"torch", "numpy", "tensorflow", "lightning", "transformer
 """Packages whose versions are noted."""
 _DIRTY_CHECK = ("git", "--no-optional-locks", "diff", "--quiet", "--no-ext-diff", "HEAD")
 """It exits with 1 if a tracked file differs from the last commit, else with 0. It writes nothing."""
+_PATIENCE_S = 0.3
+"""Seconds that the end of a short run waits for that command."""
 _MOST_ITEMS = 100
 _LONGEST_TEXT = 300
 _DEEPEST = 6
@@ -73,11 +75,10 @@ class RunFacts:
                 self._check = process.SilentProgram(_DIRTY_CHECK, directory=self._folder)
 
     def end(self) -> None:
-        """End the look for changed files if it still goes on."""
-        self.known()
+        """Wait a moment for the end of the look for changed files."""
         if self._check is not None:
-            self._check.kill()
-            self._check = None
+            self._check.end(_PATIENCE_S)
+            self.known()
 
     def known(self) -> dict[str, Any]:
         """Return what is known now. ``git`` is absent without a commit, its ``dirty`` while it is unknown."""

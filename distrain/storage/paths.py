@@ -15,7 +15,7 @@
         .staging/                   checkpoints being written; deleted when the next run starts
         .lock                       held by the coordinator
         .reserve                    disk space for the end of the run, in case the disk becomes full
-        .requests                   a named pipe for requests for stacks, while the run lasts
+        .requests                   a named pipe for requests, while the run lasts
 
 A checkpoint is written under another name and flushed to disk with its manifest, then renamed: a directory called
 ``checkpoint_...`` is always complete. Its manifest has its name. A directory with another name is a user's copy, which

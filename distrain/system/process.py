@@ -588,10 +588,13 @@ class SilentProgram:
         """Return its exit code, None if it still runs."""
         return self._child.poll()
 
-    def kill(self) -> None:
-        """End the program."""
-        self._child.kill()
-        self._child.wait()
+    def end(self, patience_s: float) -> None:
+        """Wait for the end of the program, and kill it after some seconds."""
+        try:
+            self._child.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
 
 
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:
