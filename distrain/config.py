@@ -505,7 +505,8 @@ class ValidationConfig:
 class RunConfig:
     """Name, storage and policies of a run; its directory is ``{storage_path}/{name}``.
 
-    name: a file name; by default the time and a random suffix. An unfinished run of the same name continues.
+    name: a file name; by default the name of the script, the time and a random suffix. An unfinished run of the same
+        name continues.
     storage_path: local or shared directory, where ``~`` and relative paths are allowed, or a URL that fsspec knows,
         such as ``s3://bucket/runs``; by default ``~/distrain_results``.
     storage_filesystem: the file system of ``storage_path``, one of fsspec's or pyarrow's, instead of a URL.

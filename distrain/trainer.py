@@ -33,8 +33,9 @@ from distrain.console.text import duration
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_files import Shipping
-from distrain.coordinator.manifest import RunManifest, public_config
+from distrain.coordinator.manifest import RunManifest
 from distrain.coordinator.run_errors import RunErrors
+from distrain.coordinator.run_facts import RunFacts, plain
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.decisions.events import RunRequest, RunSummary, Validator
 from distrain.decisions.placement import shares_of, workers_on
@@ -67,6 +68,7 @@ from distrain.trackers.choice import check_packages, pickled_trackers, trackers_
 from distrain.trackers.link import TrackerLink
 from distrain.work import job
 from distrain.work.functions import check_plain, check_signature
+from distrain.work.origin import script_of, stem_of
 
 if TYPE_CHECKING:
     from distrain.data.datasets import RunDatasets
@@ -297,7 +299,8 @@ def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = 
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
     run = request.run
     _check_log_dir(run.log_dir)
-    store = open_run(run.storage_path, run.name or run_name(os.environ), run.storage_filesystem)
+    name, stem = run.name or run_name(os.environ), stem_of(script_of(request.work))
+    store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
         with console_threads() if request.starts_workers else contextlib.nullcontext():
             return _Run(store, request, shipping, group).train()
@@ -481,9 +484,10 @@ class _Run:
             "scaling_config": asdict(request.scaling),
             "checkpoint_config": asdict(request.run.checkpoint_config),
             "failure_config": asdict(request.run.failure_config),
-            "train_loop_config": public_config(getattr(request.work, "config", {})),
+            "run_config": _plain_run_config(request.run),
         }
-        self._manifest = RunManifest(store, run_id=self._run_id, configs=configs)
+        self._facts = RunFacts(script_of(request.work), getattr(request.work, "config", {}))
+        self._manifest = RunManifest(store, run_id=self._run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
         self._log_dir = None if request.run.log_dir is None else _absolute(request.run.log_dir)
@@ -510,6 +514,7 @@ class _Run:
         self._announce()
         self._store.metadata = dict(self._request.metadata)
         self._write_start()
+        self._facts.begin()
         started, concluded = time.monotonic(), False
         console = self._console(started)
         runner = self._runner(run_request, console)
@@ -525,6 +530,7 @@ class _Run:
         finally:
             # Written last: when the manifest says that the run has finished, all its files are there.
             end = runner.end
+            self._facts.end()
             ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
             status = end.state.value if ended else "failed"
             self._write_at_end(
@@ -727,6 +733,14 @@ class _Run:
             checkpoint=Path(result.checkpoint.path).name if result.checkpoint else None,
             logs=logs,
         )
+
+
+def _plain_run_config(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of a RunConfig that run.json has nowhere else."""
+    kept = ("storage_path", "log_dir", "stop_grace_s", "logging_config", "shipping_config")
+    settings: dict[str, Any] = plain({name: getattr(config, name) for name in kept})
+    log_dir = None if config.log_dir is None else str(_absolute(config.log_dir))
+    return {**settings, "log_dir": log_dir}
 
 
 def _return_value(blob: bytes) -> Any:

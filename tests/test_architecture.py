@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 ROOT = Path(distrain.__file__).parent
 
 LAYERS = [
-    "errors", "system", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "trackers",
-    "shipping", "transfer", "result", "config", "decisions", "worker", "session", "collective", "agent", "connection",
-    "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow", "lightning", "huggingface", "cli",
-    "launch",
+    "errors", "system", "layout", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage",
+    "trackers", "shipping", "transfer", "result", "runs", "config", "decisions", "worker", "session", "collective",
+    "agent", "connection", "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow", "lightning",
+    "huggingface", "cli", "launch", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 

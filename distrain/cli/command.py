@@ -14,7 +14,7 @@ from distrain.cli.target import work_of, workers_path
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.connection.choice import hosts_of, transports_for
 from distrain.connection.worker_settings import settings_for
-from distrain.coordinator.hang_monitor import request_stacks
+from distrain.coordinator.requests import STACKS, ask
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
@@ -35,13 +35,15 @@ if TYPE_CHECKING:
 _SIGINT_EXIT = 130
 
 
-def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> int:
+def run_command(
+    arguments: Sequence[str] | None, user_path: Sequence[str], *, prog: str = "python -m distrain.launch"
+) -> int:
     """Run the command line and return its exit code. Raises SystemExit for a wrong command line.
 
-    arguments: those after ``python -m distrain.launch``; None: those of this process.
+    arguments: those after ``prog``; None: those of this process.
     user_path: sys.path as the user's process was started with.
     """
-    parser = make_parser()
+    parser = make_parser(prog)
     options = parse(parser, sys.argv[1:] if arguments is None else arguments)
     if options.stacks:
         return _show_stacks(options.stacks)
@@ -218,7 +220,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
 
 def _show_stacks(folder: str) -> int:
     try:
-        print(request_stacks(RunPaths(local_directory_of(folder))))
+        print(ask(RunPaths(local_directory_of(folder)), STACKS))
     except DistrainError as error:
         return _show_error("no stacks", error, 2)
     return 0

@@ -81,12 +81,12 @@ def ignored_options(options: argparse.Namespace) -> list[str]:
     return [f"--{name}" for name in _TORCHRUN_ONLY if getattr(options, _attribute(name)) is not None]
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentParser:
     """Make the parser of the command line. ``tests/launch_help.txt`` holds its ``--help``."""
     parser = _Parser(
-        prog="python -m distrain.launch",
+        prog=prog,
         description="Run a PyTorch script, module or function on several workers, of this machine or of many.",
-        epilog=_EPILOG,
+        epilog=_EPILOG.replace("python -m distrain.launch", prog.replace(" check", " run")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -181,7 +181,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--name",
-        help="name of the run; an unfinished run of that name continues (default: the time and a random suffix)",
+        help="name of the run; an unfinished run of that name continues (default: the name of the script, the time "
+        "and a random suffix)",
     )
     add("--storage-path", metavar="DIR", help="directory of the run directories (default: ~/distrain_results)")
     add("--log-dir", metavar="DIR", help="directory of the ranks' logs (default: logs/ in the run directory)")

@@ -29,6 +29,7 @@ from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
+from distrain.coordinator.requests import STACKS, STOP, Requests
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions import events
@@ -159,6 +160,7 @@ class Coordinator:
             send=self._hosts.send,
             on_hang=self._happened,
         )
+        self._requests = Requests(self._loop, store, {STACKS: self._hang_monitor.answer, STOP: self._on_stop_request})
 
     @property
     def end(self) -> events.RunSummary:
@@ -200,7 +202,7 @@ class Coordinator:
         try:
             for run_id in self._stale_run_ids:  # it was killed, perhaps with its agents
                 self._hosts.sweep(run_id)
-            self._hang_monitor.open()
+            self._requests.open()
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
             self._do(self.machine.start(time.monotonic()))
             self._hosts.ping()
@@ -598,6 +600,15 @@ class Coordinator:
             self._impatient = True
         self._happened(events.StopRequested(why))
 
+    def _on_stop_request(self, reply: Callable[[str], None]) -> None:
+        """Stop the run as SIGTERM does, but only once: a second request kills no rank that is storing something."""
+        if self.machine.was_asked_to_stop or self._is_over:
+            reply("the run is stopping already")
+        else:
+            say("`distrain stop` asks this run to stop")
+            self._on_signal(signal.SIGTERM)
+            reply("the run is stopping")
+
     @property
     def _only_waits_for_commit(self) -> bool:
         """True if a run that was asked to stop only waits for a commit."""
@@ -612,7 +623,7 @@ class Coordinator:
             self._close_hosts,
             self._outputs.close,
             self._report_handler.close,
-            self._hang_monitor.close,
+            self._requests.close,
             self._await_storage,
             self._await_validations,
             self._await_callbacks,

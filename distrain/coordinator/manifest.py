@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import re
-import sys
 import time
-from collections.abc import Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.failures import culprit_first
 from distrain.storage.paths import read_manifest
-from distrain.system.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from distrain.coordinator.run_facts import RunFacts
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
     from distrain.storage.run_store import RunStore
 
 _DIED = "the process that called fit() died"
 """Failure of an attempt whose end no process recorded."""
-_HIDDEN = "***"
-_SECRET_WORDS = {
-    *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
-    "token",
-}
-_MOST_ITEMS, _LONGEST_TEXT = 1000, 1000
-"""Items of a list, and characters of a text, in the config that run.json has."""
-_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class RunManifest:
@@ -40,12 +27,13 @@ class RunManifest:
     ``agents``, the ids of earlier runs of this process whose agents serve this one.
     """
 
-    def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any]) -> None:
+    def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any], facts: RunFacts) -> None:
         self.before = read_manifest(store.paths.root)
         self._store = store
         self._run_id = run_id
         self.agents: list[str] = []
         self._configs = configs
+        self._facts = facts
         self._started = time.time()
         self._attempts: list[dict[str, Any]] = [
             {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
@@ -77,11 +65,10 @@ class RunManifest:
             "agents": self.agents,
             "status": status,
             "started": self.before.get("started", self._started),
+            "continued": self._started if self.before else None,
             "updated": time.time(),
             "attempts": [dict(attempt) for attempt in self._attempts],
-            "distrain": __version__,
-            "python": sys.version.split()[0],
-            "argv": without_secrets(sys.argv),
+            **self._facts.known(),
             **self._configs,
         }
 
@@ -116,43 +103,3 @@ class RunManifest:
         elif failures:
             culprit = culprit_first(failures)[0]
             self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"
-
-
-def public_config(config: Any, name: str = "") -> Any:
-    """Return a config for run.json: with ``***`` for what looks secret by its name, and text for what is no JSON."""
-    if _looks_secret(name) and isinstance(config, str):
-        return _HIDDEN
-    if isinstance(config, Mapping):
-        return {str(key): public_config(value, str(key)) for key, value in islice(config.items(), _MOST_ITEMS)}
-    if isinstance(config, (list, tuple)):
-        return [public_config(value, name) for value in config[:_MOST_ITEMS]]
-    if isinstance(config, float) and not math.isfinite(config):
-        return str(config)
-    if config is None or isinstance(config, (bool, int, float)):
-        return config
-    return _CREDENTIALS_IN_URL.sub(_HIDDEN, str(config)[:_LONGEST_TEXT])
-
-
-def _looks_secret(name: str) -> bool:
-    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
-
-
-def without_secrets(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
-
-    Other users may read the run directory. ``--api-key X``, ``--api-key=X``, ``api_key=X`` and ``WANDB_API_KEY=X`` look
-    secret, as one of the words in their names is in :data:`_SECRET_WORDS`.
-    """
-    shown = []
-    is_value = False
-    for word in argv:
-        name, equals, _ = word.partition("=")
-        is_secret = _looks_secret(name)
-        if is_value and not word.startswith("--"):
-            shown.append(_HIDDEN)
-        elif equals and is_secret:
-            shown.append(f"{name}={_HIDDEN}")
-        else:
-            shown.append(_CREDENTIALS_IN_URL.sub(_HIDDEN, word))
-        is_value = is_secret and not equals and word.startswith("-")
-    return shown

@@ -17,7 +17,7 @@
         .staging/                   checkpoints being written; deleted when the next run starts
         .lock                       held by the coordinator
         .reserve                    disk space for the end of the run, in case the disk becomes full
-        .requests                   a named pipe for requests for stacks, while the run lasts
+        .requests                   a named pipe for requests, while the run lasts
 
 A checkpoint is written under another name and flushed to disk with its manifest, then renamed: a directory called
 ``checkpoint_...`` is always complete. Its manifest has its name. A directory with another name is a user's copy, which
@@ -40,19 +40,16 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE
 from distrain.errors import StorageError
+from distrain.layout import names
 from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
-_MANIFEST = "run.json"
-_STATUSES = ("running", "finished", "failed", "aborted")
-_LOGS, _STACKS, _TRACKERS = "logs", "stacks", "trackers"
 _LONGEST_NAME = 200
 """Bytes in the name of a checkpoint. File systems take 255, and deleted and damaged checkpoints get longer names."""
 
@@ -65,22 +62,22 @@ class RunPaths:
 
     @property
     def manifest(self) -> Path:
-        return self.root / _MANIFEST
+        return self.root / names.MANIFEST
 
     @property
     def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
+        return self.root / names.METRICS
 
     @property
     def events(self) -> Path:
-        return self.root / "events.jsonl"
+        return self.root / names.EVENTS
 
     @property
     def trackers(self) -> Path:
-        return self.root / _TRACKERS
+        return self.root / names.TRACKERS
 
     def tracker_state(self, name: str) -> Path:
-        return self.root / _TRACKERS / f"{name}.json"
+        return self.root / names.TRACKERS / f"{name}.json"
 
     @property
     def tensorboard(self) -> Path:
@@ -88,7 +85,7 @@ class RunPaths:
 
     @property
     def error_text(self) -> Path:
-        return self.root / "error.json"
+        return self.root / names.ERROR_TEXT
 
     @property
     def error_pickle(self) -> Path:
@@ -115,14 +112,14 @@ class RunPaths:
 
     @property
     def lock(self) -> Path:
-        return self.root / ".lock"
+        return self.root / names.LOCK
 
     @property
     def requests(self) -> Path:
         return self.root / ".requests"
 
     def answer(self, token: str) -> Path:
-        return self.root / _STACKS / f"answer_{token}.txt"
+        return self.root / names.STACKS / f"answer_{token}.txt"
 
     @property
     def reserve(self) -> Path:
@@ -134,7 +131,7 @@ class RunPaths:
 
     @property
     def logs(self) -> Path:
-        return self.root / _LOGS
+        return self.root / names.LOGS
 
     def checkpoint(self, index: int) -> Path:
         return self.root / f"checkpoint_{index:06d}"
@@ -149,7 +146,7 @@ class RunPaths:
         return (logs / self.root.name if logs else self.logs) / "trackers.log"
 
     def stacks(self, attempt: int, rank: int) -> Path:
-        return self.root / _STACKS / f"attempt_{attempt}" / f"rank_{rank}.txt"
+        return self.root / names.STACKS / f"attempt_{attempt}" / f"rank_{rank}.txt"
 
     def checkpoints(self) -> list[Path]:
         """Return the committed checkpoints, the oldest first, without copies that users have made."""
@@ -223,17 +220,22 @@ def number_of(name: str) -> int:
 # -- which directory -------------------------------------------------------------------------------------------------
 
 
+def new_name(stem: str) -> str:
+    """Return a name that no other run has: ``stem``, the time, and a random suffix."""
+    return f"{stem}-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
+
+
 def choose_run(
-    storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None
+    storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None, *, stem: str = "distrain"
 ) -> Path | RemotePath:
     """Return the run directory. It has a manifest if an unfinished run continues there. Raise StorageError.
 
-    Without a name, the directory is new. With a name, an unfinished run of that name continues. A finished one is left
-    alone, and the new run gets the next free name (``name-2``, ``name-3``, ...).
+    Without a name, the directory is new, and its name begins with ``stem``. With a name, an unfinished run of that name
+    continues. A finished one is left alone, and the new run gets the next free name (``name-2``, ``name-3``, ...).
     """
-    given_name = name or f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
+    given_name = name or new_name(stem)
     try:
-        storage = locate(_DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
+        storage = locate(names.DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
         if isinstance(storage, RemotePath):
             storage.check_shared()
             storage = replace(storage, patience_s=OPENING_PATIENCE_S)
@@ -249,7 +251,7 @@ def choose_run(
 
 def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
     """Return the run manifest, ``{}`` if there is none. Raise StorageError if it is unreadable or damaged."""
-    path = root / _MANIFEST
+    path = root / names.MANIFEST
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -272,7 +274,7 @@ def _check_manifest(manifest: Any) -> None:
     """Raise ValueError, KeyError or TypeError if a field that readers of the run manifest need is wrong."""
     if not isinstance(manifest, dict):
         raise TypeError(f"it holds a {type(manifest).__name__}")
-    if manifest.get("status") not in _STATUSES:
+    if manifest.get("status") not in names.STATUSES:
         raise ValueError(f"its status is {manifest.get('status')!r:.40}")
     for attempt in manifest.get("attempts", []):
         int(attempt["attempt"])

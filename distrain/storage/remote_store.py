@@ -43,10 +43,12 @@ _FilesOf = dict[str, dict[str, tuple[int, str]]]
 """By directory and relative path: size in bytes and version of a file."""
 
 
-def open_run(storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None) -> RunStore:
+def open_run(
+    storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None, *, stem: str = "distrain"
+) -> RunStore:
     """Lock the run that :func:`choose_run` chooses, and return its store. Raise StorageError."""
     while True:
-        root = choose_run(storage_path, name, filesystem)
+        root = choose_run(storage_path, name, filesystem, stem=stem)
         store = RemoteStore(root) if isinstance(root, RemotePath) else LocalStore(root)
         if read_manifest(root).get("status") != "finished":
             return store

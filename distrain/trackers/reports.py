@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distrain.storage.records import with_nonfinite
+from distrain.layout.lines import with_nonfinite
 from distrain.storage.retention import flatten
 from distrain.trackers.tracker import Report
 
