@@ -23,27 +23,48 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white")
+_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+"""Those of :data:`distrain.trackers.choice.KINDS`, which takes long to import."""
 _SCREEN = (80, 24)
 _BESIDE_PLOT = (24, 8)
 """Columns and lines that the axes take."""
+
+
+class _Suggestions(list[str]):
+    """Choices that completion offers. Other values are allowed, too."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
 
 
 def export_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain export``."""
     parser = parsers.make_parser(
         "export",
-        "Write every report of every rank: time, attempt, rank, index, step, and the metrics. parquet needs pyarrow.",
-        "  distrain export last --to csv > reports.csv\n  distrain export last --to parquet -o reports.parquet",
+        "Write every report of every rank: time, attempt, rank, index, step, and the metrics. parquet needs pyarrow.\n"
+        "Or log the reports that a tracker has not had to it, with the options of --tracker.",
+        "  distrain export last --to csv > reports.csv\n  distrain export last --to parquet -o reports.parquet\n"
+        "  distrain export last --to wandb:project=mnist",
     )
     parsers.add_run(parser)
-    parser.add_argument("--to", choices=sorted(FORMATS), required=True, help="the format")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: stdout)")
+    add = parser.add_argument
+    add(
+        "--to",
+        required=True,
+        choices=_Suggestions([*sorted(FORMATS), *_TRACKERS]),
+        metavar="FORMAT",
+        help=f"{', '.join(sorted(FORMATS))}, or a tracker: {', '.join(_TRACKERS)}",
+    )
+    add("-o", "--output", metavar="FILE", help="the file to write (default: stdout); not for trackers")
     return parser
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Write the reports of a run."""
-    run, write = parsers.run_of(options), FORMATS[options.to]
+    """Write the reports of a run, or log them to a tracker."""
+    run = parsers.run_of(options)
+    if options.to not in FORMATS:
+        return _log_to_tracker(run, options.to, options.output)
+    write = FORMATS[options.to]
     if options.output is None:
         if sys.stdout.isatty() and options.to != "csv":
             raise NoSuchRun(f"{options.to} is not for a terminal: name a file with -o")
@@ -58,6 +79,23 @@ def run_export(options: argparse.Namespace) -> int:
     finally:
         temporary.unlink(missing_ok=True)
     print(f"wrote {target}")
+    return 0
+
+
+def _log_to_tracker(run: Run, tracker: str, output: str | None) -> int:
+    from distrain.trackers import export
+    from distrain.trackers.choice import parse_tracker
+
+    try:
+        if tracker.partition(":")[0] not in _TRACKERS:
+            known = ", ".join([*sorted(FORMATS), *_TRACKERS])
+            raise NoSuchRun(f"--to {tracker}: there is no such format or tracker; there are {known}")
+        if output is not None:
+            raise NoSuchRun(f"-o {output}: a tracker has its own place; see the option directory of a tracker")
+        url = export(run.path, parse_tracker(tracker, "--to"))
+    except ValueError as error:
+        raise NoSuchRun(str(error)) from None
+    print(f"logged {run.name} to {tracker.partition(':')[0]}" + (f": {url}" if url else ""))
     return 0
 
 
