@@ -26,7 +26,7 @@ ROOT = Path(distrain.__file__).parent
 
 LAYERS = [
     "errors", "system", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "shipping",
-    "transfer", "result", "config", "decisions", "worker", "session", "collective", "agent", "connection", "console",
+    "transfer", "result", "config", "decisions", "page", "worker", "session", "collective", "agent", "connection", "console",
     "coordinator", "inprocess", "trainer", "torch", "tensorflow", "lightning", "huggingface", "cli", "launch",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
@@ -165,7 +165,7 @@ def test_a_package_says_what_happens_there_and_in_which_process(package: Module)
 
 
 LEAVES = ("torch", "tensorflow")
-PUBLIC_MODULES = {"collective", "data", "huggingface", "lightning", "session", "tensorflow", "torch"}
+PUBLIC_MODULES = {"collective", "data", "huggingface", "lightning", "page", "session", "tensorflow", "torch"}
 
 
 @pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"cli.target", "lightning"}), ("tensorflow", set())])
