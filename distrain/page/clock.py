@@ -49,3 +49,11 @@ class Clock:
         before, until = self._times[after - 1], self._times[after]
         start, end = self._places[after - 1], self._places[after]
         return (start + (end - start) * (time - before) / (until - before)) / self._length
+
+    def time(self, position: float) -> float:
+        """Return the time at a position."""
+        place = min(max(position, 0.0), 1.0) * self._length
+        after = min(max(bisect_right(self._places, place), 1), len(self._places) - 1)
+        before, until = self._times[after - 1], self._times[after]
+        start, end = self._places[after - 1], self._places[after]
+        return before + (until - before) * (place - start) / (end - start) if end > start else until

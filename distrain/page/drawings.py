@@ -66,7 +66,7 @@ def time_bar(parts: Sequence[Part]) -> Html:
             title = f"{part.label}: {duration(part.seconds)} ({part.seconds / total:.1%})"
             shapes.append(_rect(x, 0, width, 10, f"part-{part.kind}", title=title))
         x += width
-    shown = [part for part in parts if part.seconds > 0]
+    shown = [part for part in parts if part.seconds >= 0.0005 * total]
     label = "; ".join(f"{part.label} {part.seconds / total:.1%}" for part in shown)
     return svg(_WIDE, 10, 36, *shapes, label=f"Where the time went: {label}")
 
@@ -100,7 +100,8 @@ def timeline(
         for hang in hangs:
             x = position(hang.since) * _WIDE
             shapes.append(_rect(x, 2, position(hang.until) * _WIDE - x, 18, "lane-hung", title="hung"))
-        shapes += [_line(place * _WIDE, 13, 20, "lane-checkpoint") for place in places]
+        ticks = "".join(f"M{place * _WIDE:g} 13v7" for place in places)
+        shapes.append(el("path", d=ticks, class_="lane-checkpoint", vector_effect="non-scaling-stroke"))
         shapes += [
             _line(position(span.until) * _WIDE, 0, _LANE, "lane-failure")
             for span in spans

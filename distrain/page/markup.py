@@ -60,18 +60,25 @@ def plain(text: str) -> str:
     return cleaned.encode("utf-8", "replace").decode()
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()) -> Html:
+def table(
+    caption: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    numbers: Iterable[int] = (),
+    texts: Iterable[int] = (),
+) -> Html:
     """Return a table that scrolls by itself on a narrow screen. The first cell of a row is its heading.
 
-    numbers: the columns that are aligned to the right.
+    numbers: the columns that are aligned to the right. texts: those of sentences, which are never narrow.
     """
-    right = {column: "number" for column in numbers}
-    heads = (el("th", text, scope="col", class_=right.get(n)) for n, text in enumerate(head))
+    kinds = {column: "number" for column in numbers} | {column: "text" for column in texts}
+    heads = (el("th", text, scope="col", class_=kinds.get(n)) for n, text in enumerate(head))
     body = (
         el(
             "tr",
             *(
-                el("td", cell, class_=right.get(n)) if n else el("th", cell, scope="row", class_=right.get(n))
+                el("td", cell, class_=kinds.get(n)) if n else el("th", cell, scope="row", class_=kinds.get(n))
                 for n, cell in enumerate(row)
             ),
         )
@@ -93,8 +100,10 @@ def duration(seconds: float) -> str:
     >>> [duration(s) for s in (0.0123, 6.54, 75, 7800, 200_000)]
     ['12 ms', '6.5 s', '1 min 15 s', '2 h 10 min', '2 d 8 h']
     """
+    if seconds < 0.0005:
+        return "0 s"
     if seconds < 0.1:
-        return f"{max(0.0, seconds) * 1000:.0f} ms"
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
 SLOTS = 96
 MOST_ROWS = 240
@@ -22,7 +23,6 @@ USUAL = 1
 class _Rank:
     attempt: int
     time: float
-    place: float
     seconds: array[float] = field(default_factory=lambda: array("d", bytes(8 * SLOTS)))
     """For each slot, the part of it that lies between two reports of an attempt, in seconds."""
     intervals: array[float] = field(default_factory=lambda: array("d", bytes(8 * SLOTS)))
@@ -52,37 +52,42 @@ class SlowRank:
 class Pace:
     """The report intervals of each rank.
 
-    position: the place of a time between 0 and 1.
+    bounds: the times at which slots begin, and the end of the last one.
     """
 
-    def __init__(self, position: Callable[[float], float]) -> None:
-        self._position = position
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
         self._ranks: dict[int, _Rank] = {}
 
-    def add(self, attempt: int, rank: int, time: float) -> None:
-        """Add a report. Those of a rank come in order."""
-        place = self._position(time) * SLOTS
+    def extend(self, attempt: int, rank: int, times: Sequence[float]) -> None:
+        """Add the times of reports. Those of a rank come in order."""
         seen = self._ranks.get(rank)
         if seen is None:
-            self._ranks[rank] = _Rank(attempt, time, place)
-            return
-        interval = time - seen.time
-        if seen.attempt == attempt and interval > 0:
-            first, last = int(seen.place), min(int(place), SLOTS - 1)
-            if first >= last:
-                seen.seconds[last] += interval
-                seen.intervals[last] += 1
-            else:
-                self._spread(seen, place, interval)
-        seen.attempt, seen.time, seen.place = attempt, time, place
+            seen = self._ranks[rank] = _Rank(attempt, times[0])
+        elif seen.attempt == attempt:
+            self._spread(seen, seen.time, times[0])
+        start, last = 0, len(times) - 1
+        while start < last:
+            slot = self._slot(times[start])
+            end = bisect_left(times, self._bounds[slot + 1], start + 1) - 1 if slot < SLOTS - 1 else last
+            seen.seconds[slot] += max(0.0, times[end] - times[start])
+            seen.intervals[slot] += end - start
+            if end < last:
+                self._spread(seen, times[end], times[end + 1])
+            start = end + 1
+        seen.attempt, seen.time = attempt, times[last]
 
-    @staticmethod
-    def _spread(seen: _Rank, place: float, interval: float) -> None:
+    def _slot(self, time: float) -> int:
+        return min(max(bisect_right(self._bounds, time) - 1, 0), SLOTS - 1)
+
+    def _spread(self, seen: _Rank, begin: float, end: float) -> None:
         """Divide an interval among the slots that it covers."""
-        for slot in range(int(seen.place), min(int(place), SLOTS - 1) + 1):
-            part = (min(place, slot + 1) - max(seen.place, slot)) / (place - seen.place)
-            seen.seconds[slot] += part * interval
-            seen.intervals[slot] += part
+        first, last = self._slot(begin), self._slot(end)
+        for slot in range(first, last + 1):
+            since = begin if slot == first else self._bounds[slot]
+            until = end if slot == last else self._bounds[slot + 1]
+            seen.seconds[slot] += max(0.0, until - since)
+            seen.intervals[slot] += max(0.0, until - since) / (end - begin) if end > begin else 1
 
     @property
     def ranks(self) -> int:
@@ -120,13 +125,14 @@ def rows(ratios: dict[int, list[float | None]], most: int = MOST_ROWS) -> list[R
 
 
 def slow_ranks(ratios: dict[int, list[float | None]]) -> list[SlowRank]:
-    """Return all ranks, the slowest first: by the mean ratio over the slots.
+    """Return all ranks, the slowest first: by the mean ratio over the slots in which others reported, too.
 
     The mean shows a rank that is slow for a part of the run.
     """
     found = []
+    shared = [sum(ratio is not None for ratio in slot) > 1 for slot in zip(*ratios.values(), strict=True)]
     for rank, row in ratios.items():
-        known = [ratio for ratio in row if ratio is not None]
+        known = [ratio for ratio, is_shared in zip(row, shared, strict=True) if ratio is not None and is_shared]
         if known:
             found.append(SlowRank(rank, sum(known) / len(known), max(known)))
     return sorted(found, key=lambda slow: -slow.ratio)

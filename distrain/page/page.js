@@ -43,7 +43,8 @@
   const make = (plot, place, isLog) => {
     const axis = { stroke: () => color("soft"), grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false } };
     const series = plot.parts.map((part) => ({
-      label: part.kept ? "value" : "repeated",
+      label: "value",
+      class: part.kept ? "kept" : "repeated",
       stroke: () => color(part.kept ? "curve" : "repeated-curve"),
       width: 1.5,
       points: { show: part.x.length < 3, size: 6 },

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
+from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from distrain.page.contents import items, mapping, number, whole
 from distrain.page.envelope import Envelope
-from distrain.page.pace import Pace
+from distrain.page.pace import SLOTS, Pace
 from distrain.storage.records import with_nonfinite
-from distrain.storage.retention import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from distrain.page.clock import Clock
     from distrain.page.contents import Attempt
     from distrain.system.remote_path import RemotePath
 
@@ -26,14 +30,15 @@ MOST_METRICS = 100
 MOST_REPEATED = 8
 """Repeated parts of this many attempts are drawn, the earliest of them."""
 _MOST_RANKS = 10_000
-_BLOCK = 4 << 20
+_BLOCK = 2 << 20
 _LINE = re.compile(
-    rb'^\{"time":([\d.]+),"attempt":(\d+),"rank":(\d+),"index":(\d+)'
-    rb'(?:,"progress":(\[[^\]]*\]))?(?:,"waits":(\{[^}]*\}))?,"metrics":(\{.*\})\}$',
+    rb'^\{"time":([\d.]+),"attempt":(\d+),"rank":(\d+),"index":(\d+)(?:,"progress":(\[[^\]]*\]))?'
+    rb'(?:,"waits":\{(?:"data":([\d.e-]+))?,?(?:"checkpoint":([\d.e-]+))?\})?,"metrics":(\{.*\})\}$',
     re.MULTILINE,
 )
 """A line as a run writes it. Others are read as JSON."""
-_Fields = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
+_Fields = tuple[bytes, ...]
+"""Time, attempt, rank, index, progress, two waits and metrics, as they are in the line; empty if they are missing."""
 _NUMBERS = {int, float}
 KEPT = -1
 """Key of the part of a curve that was not repeated."""
@@ -53,9 +58,13 @@ class AttemptReports:
     lost_after: int | None = None
     kept_until: float | None = None
     last_time: float | None = None
-    reports: int = 0
     last_step: int = 0
     waits: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def last_kept_index(self) -> float:
+        """The last report that no later attempt repeated."""
+        return math.inf if self.lost_after is None else self.lost_after - self.first_step
 
 
 class Reports:
@@ -66,8 +75,8 @@ class Reports:
     be understood, ``progress``: the last ``(step, total)`` of rank 0.
     """
 
-    def __init__(self, attempts: Sequence[Attempt], position: Callable[[float], float]) -> None:
-        self.pace = Pace(position)
+    def __init__(self, attempts: Sequence[Attempt], clock: Clock) -> None:
+        self.pace = Pace([clock.time(slot / SLOTS) for slot in range(SLOTS + 1)])
         self.attempts: dict[int, AttemptReports] = {}
         self.curves: dict[str, dict[int, Envelope]] = {}
         self.more_metrics: set[str] = set()
@@ -81,35 +90,24 @@ class Reports:
 
     def read(self, file: IO[bytes]) -> None:
         """Add all whole lines of a file."""
-        rest = b""
         while block := file.read(_BLOCK):
-            body, newline, rest = (rest + block).rpartition(b"\n")
-            if newline:
-                self._add_block(body)
+            block += file.readline()
+            if not block.endswith(b"\n"):  # a torn last line
+                block = block[: block.rfind(b"\n") + 1]
+            if block:
+                self._add_block(block[:-1])
 
-    def _add_block(self, body: bytes) -> None:
-        found: list[_Fields] = _LINE.findall(body)
-        if len(found) != body.count(b"\n") + 1:
-            found = [fields for line in body.split(b"\n") for fields in self._fields_in(line)]
-        mine: list[_Fields] = []
-        for fields in found:
-            try:
-                moment, attempt, rank = float(fields[0]), int(fields[1]), int(fields[2])
-            except ValueError:
-                self.damaged += 1
-                continue
-            self._add_time(moment, attempt, rank)
-            if rank == 0:
-                mine.append(fields)
-            elif fields[5]:
-                self._add_waits(attempt, rank, int(fields[3]), fields[5])
-        self._add_rank_0(mine)
+    def _add_block(self, block: bytes) -> None:
+        lines: list[_Fields] = _LINE.findall(block)
+        if len(lines) != block.count(b"\n") + 1:
+            lines = [fields for line in block.split(b"\n") if (fields := self._fields_in(line)) is not None]
+        for attempt, part in groupby(lines, key=itemgetter(1)):
+            self._add_lines(int(attempt), list(part))
 
-    def _fields_in(self, line: bytes) -> Iterator[_Fields]:
-        """Yield the fields of a line that was written otherwise, or is damaged."""
+    def _fields_in(self, line: bytes) -> _Fields | None:
+        """Return the fields of a line that was perhaps written otherwise, None if it is damaged."""
         if matched := _LINE.fullmatch(line):
-            yield tuple(part or b"" for part in matched.groups())  # type: ignore[misc]
-            return
+            return matched.groups(b"")
         try:
             record = json.loads(line.decode())
             moment, *head = number(record["time"]), *(whole(record[name]) for name in ("attempt", "rank", "index"))
@@ -118,23 +116,45 @@ class Reports:
             body = json.dumps(mapping(record["metrics"]))
             if record.get("nonfinite"):
                 body += f',"nonfinite":{json.dumps(mapping(record["nonfinite"]))}'
-            progress, waits = (json.dumps(record[name]) if record.get(name) else "" for name in ("progress", "waits"))
-            fields = [*map(json.dumps, (moment, *head)), progress, waits, body]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            progress = json.dumps(record["progress"]) if record.get("progress") else ""
+            waits = [number(mapping(record.get("waits")).get(kind)) for kind in ("data", "checkpoint")]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.damaged += 1
-            return
-        yield tuple(part.encode() for part in fields)  # type: ignore[misc]
+            return None
+        fields = (*map(str, (moment, *head)), progress, *("" if wait is None else str(wait) for wait in waits), body)
+        return tuple(field.encode() for field in fields)
 
-    # -- all ranks ------------------------------------------------------------------------------------------------
-
-    def _add_time(self, moment: float, attempt: int, rank: int) -> None:
-        self.reports += 1
+    def _add_lines(self, attempt: int, lines: list[_Fields]) -> None:
+        """Add lines of one attempt. It goes through them in few steps, as there may be millions."""
         there = self.attempts.get(attempt) or self._begin(attempt)
-        there.reports += 1
-        if there.last_time is None or moment > there.last_time:
-            there.last_time = moment
-        if rank < _MOST_RANKS:
-            self.pace.add(attempt, rank, moment)
+        raw_times, _, raw_ranks, raw_indices, progress, data, checkpoint, metrics = zip(*lines, strict=True)
+        times, indices = list(map(float, raw_times)), list(map(int, raw_indices))
+        there.last_time = max(times if there.last_time is None else (there.last_time, *times))
+        self.reports += len(lines)
+        has_waits = any(data) or any(checkpoint)
+        places: dict[bytes, list[int]] = {}
+        for place, rank in enumerate(raw_ranks):
+            if (mine := places.get(rank)) is None:
+                mine = places[rank] = []
+            mine.append(place)
+        for raw_rank, mine in places.items():
+            rank = int(raw_rank)
+            if rank < _MOST_RANKS:
+                self.pace.extend(attempt, rank, list(map(times.__getitem__, mine)))
+            lost = bisect_right(mine, there.last_kept_index, key=indices.__getitem__)
+            kept = mine[:lost]
+            if has_waits:
+                sums = there.waits.setdefault(rank, [0.0, 0.0])
+                sums[0] += sum(map(float, filter(None, map(data.__getitem__, kept))))
+                sums[1] += sum(map(float, filter(None, map(checkpoint.__getitem__, kept))))
+            if rank == 0:
+                if kept:
+                    there.kept_until = times[kept[-1]]
+                if progress[mine[-1]]:
+                    self._note_progress(progress[mine[-1]])
+                for part, chosen in ((KEPT, kept), (attempt, mine[lost:])):
+                    if chosen:
+                        self._add_rank_0(part, there, [indices[n] for n in chosen], [metrics[n] for n in chosen])
 
     def _begin(self, attempt: int) -> AttemptReports:
         """Begin an attempt. Without a known first step, its steps follow those of the attempts before."""
@@ -147,45 +167,16 @@ class Reports:
         begun = self.attempts[attempt] = AttemptReports(first_step, lost_after)
         return begun
 
-    def _add_waits(self, attempt: int, rank: int, index: int, text: bytes) -> None:
-        there = self.attempts[attempt]
-        if there.lost_after is not None and there.first_step + index > there.lost_after:
-            return
-        try:
-            waits = mapping(json.loads(text))
-        except ValueError:
-            return
-        sums = there.waits.setdefault(rank, [0.0, 0.0])
-        for n, kind in enumerate(("data", "checkpoint")):
-            sums[n] += max(0.0, number(waits.get(kind)) or 0.0)
-
     # -- rank 0 ---------------------------------------------------------------------------------------------------
 
-    def _add_rank_0(self, lines: Sequence[_Fields]) -> None:
-        start = 0
-        while start < len(lines):  # runs of lines of one part of one attempt
-            attempt = int(lines[start][1])
-            there = self.attempts[attempt]
-            end = start
-            is_lost = self._is_lost(there, lines[start])
-            while end < len(lines) and int(lines[end][1]) == attempt and self._is_lost(there, lines[end]) == is_lost:
-                end += 1
-            part = lines[start:end]
-            steps = [there.first_step + int(fields[3]) for fields in part]
-            there.last_step = max(there.last_step, steps[-1])
-            if not is_lost:
-                there.kept_until = float(part[-1][0])
-            for fields in part:
-                if fields[5]:
-                    self._add_waits(attempt, 0, int(fields[3]), fields[5])
-            if part[-1][4]:
-                self._note_progress(part[-1][4])
-            self._add_curves(attempt if is_lost else KEPT, steps, self._metrics_in([fields[6] for fields in part]))
-            start = end
-
-    @staticmethod
-    def _is_lost(there: AttemptReports, fields: _Fields) -> bool:
-        return there.lost_after is not None and there.first_step + int(fields[3]) > there.lost_after
+    def _add_rank_0(self, part: int, there: AttemptReports, indices: list[int], texts: list[bytes]) -> None:
+        steps = [there.first_step + index for index in indices]
+        there.last_step = max(there.last_step, steps[-1])
+        if part != KEPT and part not in self._repeated:
+            if len(self._repeated) == MOST_REPEATED:
+                return
+            self._repeated.append(part)
+        self._add_curves("", part, steps, self._metrics_in(texts))
 
     def _note_progress(self, text: bytes) -> None:
         try:
@@ -197,12 +188,9 @@ class Reports:
 
     def _metrics_in(self, texts: list[bytes]) -> list[Mapping[str, Any]]:
         try:
-            found = json.loads(b"[" + b",".join(texts) + b"]")
+            found: list[Mapping[str, Any]] = json.loads(b"[" + b",".join(texts) + b"]")
             if len(found) == len(texts):
-                return [
-                    flatten(metrics) if text.find(b"{", 1) > 0 else metrics
-                    for metrics, text in zip(found, texts, strict=True)
-                ]
+                return found
         except (ValueError, RecursionError):  # damaged, or with non-finite numbers
             pass
         return [self._metrics_of(text) for text in texts]
@@ -210,24 +198,30 @@ class Reports:
     def _metrics_of(self, text: bytes) -> Mapping[str, Any]:
         try:
             record = json.loads(b'{"metrics":' + text + b"}")
-            return flatten(with_nonfinite(record["metrics"], mapping(record.get("nonfinite"))))
+            return with_nonfinite(record["metrics"], mapping(record.get("nonfinite")))
         except (ValueError, TypeError, AttributeError, RecursionError):
             self.damaged += 1
             return {}
 
-    def _add_curves(self, part: int, steps: list[int], rows: list[Mapping[str, Any]]) -> None:
-        if part != KEPT and part not in self._repeated:
-            if len(self._repeated) == MOST_REPEATED:
-                return
-            self._repeated.append(part)
-        for name in dict.fromkeys(name for row in rows for name in row):
-            values = [row.get(name) for row in rows]
-            if set(map(type, values)) <= _NUMBERS:
+    def _add_curves(self, prefix: str, part: int, steps: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add the columns of a table of metrics. Nested metrics are tables in it."""
+        for key in dict.fromkeys(chain.from_iterable(rows)):
+            name = prefix + key
+            try:
+                values = list(map(itemgetter(key), rows))
+            except KeyError:
+                values = [row.get(key) for row in rows]
+            kinds = set(map(type, values))
+            if kinds <= _NUMBERS:
                 self._extend(name, part, steps, values)
                 continue
-            pairs = [(step, value) for step, value in zip(steps, values, strict=True) if type(value) in _NUMBERS]
-            if pairs:
-                self._extend(name, part, [step for step, _ in pairs], [value for _, value in pairs])
+            for wanted, add in (({dict}, self._add_nested), (_NUMBERS, self._extend)):
+                if kinds & wanted:
+                    pairs = [(step, value) for step, value in zip(steps, values, strict=True) if type(value) in wanted]
+                    add(name, part, [step for step, _ in pairs], [value for _, value in pairs])
+
+    def _add_nested(self, name: str, part: int, steps: Sequence[int], values: Sequence[Any]) -> None:
+        self._add_curves(f"{name}/", part, steps, values)
 
     def _extend(self, name: str, part: int, steps: Sequence[int], values: Sequence[Any]) -> None:
         if name not in self.curves and len(self.curves) == MOST_METRICS:
@@ -247,10 +241,10 @@ def _opened(path: Path | RemotePath) -> Iterator[IO[bytes]]:
 
 
 def read_reports(
-    path: Path | RemotePath, attempts: Sequence[Attempt], position: Callable[[float], float], notes: list[str]
+    path: Path | RemotePath, attempts: Sequence[Attempt], clock: Clock, notes: list[str]
 ) -> Reports:
     """Read all reports of a run. A note says what could not be read."""
-    reports = Reports(attempts, position)
+    reports = Reports(attempts, clock)
     try:
         with _opened(path) as file:
             reports.read(file)

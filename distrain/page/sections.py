@@ -77,11 +77,12 @@ def failure(facts: RunFacts) -> Section | None:
         parts.append(el("details", el("summary", "The whole message"), whole_text) if failures else whole_text)
     if facts.log_tail:
         parts += [el("h3", "The last output of rank 0"), _lines(facts.log_tail)]
-    groups = {n: [text(line) for line in lines] for n, lines in facts.stacks.items()}
-    if not groups and (where := [line for line in map(text, items(error.get("where"))) if line]):
+    if not facts.stacks and (where := [line for line in map(text, items(error.get("where"))) if line]):
         parts += [el("h3", "Where the other ranks were"), _lines(where)]
-    for attempt, lines in sorted(groups.items(), reverse=True)[:_MOST_FAILURES]:
-        parts += [el("h3", f"Where ranks were that were stopped in attempt {attempt}"), _lines(lines)]
+    if facts.stacks:
+        stopped = [(str(attempt), "\n".join(lines)) for attempt, lines in sorted(facts.stacks.items(), reverse=True)]
+        heading = "Where the ranks were that had to be stopped"
+        parts += [el("h3", heading), table(heading, ("attempt", "ranks"), stopped[:_MOST_ROWS], texts=[1])]
     title = "Failure" if error else "Ranks that were stopped" if not facts.log_tail else "The end"
     return Section("failure", title, join(parts)) if parts else None
 
@@ -115,7 +116,7 @@ def time_use(parts: Sequence[Part] | None) -> Section:
     total = sum(part.seconds for part in parts or ())
     if not parts or total <= 0:
         return Section("time", heading, _note("The files of this run do not say when its attempts trained."))
-    shown = [part for part in parts if part.seconds > 0 or part.kind == "training"]
+    shown = [part for part in parts if part.seconds >= 0.0005 * total or part.kind == "training"]
     lead = el("p", el("strong", f"Goodput {goodput(parts) or 0:.0%}"), f" of {duration(total)}.", class_="lead")
     lines = [
         (join([el("span", class_=f"key part-{part.kind}", aria_hidden="true"), part.label]), duration(part.seconds))
@@ -131,7 +132,7 @@ def time_use(parts: Sequence[Part] | None) -> Section:
         "are those of the rank that waited most in its attempt, as ranks that train together wait for it. If several "
         "ranks wait in turn, more time is lost than is shown here; it then counts as training.",
     )
-    numbers = table("Where the time went", ("part", "time", "share", "meaning"), lines, numbers=(1, 2))
+    numbers = table(heading, ("part", "time", "share", "meaning"), lines, numbers=(1, 2), texts=[3])
     return Section("time", heading, join([lead, time_bar(parts), numbers, how]))
 
 
@@ -162,7 +163,7 @@ def attempts(facts: RunFacts, spans: Sequence[Span], clock: Clock) -> Section | 
         *([("lane-hung", "hung")] if facts.hangs else []),
     )
     head = ("attempt", "began", "lasted", "from", "ended", "hosts (ranks)")
-    shown = table("The attempts", head, lines, numbers=(1, 2))
+    shown = table("The attempts", head, lines, numbers=(1, 2), texts=[4])
     left_out = len(spans) - _MOST_ROWS
     if left_out > 0:
         shown = join([shown, _note(f"The table has the last {_MOST_ROWS} of {len(spans):,} attempts.")])
@@ -271,7 +272,7 @@ def pace(reports: Reports) -> Section | None:
     else:
         verdict = f"No rank is much slower than the others; the slowest is rank {slowest[0].rank}"
         verdict += f", with {slowest[0].ratio:.2f} times the usual interval on average."
-    bounds = (f"below {LEVELS[0]:g}", "usual", *(f"from {bound:g} times" for bound in LEVELS[1:]))
+    bounds = (f"under {LEVELS[0]:g} ×", "usual", *(f"{bound:g} × or more" for bound in LEVELS[1:]))
     keys = _keys(*((f"heat-{n}", label) for n, label in enumerate(bounds)), ("heat-none", "no report"))
     label = f"Report intervals of {count(len(ratios), 'rank')} over time. {verdict}"
     lines = [
@@ -322,7 +323,7 @@ def checkpoints(facts: RunFacts) -> Section:
         notes.append(_note("This run has no events.jsonl, so deleted checkpoints are not listed."))
     lines = [_checkpoint(saved, used.get(saved.name, []), facts.started) for saved in reversed(chosen)]
     head = ("checkpoint", "step", "after", "size", "took", "state", "metrics")
-    return Section("checkpoints", heading, join([*notes, table(heading, head, lines, numbers=(1, 2, 3, 4))]))
+    return Section("checkpoints", heading, join([*notes, table(heading, head, lines, numbers=(1, 2, 3, 4), texts=[6])]))
 
 
 def _checkpoint(saved: SavedCheckpoint, used: list[int], started: float | None) -> tuple[object, ...]:

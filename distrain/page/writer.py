@@ -117,7 +117,7 @@ def _page(root: Path | RemotePath, facts: RunFacts, refresh_s: float) -> str:
     metrics = root / _NAMES.metrics.name
     spans = _spans(facts, metrics)
     clock = Clock((span.attempt.started, span.until) for span in spans)
-    reports = read_reports(metrics, facts.attempts, clock.position, facts.notes)
+    reports = read_reports(metrics, facts.attempts, clock, facts.notes)
     seconds, parts = _times(facts, spans, reports)
     progress = reports.progress or _last_step(reports)
     sentence = verdict(facts, seconds=seconds, progress=progress)
