@@ -17,7 +17,7 @@ _EXECUTE = 'exec "$0" "$@" 3<&{} 4>&{}'
 
 
 class Browser:
-    """One tab. ``complaints``: what its console said, and what it asked the network for."""
+    """One tab. ``complaints``: what its console said, and what it asked the network for, of one page."""
 
     def __init__(self, profile: Path) -> None:
         commands, self._commands = os.pipe()
@@ -26,9 +26,9 @@ class Browser:
         self.complaints: list[str] = []
         assert CHROMIUM is not None
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        options += ["--disable-background-networking", f"--user-data-dir={profile}", "--remote-debugging-pipe"]
         self._process = subprocess.Popen(
-            ["sh", "-c", _EXECUTE.format(commands, answers), CHROMIUM, *options]
-            + ["--disable-background-networking", f"--user-data-dir={profile}", "--remote-debugging-pipe"],
+            ["bash", "-c", _EXECUTE.format(commands, answers), CHROMIUM, *options],
             pass_fds=(commands, answers),
             stderr=subprocess.DEVNULL,
         )
@@ -47,12 +47,15 @@ class Browser:
 
     def show(self, page: Path, *, width: int, height: int = 800, scheme: str = "light") -> None:
         """Open a page and wait until it is drawn."""
+        self.complaints.clear()
         self._ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._ask("Page.navigate", url=page.as_uri())
-        self.evaluate("new Promise((then) => document.readyState == 'complete' ? then() : addEventListener('load', then))")
+        self.evaluate(
+            "new Promise((then) => document.readyState == 'complete' ? then() : addEventListener('load', then))"
+        )
         self.evaluate("new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))")
 
     def evaluate(self, expression: str) -> Any:

@@ -237,7 +237,7 @@ def _checkpoints(
     run: Path | RemotePath, events: Iterable[Mapping[str, Any]], notes: list[str]
 ) -> tuple[SavedCheckpoint, ...]:
     """Return the checkpoints of the events and of the directory, the oldest first."""
-    manifests = {name: fields for name, fields in _manifests(run, notes)}
+    manifests = dict(_manifests(run, notes))
     found = {}
     for event in events:
         name = text(event.get("name"))

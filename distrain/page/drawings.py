@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _WIDE = 1000
 """Units of the drawings from left to right."""
 MOST_HOSTS = 40
+_MANY_TICKS = 60
+"""Checkpoints beyond which their ticks are thin."""
 _LANE = 22
 """Pixels of a host's lane."""
 
@@ -42,10 +44,7 @@ def svg(width: float, height: float, pixels: int, *content: object, label: str) 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str, *, title: str = "") -> Html:
     shape = {"x": f"{x:.2f}", "y": f"{y:g}", "width": f"{max(width, 0):.2f}", "height": f"{height:g}", "class_": kind}
-    if not title:
-        return el("rect", **shape)
-    attributes = Html(str(el("rect", **shape))[:-2])
-    return Html(f"{attributes}>{el('title', title)}</rect>")
+    return el("rect", el("title", title), **shape) if title else el("rect", **shape)
 
 
 def _line(x: float, top: float, bottom: float, kind: str) -> Html:
@@ -94,6 +93,7 @@ def timeline(
     failed = {span.attempt.failed_host for span in spans}
     shown = sorted(hosts, key=lambda host: host not in failed)[:MOST_HOSTS]
     places = sorted({round(position(saved.time), 3) for saved in checkpoints if saved.time is not None})
+    tick = "lane-checkpoint" if len(places) <= _MANY_TICKS else "lane-checkpoint dense"
     lanes: list[Html] = []
     for host in sorted(shown, key=hosts.index):
         shapes = [shape for span in spans if host in span.attempt.hosts for shape in _attempt_shapes(span, position)]
@@ -101,7 +101,7 @@ def timeline(
             x = position(hang.since) * _WIDE
             shapes.append(_rect(x, 2, position(hang.until) * _WIDE - x, 18, "lane-hung", title="hung"))
         ticks = "".join(f"M{place * _WIDE:g} 13v7" for place in places)
-        shapes.append(el("path", d=ticks, class_="lane-checkpoint", vector_effect="non-scaling-stroke"))
+        shapes.append(el("path", d=ticks, class_=tick, vector_effect="non-scaling-stroke"))
         shapes += [
             _line(position(span.until) * _WIDE, 0, _LANE, "lane-failure")
             for span in spans

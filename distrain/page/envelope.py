@@ -49,10 +49,10 @@ class Envelope:
         self._mark_every = 1
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add points."""
+        """Add points, at least one."""
         try:
-            is_finite = math.isfinite(math.fsum(values))
-        except (OverflowError, ValueError):  # a sum beyond the floats, or of both infinities
+            is_finite = all(map(math.isfinite, (sum(values), min(values), max(values))))
+        except OverflowError:  # an integer beyond the floats
             is_finite = False
         self.count += len(values)
         if is_finite:

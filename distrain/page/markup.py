@@ -13,7 +13,8 @@ from distrain.system.log import without_controls
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_VOID = {"meta", "input", "br", "rect", "line", "path"}
+_CLOSED = {"meta", "rect", "line", "path"}
+"""Elements that close themselves if they are empty."""
 _COLOURS = re.compile(r"\x1b\[[0-?]*m")
 _LONGEST_TEXT = 20_000
 """Characters of one piece of text; of a longer one, the end is shown."""
@@ -38,7 +39,7 @@ def el(tag: str, *children: object, **attributes: object) -> Html:
         for name, value in attributes.items()
         if value is not None
     )
-    if tag in _VOID:
+    if tag in _CLOSED and not children:
         return Html(f"<{tag}{shown}/>")
     return Html(f"<{tag}{shown}>{join(children)}</{tag}>")
 
@@ -72,7 +73,7 @@ def table(
 
     numbers: the columns that are aligned to the right. texts: those of sentences, which are never narrow.
     """
-    kinds = {column: "number" for column in numbers} | {column: "text" for column in texts}
+    kinds = dict.fromkeys(numbers, "number") | dict.fromkeys(texts, "text")
     heads = (el("th", text, scope="col", class_=kinds.get(n)) for n, text in enumerate(head))
     body = (
         el(

@@ -120,7 +120,9 @@ def rows(ratios: dict[int, list[float | None]], most: int = MOST_ROWS) -> list[R
     for start in range(0, len(ranks), together):
         group = ranks[start : start + together]
         slots = zip(*(ratios[rank] for rank in group), strict=True)
-        found.append(Row((group[0], group[-1]), [max((r for r in slot if r is not None), default=None) for slot in slots]))
+        found.append(
+            Row((group[0], group[-1]), [max((r for r in slot if r is not None), default=None) for slot in slots])
+        )
     return found
 
 

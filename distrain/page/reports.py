@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import math
 import re
 from bisect import bisect_right
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import itemgetter
@@ -20,7 +21,7 @@ from distrain.page.pace import SLOTS, Pace
 from distrain.storage.records import with_nonfinite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from distrain.page.clock import Clock
     from distrain.page.contents import Attempt
@@ -205,15 +206,13 @@ class Reports:
 
     def _add_curves(self, prefix: str, part: int, steps: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> None:
         """Add the columns of a table of metrics. Nested metrics are tables in it."""
-        for key in dict.fromkeys(chain.from_iterable(rows)):
-            name = prefix + key
-            try:
-                values = list(map(itemgetter(key), rows))
-            except KeyError:
-                values = [row.get(key) for row in rows]
-            kinds = set(map(type, values))
+        for key, values in _columns(rows):
+            name, kinds = prefix + key, set(map(type, values))
             if kinds <= _NUMBERS:
                 self._extend(name, part, steps, values)
+                continue
+            if kinds == {dict}:
+                self._add_nested(name, part, steps, values)
                 continue
             for wanted, add in (({dict}, self._add_nested), (_NUMBERS, self._extend)):
                 if kinds & wanted:
@@ -231,6 +230,15 @@ class Reports:
         self.curves.setdefault(name, {}).setdefault(part, Envelope()).extend(steps, values)
 
 
+def _columns(rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Sequence[Any]]]:
+    """Return each key with its values, None where it is missing."""
+    keys = list(rows[0])
+    if len(keys) > 1 and set(map(len, rows)) == {len(keys)}:  # usually all rows have the same keys
+        with suppress(KeyError):
+            return list(zip(keys, zip(*map(itemgetter(*keys), rows), strict=True), strict=True))
+    return [(key, [row.get(key) for row in rows]) for key in dict.fromkeys(chain.from_iterable(rows))]
+
+
 @contextmanager
 def _opened(path: Path | RemotePath) -> Iterator[IO[bytes]]:
     if isinstance(path, Path):
@@ -240,13 +248,23 @@ def _opened(path: Path | RemotePath) -> Iterator[IO[bytes]]:
         yield io.BytesIO(path.read_bytes())
 
 
-def read_reports(
-    path: Path | RemotePath, attempts: Sequence[Attempt], clock: Clock, notes: list[str]
-) -> Reports:
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause Python's search for unreachable cycles. Decoding makes none, and would start it thousands of times."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def read_reports(path: Path | RemotePath, attempts: Sequence[Attempt], clock: Clock, notes: list[str]) -> Reports:
     """Read all reports of a run. A note says what could not be read."""
     reports = Reports(attempts, clock)
     try:
-        with _opened(path) as file:
+        with _opened(path) as file, _without_collections():
             reports.read(file)
     except FileNotFoundError:
         pass
@@ -261,7 +279,7 @@ _HEAD = re.compile(rb'\{"time": ?([\d.]+), ?"attempt": ?(\d+),.*\n$')
 
 
 def last_report_time(path: Path | RemotePath, attempt: int) -> float | None:
-    """Return the time of the last report of an attempt, or of the attempts before. None without one, or if it is remote.
+    """Return the time of the last report of an attempt, or of the attempts before. None without one, or if remote.
 
     The lines of attempts follow each other, so a few lines of a long file tell.
     """

@@ -35,6 +35,8 @@ _MOST_FAILURES = 10
 _MOST_LINES = 40
 _MOST_ROWS = 100
 _MOST_SETTINGS = 300
+_NEWEST = 12
+"""Checkpoints that are shown at once. The others are folded."""
 _SLOWEST = 10
 _SLOW = 1.25
 """A rank whose intervals are longer by this factor, on average, is called slow."""
@@ -119,8 +121,12 @@ def time_use(parts: Sequence[Part] | None) -> Section:
     shown = [part for part in parts if part.seconds >= 0.0005 * total or part.kind == "training"]
     lead = el("p", el("strong", f"Goodput {goodput(parts) or 0:.0%}"), f" of {duration(total)}.", class_="lead")
     lines = [
-        (join([el("span", class_=f"key part-{part.kind}", aria_hidden="true"), part.label]), duration(part.seconds))
-        + (f"{part.seconds / total:.1%}", part.meaning)
+        (
+            join([el("span", class_=f"key part-{part.kind}", aria_hidden="true"), part.label]),
+            duration(part.seconds),
+            f"{part.seconds / total:.1%}",
+            part.meaning,
+        )
         for part in shown
     ]
     how = _how(
@@ -150,8 +156,14 @@ def attempts(facts: RunFacts, spans: Sequence[Span], clock: Clock) -> Section | 
         begin = one.checkpoint or ("unknown" if one.first_step is None else "scratch")
         begin += f" (step {one.first_step:,})" if one.first_step else ""
         lines.append(
-            (str(one.number), f"+{duration(one.started - start)}", duration(span.until - one.started), clip(begin, 80))
-            + (clip(how, 300), hosts + more)
+            (
+                str(one.number),
+                f"+{duration(one.started - start)}",
+                duration(span.until - one.started),
+                clip(begin, 80),
+                clip(how, 300),
+                hosts + more,
+            )
         )
     drawn = timeline(spans, facts.checkpoints, facts.hangs, clock.position)
     pauses = [_note(f"A pause of {duration(end - begin)} is drawn shorter.") for begin, end in clock.pauses[:5]]
@@ -272,7 +284,7 @@ def pace(reports: Reports) -> Section | None:
     else:
         verdict = f"No rank is much slower than the others; the slowest is rank {slowest[0].rank}"
         verdict += f", with {slowest[0].ratio:.2f} times the usual interval on average."
-    bounds = (f"under {LEVELS[0]:g} ×", "usual", *(f"{bound:g} × or more" for bound in LEVELS[1:]))
+    bounds = (f"under {LEVELS[0]:g}", "usual", *(f"{bound:g} times or more" for bound in LEVELS[1:]))
     keys = _keys(*((f"heat-{n}", label) for n, label in enumerate(bounds)), ("heat-none", "no report"))
     label = f"Report intervals of {count(len(ratios), 'rank')} over time. {verdict}"
     lines = [
@@ -283,7 +295,7 @@ def pace(reports: Reports) -> Section | None:
     together = drawn[0].ranks[1] - drawn[0].ranks[0] + 1
     grouped = _note(f"A row stands for {together} ranks, and shows the slowest of them.") if together > 1 else None
     how = _how(
-        "The run is cut into 96 slots, pauses between attempts as in the picture above. A cell is the mean time between "
+        "The run is cut into 96 slots, on the same time axis as the attempts above. A cell is the mean time between "
         "two reports of a rank in its slot, divided by the median of all ranks in that slot.",
         "Ranks that wait for each other in every step, as with DistributedDataParallel, report at the pace of the "
         "slowest. Then no row stands out. Compare how long ranks waited for data, or py-spy.",
@@ -323,7 +335,13 @@ def checkpoints(facts: RunFacts) -> Section:
         notes.append(_note("This run has no events.jsonl, so deleted checkpoints are not listed."))
     lines = [_checkpoint(saved, used.get(saved.name, []), facts.started) for saved in reversed(chosen)]
     head = ("checkpoint", "step", "after", "size", "took", "state", "metrics")
-    return Section("checkpoints", heading, join([*notes, table(heading, head, lines, numbers=(1, 2, 3, 4), texts=[6])]))
+    tables = [
+        table(heading, head, part, numbers=(1, 2, 3, 4), texts=[6])
+        for part in (lines[:_NEWEST], lines[_NEWEST:])
+        if part
+    ]
+    older_ones = [el("details", el("summary", "Older checkpoints"), *tables[1:])] if tables[1:] else []
+    return Section("checkpoints", heading, join([*notes, tables[0], *older_ones]))
 
 
 def _checkpoint(saved: SavedCheckpoint, used: list[int], started: float | None) -> tuple[object, ...]:

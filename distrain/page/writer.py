@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import time
 from importlib.resources import files
 from pathlib import Path
@@ -27,6 +26,7 @@ from distrain.system.remote_path import RemotePath, locate
 from distrain.system.version import __version__
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from distrain.page.contents import RunFacts
@@ -82,25 +82,26 @@ def write_page_at_end(root: Path | RemotePath, seconds: float) -> None:
 
     seconds: how long the run took. A page may take 2 percent of it, and at most 5 s. Remote runs get none.
     """
+    if isinstance(root, RemotePath):
+        return
+    metrics = root / _NAMES.metrics.name
     try:
-        if isinstance(root, RemotePath):
-            return
-        budget = min(_MOST_S, _FREE_S + _SHARE_OF_RUN * seconds)
-        if (root / _NAMES.metrics.name).stat().st_size * _SECONDS_PER_BYTE <= budget:
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if size * _SECONDS_PER_BYTE <= min(_MOST_S, _FREE_S + _SHARE_OF_RUN * seconds):
             write_page(root)
-    except FileNotFoundError:  # without reports there is nothing to see but the error
-        pass
     except Exception as error:
         warn(f"the page of the run could not be written: {error!r}")
 
 
-def _write(run: str | os.PathLike[str] | RemotePath, output: object, refresh_s: float) -> tuple[Path, bool]:
+def _write(
+    run: str | os.PathLike[str] | RemotePath, output: str | os.PathLike[str] | None, refresh_s: float
+) -> tuple[Path, bool]:
     """Write the page. Return its path, and whether the run is still training."""
     try:
         root = run if isinstance(run, RemotePath) else locate(run)
         if output is None and isinstance(root, RemotePath):
             raise StorageError(f"{root} is on remote storage: name the file for its page (output=, -o)")
-        path = root / _NAMES.page.name if output is None else Path(os.fspath(output)).expanduser()  # type: ignore[arg-type]
+        path = root / _NAMES.page.name if output is None else Path(output).expanduser()
         assert isinstance(path, Path)
         facts = read_facts(root)
         page = _page(root, facts, refresh_s if facts.is_live else 0)
@@ -158,9 +159,7 @@ def _spans(facts: RunFacts, metrics: Path | RemotePath) -> list[Span]:
     return spans
 
 
-def _times(
-    facts: RunFacts, spans: Sequence[Span], reports: Reports
-) -> tuple[float | None, list[Part] | None]:
+def _times(facts: RunFacts, spans: Sequence[Span], reports: Reports) -> tuple[float | None, list[Part] | None]:
     """Return the seconds of the run and their parts, as far as they are known."""
     starts = [one for one in (facts.started, *(span.attempt.started for span in spans)) if one is not None]
     if not starts:
