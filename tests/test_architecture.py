@@ -27,7 +27,8 @@ ROOT = Path(distrain.__file__).parent
 LAYERS = [
     "errors", "system", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage", "shipping",
     "transfer", "result", "config", "decisions", "page", "worker", "session", "collective", "agent", "connection",
-    "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow", "lightning", "huggingface", "cli", "launch",
+    "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow", "lightning", "huggingface", "cli",
+    "launch",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
