@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import re
@@ -10,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 
 import distrain.page
@@ -17,6 +19,7 @@ from distrain.errors import StorageError
 from distrain.page import watch_page, write_page
 from distrain.page.reports import MOST_METRICS
 from distrain.page.writer import write_page_at_end
+from distrain.system.remote_path import locate
 
 if TYPE_CHECKING:
     from tests.unit.page.conftest import Run
@@ -318,6 +321,28 @@ def test_pages_stay_small(run: Run) -> None:
 def test_a_run_that_has_ended_is_written_once_and_does_not_reload(restarted: Run) -> None:
     assert watch_page(restarted.root) == restarted.root / "page.html"
     assert 'http-equiv="refresh"' not in (restarted.root / "page.html").read_text()
+
+
+def test_the_page_of_a_run_that_trains_reloads_itself(run: Run) -> None:
+    run.manifest({"started": 0.0, "training": 10.0, "ended": None}, status="running")
+    run.report(40, 1, progress=[250, 1000])
+    with (run.root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        page = write_page(run.root, refresh_s=5).read_text()
+    assert '<meta http-equiv="refresh" content="5"/>' in page
+    assert re.search(r"Running for \d+ d \d+ h, at step 250 of 1,000 \(25%\)", Outline(page).text)
+
+
+def test_a_run_on_remote_storage_has_a_page_on_request(restarted: Run, tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{restarted.root}/", "/bucket/my-run/", recursive=True)
+    remote = locate("/bucket/my-run", memory)
+    with pytest.raises(StorageError, match=r"is on remote storage: name the file for its page \(output=, -o\)"):
+        write_page(remote)
+    outline = Outline(write_page(remote, tmp_path / "page.html").read_text())
+    assert "Failed after 1 min 40 s: rank 3 on beta failed at train.py:88" in outline.text
+    assert len(outline.plots) == 3
+    assert "kept loss=0.025" in outline.text
 
 
 def test_the_end_of_a_run_never_fails_for_its_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
