@@ -520,7 +520,7 @@ class _Run:
             )
         self._callbacks.after_run(result, failure)
         seconds = time.monotonic() - started
-        if failure is not None or seconds >= _PAGE_AFTER_S:
+        if (failure is not None or seconds >= _PAGE_AFTER_S) and not (end.storage_failed or self._store.is_stalled):
             from distrain.page.writer import write_page_at_end  # short runs need none
 
             write_page_at_end(self._store.location, seconds)

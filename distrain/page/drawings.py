@@ -103,7 +103,7 @@ def timeline(
         ticks = "".join(f"M{place * _WIDE:g} 13v7" for place in places)
         shapes.append(el("path", d=ticks, class_=tick, vector_effect="non-scaling-stroke"))
         shapes += [
-            _line(position(span.until) * _WIDE, 0, _LANE, "lane-failure")
+            _line(min(position(span.until) * _WIDE, _WIDE - 2), 0, _LANE, "lane-failure")
             for span in spans
             if span.attempt.failure and host in span.attempt.hosts and span.attempt.failed_host in (host, None)
         ]

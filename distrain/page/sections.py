@@ -175,7 +175,7 @@ def attempts(facts: RunFacts, spans: Sequence[Span], clock: Clock) -> Section | 
         *([("lane-hung", "hung")] if facts.hangs else []),
     )
     head = ("attempt", "began", "lasted", "from", "ended", "hosts (ranks)")
-    shown = table("The attempts", head, lines, numbers=(1, 2), texts=[4])
+    shown = table("The attempts", head, lines, numbers=(1, 2), texts=(4, 5))
     left_out = len(spans) - _MOST_ROWS
     if left_out > 0:
         shown = join([shown, _note(f"The table has the last {_MOST_ROWS} of {len(spans):,} attempts.")])
