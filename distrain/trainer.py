@@ -26,11 +26,16 @@ from distrain.connection.choice import advice_on_slots, hosts_of, transports_for
 from distrain.connection.slurm import run_name
 from distrain.connection.transport import LocalTransport, Transport
 from distrain.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
+from distrain.console.run_console import RunConsole, open_console
+from distrain.console.run_status import RunStatus
+from distrain.console.summary import summary
+from distrain.console.text import duration
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.manifest import RunManifest
 from distrain.coordinator.run_errors import RunErrors
+from distrain.coordinator.run_facts import RunFacts, plain
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.decisions.events import RunRequest, RunSummary, Validator
 from distrain.decisions.placement import shares_of, workers_on
@@ -59,8 +64,11 @@ from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
+from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
+from distrain.trackers.link import TrackerLink
 from distrain.work import job
 from distrain.work.functions import check_plain, check_signature
+from distrain.work.origin import script_of, stem_of
 
 if TYPE_CHECKING:
     from distrain.data.datasets import RunDatasets
@@ -257,6 +265,8 @@ def run_work(
     starts_workers = launcher is None and scaling.num_workers != 0
     transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
     shares = _shares([transport.host for transport in transports], scaling)
+    trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
+    check_packages(trackers)
     request = _UserRequest(
         work=work,
         job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else job.Job(blob=b""),
@@ -266,6 +276,7 @@ def run_work(
         resume_from=resume_from,
         metadata=metadata or {},
         validation=validation,
+        trackers=pickled_trackers(trackers),
         transports=transports,
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
         on_command_line=on_command_line,
@@ -290,7 +301,8 @@ def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = 
     """Train in the run directory. ``group``: the ranks that another launcher has started."""
     run = request.run
     _check_log_dir(run.log_dir)
-    store = open_run(run.storage_path, run.name or run_name(os.environ), run.storage_filesystem)
+    name, stem = run.name or run_name(os.environ), stem_of(script_of(request.work))
+    store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
         with console_threads() if request.starts_workers else contextlib.nullcontext():
             return _Run(store, request, shipping, group).train()
@@ -359,6 +371,7 @@ class _UserRequest:
     resume_from: Checkpoint | None
     metadata: Mapping[str, Any]
     validation: ValidationConfig | None
+    trackers: Mapping[str, bytes]
     transports: Sequence[Transport]
     sys_path: list[str]
     on_command_line: bool
@@ -473,8 +486,10 @@ class _Run:
             "scaling_config": asdict(request.scaling),
             "checkpoint_config": asdict(request.run.checkpoint_config),
             "failure_config": asdict(request.run.failure_config),
+            "run_config": _plain_run_config(request.run),
         }
-        self._manifest = RunManifest(store, run_id=self._run_id, configs=configs)
+        self._facts = RunFacts(script_of(request.work), getattr(request.work, "config", {}))
+        self._manifest = RunManifest(store, run_id=self._run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
         self._log_dir = None if request.run.log_dir is None else _absolute(request.run.log_dir)
@@ -501,23 +516,31 @@ class _Run:
         self._announce()
         self._store.metadata = dict(self._request.metadata)
         self._write_start()
+        self._facts.begin()
         started, concluded = time.monotonic(), False
-        runner = self._runner(run_request)
+        console = self._console(started)
+        runner = self._runner(run_request, console)
+        trackers = self._start_trackers(run_request)
         try:
             self._callbacks.before_run()
-            runner.run()
+            with console:
+                runner.run()
             self._write_at_end(self._store.write_last_lines, "the last reports could not be written")
-            result, failure = self._conclude(runner.end, time.monotonic() - started)
+            result, failure = self._conclude(runner.end)
+            self._summarize(runner.end, console.status, time.monotonic() - started)
             concluded = True
         finally:
             # Written last: when the manifest says that the run has finished, all its files are there.
             end = runner.end
+            self._facts.end()
             ended = end.state.is_terminal and (concluded or end.state is not RunState.FINISHED)
             status = end.state.value if ended else "failed"
             self._write_at_end(
                 lambda: self._manifest.write(status),
                 "the run directory does not say how the run ended, because that could not be written",
             )
+            if trackers is not None:
+                trackers.close(status)
         self._callbacks.after_run(result, failure)
         seconds = time.monotonic() - started
         if (failure is not None or seconds >= _PAGE_AFTER_S) and not (end.storage_failed or self._store.is_stalled):
@@ -527,6 +550,26 @@ class _Run:
         if failure is not None:
             raise failure
         return result
+
+    def _start_trackers(self, request: RunRequest) -> TrackerLink | None:
+        """Start the process that logs the run to its trackers. If that fails, only warn."""
+        if not self._request.trackers:
+            return None
+        try:
+            return TrackerLink(
+                self._request.trackers,
+                self._store.paths,
+                location=str(self._store.location),
+                filesystem=self._store.filesystem,
+                sys_path=self._request.sys_path,
+                run_id=self._run_id,
+                flags=request.python_flags,
+                log=self._store.paths.tracker_log(self._log_dir),
+                listens=self._request.starts_workers or self._group is not None,
+            )
+        except OSError as error:
+            warn(f"the trackers {', '.join(self._request.trackers)} cannot be started: {error}; the run goes on")
+            return None
 
     def _write_start(self) -> None:
         try:
@@ -583,21 +626,42 @@ class _Run:
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
-    def _runner(self, request: RunRequest) -> Coordinator | InProcessRun | LaunchedRun:
+    def _console(self, started: float) -> RunConsole:
+        status = RunStatus(str(self._store.location), started, self._config.stop_grace_s)
+        is_quiet = self._config.log_level != "INFO"
+        progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
+        if not self._request.starts_workers and progress != "off":  # then train_func prints to this terminal itself
+            progress = "plain"
+        return open_console(progress, status)
+
+    def _runner(self, request: RunRequest, console: RunConsole) -> Coordinator | InProcessRun | LaunchedRun:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
         if self._group is not None:
             return LaunchedRun(
-                request, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks, group=self._group
+                request,
+                self._store,
+                checkpoints,
+                console,
+                manifest=self._manifest,
+                callbacks=callbacks,
+                group=self._group,
             )
         if not self._request.starts_workers:
             return InProcessRun(
-                request, self._request.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
+                request,
+                self._request.work,
+                self._store,
+                checkpoints,
+                console,
+                manifest=self._manifest,
+                callbacks=callbacks,
             )
         return Coordinator(
             request,
             self._store,
             self._request.transports,
             checkpoints,
+            console,
             log_dir=self._log_dir,
             manifest=self._manifest,
             callbacks=callbacks,
@@ -609,7 +673,19 @@ class _Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, end: RunSummary, seconds: float) -> tuple[Result, BaseException | None]:
+    def _summarize(self, end: RunSummary, status: RunStatus, seconds: float) -> None:
+        verdict = "stopped" if end.state is RunState.ABORTED else end.state.value
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - seconds))
+        lines = summary(
+            f"{verdict} after {duration(seconds)}; results in {self._store.location}",
+            status,
+            started_at=began,
+            retention=self._config.checkpoint_config,
+            checkpoints=self._store.committed,
+        )
+        say(lines)
+
+    def _conclude(self, end: RunSummary) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
         value = end.value
         if value is not None:
@@ -625,7 +701,6 @@ class _Run:
             return_value=None if value is None else _return_value(value),
         )
         if end.state is RunState.FINISHED:
-            say(f"finished in {seconds:.1f} s; results in {result.path}")
             return result, None
         error = self._run_errors(end, result).error()
         if isinstance(error, TrainingFailedError):
@@ -665,6 +740,14 @@ class _Run:
             checkpoint=Path(result.checkpoint.path).name if result.checkpoint else None,
             logs=logs,
         )
+
+
+def _plain_run_config(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of a RunConfig that run.json has nowhere else."""
+    kept = ("storage_path", "log_dir", "stop_grace_s", "logging_config", "shipping_config")
+    settings: dict[str, Any] = plain({name: getattr(config, name) for name in kept})
+    log_dir = None if config.log_dir is None else str(_absolute(config.log_dir))
+    return {**settings, "log_dir": log_dir}
 
 
 def _return_value(blob: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: python -m distrain.launch, with its checks of hosts.
+"""The command line: distrain, and python -m distrain.launch, with its checks of hosts.
 
 Runs in: the user's process.
 """

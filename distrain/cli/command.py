@@ -14,7 +14,7 @@ from distrain.cli.target import work_of, workers_path
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.connection.choice import hosts_of, transports_for
 from distrain.connection.worker_settings import settings_for
-from distrain.coordinator.hang_monitor import request_stacks
+from distrain.coordinator.requests import STACKS, ask
 from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
@@ -22,6 +22,7 @@ from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
 from distrain.storage.paths import RunPaths
 from distrain.storage.remote_store import local_directory_of
 from distrain.system.log import say, warn
+from distrain.trackers.choice import parse_tracker
 from distrain.trainer import run_work
 
 if TYPE_CHECKING:
@@ -34,13 +35,15 @@ if TYPE_CHECKING:
 _SIGINT_EXIT = 130
 
 
-def run_command(arguments: Sequence[str] | None, user_path: Sequence[str]) -> int:
+def run_command(
+    arguments: Sequence[str] | None, user_path: Sequence[str], *, prog: str = "python -m distrain.launch"
+) -> int:
     """Run the command line and return its exit code. Raises SystemExit for a wrong command line.
 
-    arguments: those after ``python -m distrain.launch``; None: those of this process.
+    arguments: those after ``prog``; None: those of this process.
     user_path: sys.path as the user's process was started with.
     """
-    parser = make_parser()
+    parser = make_parser(prog)
     options = parse(parser, sys.argv[1:] if arguments is None else arguments)
     if options.stacks:
         return _show_stacks(options.stacks)
@@ -131,9 +134,11 @@ def _run_config(options: argparse.Namespace) -> RunConfig:
         storage_path=options.storage_path,
         log_dir=options.log_dir,
         failure_config=FailureConfig(max_failures=options.max_failures, **host_wait),
+        progress=options.progress,
         logging_config=LoggingConfig(ranks=shown_ranks(options.ranks_shown)),
         worker_runtime_env={"env_vars": environment_variables(options.env)},
         shipping_config=_shipping_config(options),
+        trackers=None if options.tracker is None else [parse_tracker(text) for text in options.tracker],
     )
 
 
@@ -215,7 +220,7 @@ def _check(options: argparse.Namespace, hosts: Sequence[HostSpec], user_path: Se
 
 def _show_stacks(folder: str) -> int:
     try:
-        print(request_stacks(RunPaths(local_directory_of(folder))))
+        print(ask(RunPaths(local_directory_of(folder)), STACKS))
     except DistrainError as error:
         return _show_error("no stacks", error, 2)
     return 0

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
-from distrain.config import NumaBinding
+from distrain.config import NumaBinding, ProgressDisplay
 from distrain.hosts.hostfile import ALWAYS_SET
 from distrain.system.ray_names import did_you_mean
 from distrain.system.version import __version__
@@ -81,12 +81,12 @@ def ignored_options(options: argparse.Namespace) -> list[str]:
     return [f"--{name}" for name in _TORCHRUN_ONLY if getattr(options, _attribute(name)) is not None]
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(prog: str = "python -m distrain.launch") -> argparse.ArgumentParser:
     """Make the parser of the command line. ``tests/launch_help.txt`` holds its ``--help``."""
     parser = _Parser(
-        prog="python -m distrain.launch",
+        prog=prog,
         description="Run a PyTorch script, module or function on several workers, of this machine or of many.",
-        epilog=_EPILOG,
+        epilog=_EPILOG.replace("python -m distrain.launch", prog.replace(" check", " run")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -181,10 +181,18 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--name",
-        help="name of the run; an unfinished run of that name continues (default: the time and a random suffix)",
+        help="name of the run; an unfinished run of that name continues (default: the name of the script, the time "
+        "and a random suffix)",
     )
     add("--storage-path", metavar="DIR", help="directory of the run directories (default: ~/distrain_results)")
     add("--log-dir", metavar="DIR", help="directory of the ranks' logs (default: logs/ in the run directory)")
+    add(
+        "--tracker",
+        action="append",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="log metrics to tensorboard, wandb, mlflow or trackio, too, such as wandb:project=my,mode=offline "
+        "(default: DISTRAIN_TRACKERS)",
+    )
     add(
         *("--max-failures", "--max-restarts", "--max_restarts"),
         type=int,
@@ -200,6 +208,13 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     shown = ("--ranks-shown", "--console-ranks")
     add(*shown, metavar="0,2-5", help="ranks whose output is shown here (default: all); the logs have everything")
+    add(
+        "--progress",
+        choices=get_args(ProgressDisplay),
+        default="auto",
+        help="how the progress is shown: live, a footer on a terminal; plain, a line every 30 s; off (default: auto, "
+        "live on a terminal, else plain)",
+    )
     add(
         "--check",
         action="store_true",

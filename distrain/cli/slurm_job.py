@@ -9,16 +9,14 @@ import os
 import re
 import shlex
 import sys
-import time
-import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli.options import is_function
 from distrain.errors import LaunchError
-from distrain.storage.paths import choose_run
+from distrain.storage.paths import choose_run, new_name
 from distrain.system.process import run_with_input
+from distrain.work.origin import stem_of
 
 if TYPE_CHECKING:
     import argparse
@@ -79,8 +77,8 @@ def batch_job(options: argparse.Namespace, arguments: Sequence[str]) -> BatchJob
     if "SLURM_JOB_ID" in os.environ:
         raise ValueError("--slurm: this is a job of Slurm already; leave --slurm out to use its nodes")
     settings = _settings(options)
-    what = Path(options.target or options.module[0]).stem.partition(":")[0]
-    name = options.name or f"{what}-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
+    what = stem_of(options.target or options.module[0])
+    name = options.name or new_name(what)
     command = [sys.executable, "-m", "distrain.launch", *([] if options.name else ["--name", name])]
     shown = {"job-name": what, **_DEFAULTS, **settings}
     lines = (f"#SBATCH --{key}={value}" if value else f"#SBATCH --{key}" for key, value in shown.items())

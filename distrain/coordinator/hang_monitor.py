@@ -1,13 +1,7 @@
-"""Detection of hangs, and the stacks of the ranks for it and on demand. Runs in: coordinator.
-
-A request for stacks is a line in a named pipe of the run directory, answered by a file there: no network port is
-open, and only users who may write to the directory can ask.
-"""
+"""Detection of hangs, and the stacks of the ranks for it and on demand. Runs in: coordinator."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -15,17 +9,14 @@ from typing import TYPE_CHECKING
 from distrain.decisions.events import HangDetected
 from distrain.decisions.host_checks import Finding, HostChecks, Question
 from distrain.decisions.stack_summary import mismatched_collectives, summarize_stacks, suspects
-from distrain.errors import StorageError
 from distrain.hosts.reachability import CONNECT_TIMEOUT_S
 from distrain.system.log import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from distrain import wire
     from distrain.config import FailureConfig
-    from distrain.storage.paths import RunPaths
     from distrain.storage.run_store import RunStore
     from distrain.system.loop import Loop
 
@@ -42,9 +33,6 @@ _ADVICE = (
     "every rank must call the same collectives in the same order, and from one thread: what calls some in a thread of "
     "its own, such as torch.distributed.checkpoint.async_save(), needs a process group of its own"
 )
-REQUEST_TIMEOUT_S = 10.0
-"""Seconds that :func:`request_stacks` waits for a run to answer."""
-_REQUEST_BYTES = 4096
 
 
 class HangMonitor:
@@ -75,7 +63,6 @@ class HangMonitor:
         self._addresses = addresses
         self._send = send
         self._on_hang = on_hang
-        self._pipe = -1
         self.begin(-1)
 
     def begin(self, attempt: int) -> None:
@@ -256,59 +243,10 @@ class HangMonitor:
         for callback in callbacks:
             callback((*lines, *blocked))
 
-    # -- on demand ------------------------------------------------------------------------------------------------
+    def answer(self, reply: Callable[[str], None]) -> None:
+        """Take stacks, and reply with lines that summarize them."""
 
-    def open(self) -> None:
-        """Accept requests for stacks, unless the file system has no named pipes."""
-        path = self._paths.requests
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-            os.mkfifo(path, 0o600)
-            self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._loop.on_readable(self._pipe, self._on_request)
+        def show(lines: tuple[str, ...]) -> None:
+            reply("\n".join(lines or ("no rank is at work: the workers are being started, or have ended",)))
 
-    def close(self) -> None:
-        """Accept no more requests."""
-        if self._pipe >= 0:
-            self._loop.forget(self._pipe)
-            os.close(self._pipe)
-            self._pipe = -1
-            self._store.delete_file(self._paths.requests)
-
-    def _on_request(self) -> None:
-        for token in os.read(self._pipe, _REQUEST_BYTES).decode(errors="replace").split():
-            if token.isalnum():
-                self._take_stacks(self._answer(token))
-
-    def _answer(self, token: str) -> Callable[[tuple[str, ...]], None]:
-        def answer(lines: tuple[str, ...]) -> None:
-            text = "\n".join(lines or ("no rank is at work: the workers are being started, or have ended",))
-            self._store.write_optional_file(
-                self._paths.answer(token), text.encode(), "a request for stacks could not be answered"
-            )
-
-        return answer
-
-
-def request_stacks(paths: RunPaths) -> str:
-    """Ask a run for the stacks of its ranks. Return lines that summarize them; raise StorageError without an answer."""
-    token = uuid.uuid4().hex
-    try:
-        pipe = os.open(paths.requests, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise StorageError(
-            f"no run is at work in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
-        ) from None
-    try:
-        os.write(pipe, f"{token}\n".encode())
-    finally:
-        os.close(pipe)
-    answer: Path = paths.answer(token)
-    deadline = time.monotonic() + REQUEST_TIMEOUT_S
-    while not answer.exists():
-        if time.monotonic() > deadline:
-            raise StorageError(f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s")
-        time.sleep(0.02)
-    text = answer.read_text()
-    answer.unlink()
-    return text
+        self._take_stacks(show)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.failures import culprit_first
 from distrain.storage.paths import read_manifest
-from distrain.system.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from distrain.coordinator.run_facts import RunFacts
     from distrain.errors import RankFailure
     from distrain.hosts.world import WorldPlan
     from distrain.storage.run_store import RunStore
 
 _DIED = "the process that called fit() died"
 """Failure of an attempt whose end no process recorded."""
-_HIDDEN = "***"
-_SECRET_WORDS = {
-    *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
-    "token",
-}
-_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 class RunManifest:
@@ -35,17 +27,20 @@ class RunManifest:
     ``agents``, the ids of earlier runs of this process whose agents serve this one.
     """
 
-    def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any]) -> None:
+    def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any], facts: RunFacts) -> None:
         self.before = read_manifest(store.paths.root)
         self._store = store
         self._run_id = run_id
         self.agents: list[str] = []
         self._configs = configs
+        self._facts = facts
         self._started = time.time()
         self._attempts: list[dict[str, Any]] = [
             {**attempt, "failure": _DIED} if attempt.get("ended", 0) is None else attempt
             for attempt in self.before.get("attempts", [])
         ]
+        self._knows_start = False
+        """True once the checkpoint is noted from which the attempt has begun."""
         self.first_attempt: int = self._attempts[-1]["attempt"] + 1 if self._attempts else 0
         """Number of the first attempt of this ``fit()``. Attempts of an earlier one keep their numbers."""
 
@@ -70,11 +65,10 @@ class RunManifest:
             "agents": self.agents,
             "status": status,
             "started": self.before.get("started", self._started),
+            "continued": self._started if self.before else None,
             "updated": time.time(),
             "attempts": [dict(attempt) for attempt in self._attempts],
-            "distrain": __version__,
-            "python": sys.version.split()[0],
-            "argv": without_secrets(sys.argv),
+            **self._facts.known(),
             **self._configs,
         }
 
@@ -82,14 +76,20 @@ class RunManifest:
         hosts = {host: [rank.rank for rank in plan.on(host)] for host in plan.hosts}
         begun = {"attempt": attempt, "started": time.time(), "training": None, "ended": None, "hosts": hosts}
         self._attempts.append({**begun, "checkpoint": None, "first_step": 0, "failure": None})
+        self._knows_start = False
         self._store.write_manifest_later(self._contents("running"))
 
-    def attempt_trains(self) -> None:
-        """Note that every rank has begun train_func, and the checkpoint from which it has begun."""
+    def rank_trains(self) -> None:
+        """Note the checkpoint from which the attempt has begun, with its first rank: others may commit the next one."""
         now, latest = self._attempts[-1], self._store.latest
-        now["training"] = time.time()
-        if latest is not None:
+        if latest is not None and not self._knows_start:
             now["checkpoint"], now["first_step"] = latest.path.name, latest.step
+        self._knows_start = True
+
+    def attempt_trains(self) -> None:
+        """Note that every rank has begun train_func."""
+        self.rank_trains()
+        self._attempts[-1]["training"] = time.time()
         self._store.write_manifest_later(self._contents("running"))
 
     def attempt_ended(self, failures: Sequence[RankFailure], why: str | None = None) -> None:
@@ -103,24 +103,3 @@ class RunManifest:
         elif failures:
             culprit = culprit_first(failures)[0]
             self._attempts[-1]["failure"] = f"rank {culprit.rank} on {culprit.host}: {culprit.summary}"
-
-
-def without_secrets(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
-
-    Other users may read the run directory. ``--api-key X``, ``--api-key=X``, ``api_key=X`` and ``WANDB_API_KEY=X`` look
-    secret, as one of the words in their names is in :data:`_SECRET_WORDS`.
-    """
-    shown = []
-    is_value = False
-    for word in argv:
-        name, equals, _ = word.partition("=")
-        is_secret = not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
-        if is_value and not word.startswith("--"):
-            shown.append(_HIDDEN)
-        elif equals and is_secret:
-            shown.append(f"{name}={_HIDDEN}")
-        else:
-            shown.append(_CREDENTIALS_IN_URL.sub(_HIDDEN, word))
-        is_value = is_secret and not equals and word.startswith("-")
-    return shown

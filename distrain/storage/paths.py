@@ -13,10 +13,12 @@
         error.json, error.pkl       why the run failed
         return_value.pkl            the return value of rank 0's train_func
         page.html                   all of this for people
+        trackers/wandb.json         how far a tracker has got, and the id of its run
+        tensorboard/                event files of the tracker tensorboard
         .staging/                   checkpoints being written; deleted when the next run starts
         .lock                       held by the coordinator
         .reserve                    disk space for the end of the run, in case the disk becomes full
-        .requests                   a named pipe for requests for stacks, while the run lasts
+        .requests                   a named pipe for requests, while the run lasts
 
 A checkpoint is written under another name and flushed to disk with its manifest, then renamed: a directory called
 ``checkpoint_...`` is always complete. Its manifest has its name. A directory with another name is a user's copy, which
@@ -39,19 +41,16 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE
 from distrain.errors import StorageError
+from distrain.layout import names
 from distrain.system.remote_path import OPENING_PATIENCE_S, RemotePath, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_DEFAULT_STORAGE = "~/distrain_results"
 DAMAGED = "damaged-"
 DAMAGED_FILE = ".damaged.json"
 _NUMBERED = re.compile(rf"(?:{DAMAGED})?checkpoint_(\d{{6,}})$")
-_MANIFEST = "run.json"
-_STATUSES = ("running", "finished", "failed", "aborted")
-_LOGS, _STACKS = "logs", "stacks"
 _LONGEST_NAME = 200
 """Bytes in the name of a checkpoint. File systems take 255, and deleted and damaged checkpoints get longer names."""
 
@@ -64,19 +63,30 @@ class RunPaths:
 
     @property
     def manifest(self) -> Path:
-        return self.root / _MANIFEST
+        return self.root / names.MANIFEST
 
     @property
     def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
+        return self.root / names.METRICS
 
     @property
     def events(self) -> Path:
-        return self.root / "events.jsonl"
+        return self.root / names.EVENTS
+
+    @property
+    def trackers(self) -> Path:
+        return self.root / names.TRACKERS
+
+    def tracker_state(self, name: str) -> Path:
+        return self.root / names.TRACKERS / f"{name}.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
 
     @property
     def error_text(self) -> Path:
-        return self.root / "error.json"
+        return self.root / names.ERROR_TEXT
 
     @property
     def error_pickle(self) -> Path:
@@ -96,7 +106,8 @@ class RunPaths:
 
     def name_problem(self, name: str) -> str | None:
         """Return why a checkpoint cannot have this name, or None."""
-        taken = (self.manifest, self.metrics, self.events, *self.end_files(), self.logs, self.answer("").parent)
+        folders = (self.logs, self.answer("").parent, self.trackers, self.tensorboard)
+        taken = (self.manifest, self.metrics, self.events, *self.end_files(), *folders)
         if name.removesuffix(".new") in {path.name for path in taken}:
             return f"must not be {name!r}, as the run directory has something else of that name"
         if not name or "/" in name or "\0" in name or name.startswith((".", DAMAGED)):
@@ -106,14 +117,14 @@ class RunPaths:
 
     @property
     def lock(self) -> Path:
-        return self.root / ".lock"
+        return self.root / names.LOCK
 
     @property
     def requests(self) -> Path:
         return self.root / ".requests"
 
     def answer(self, token: str) -> Path:
-        return self.root / _STACKS / f"answer_{token}.txt"
+        return self.root / names.STACKS / f"answer_{token}.txt"
 
     @property
     def reserve(self) -> Path:
@@ -125,7 +136,7 @@ class RunPaths:
 
     @property
     def logs(self) -> Path:
-        return self.root / _LOGS
+        return self.root / names.LOGS
 
     def checkpoint(self, index: int) -> Path:
         return self.root / f"checkpoint_{index:06d}"
@@ -136,8 +147,11 @@ class RunPaths:
     def validation_log(self, checkpoint: str, logs: Path | None = None) -> Path:
         return (logs / self.root.name if logs else self.logs) / "validation" / f"{checkpoint}.log"
 
+    def tracker_log(self, logs: Path | None = None) -> Path:
+        return (logs / self.root.name if logs else self.logs) / "trackers.log"
+
     def stacks(self, attempt: int, rank: int) -> Path:
-        return self.root / _STACKS / f"attempt_{attempt}" / f"rank_{rank}.txt"
+        return self.root / names.STACKS / f"attempt_{attempt}" / f"rank_{rank}.txt"
 
     def checkpoints(self) -> list[Path]:
         """Return the committed checkpoints, the oldest first, without copies that users have made."""
@@ -211,17 +225,22 @@ def number_of(name: str) -> int:
 # -- which directory -------------------------------------------------------------------------------------------------
 
 
+def new_name(stem: str) -> str:
+    """Return a name that no other run has: ``stem``, the time, and a random suffix."""
+    return f"{stem}-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
+
+
 def choose_run(
-    storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None
+    storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None, *, stem: str = "distrain"
 ) -> Path | RemotePath:
     """Return the run directory. It has a manifest if an unfinished run continues there. Raise StorageError.
 
-    Without a name, the directory is new. With a name, an unfinished run of that name continues. A finished one is left
-    alone, and the new run gets the next free name (``name-2``, ``name-3``, ...).
+    Without a name, the directory is new, and its name begins with ``stem``. With a name, an unfinished run of that name
+    continues. A finished one is left alone, and the new run gets the next free name (``name-2``, ``name-3``, ...).
     """
-    given_name = name or f"distrain-{time.strftime('%Y-%m-%d_%H-%M-%S')}-{uuid.uuid4().hex[:6]}"
+    given_name = name or new_name(stem)
     try:
-        storage = locate(_DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
+        storage = locate(names.DEFAULT_STORAGE if storage_path is None else storage_path, filesystem)
         if isinstance(storage, RemotePath):
             storage.check_shared()
             storage = replace(storage, patience_s=OPENING_PATIENCE_S)
@@ -237,7 +256,7 @@ def choose_run(
 
 def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
     """Return the run manifest, ``{}`` if there is none. Raise StorageError if it is unreadable or damaged."""
-    path = root / _MANIFEST
+    path = root / names.MANIFEST
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -260,7 +279,7 @@ def _check_manifest(manifest: Any) -> None:
     """Raise ValueError, KeyError or TypeError if a field that readers of the run manifest need is wrong."""
     if not isinstance(manifest, dict):
         raise TypeError(f"it holds a {type(manifest).__name__}")
-    if manifest.get("status") not in _STATUSES:
+    if manifest.get("status") not in names.STATUSES:
         raise ValueError(f"its status is {manifest.get('status')!r:.40}")
     for attempt in manifest.get("attempts", []):
         int(attempt["attempt"])

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import math
-import os
-import warnings
 import zlib
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import MANIFEST_FILE, METADATA_FILE, PENDING_FILE, POSITIONS, Checkpoint
 from distrain.errors import StorageError
+from distrain.layout.lines import last_metrics as last_metrics
+from distrain.layout.lines import read_events as read_events
+from distrain.layout.lines import read_metrics as read_metrics
+from distrain.layout.lines import with_nonfinite
+from distrain.layout.lines import without_nonfinite as without_nonfinite
 from distrain.storage.file_transfer import hash_files
 from distrain.system.remote_path import RemotePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from distrain.storage.file_transfer import Files
@@ -195,120 +195,3 @@ def _difference(
             return f"{name} is missing" if found is None else f"{name} has {found} bytes instead of {size}"
     changed = (name for name, _, crc32 in hash_some(files) if crc32 != hashes[name])
     return next((f"{name} has changed since it was committed" for name in changed), None)
-
-
-# -- JSON has no NaN -------------------------------------------------------------------------------------------------
-
-
-def without_nonfinite(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the metrics with None for each non-finite number, and those numbers by JSON pointer (RFC 6901)."""
-    nonfinite: dict[str, str] = {}
-
-    def clean(value: Any, pointer: str) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            nonfinite[pointer] = str(value)
-            return None
-        return _each(clean, value, pointer)
-
-    return clean(dict(metrics), ""), nonfinite
-
-
-def with_nonfinite(metrics: dict[str, Any], nonfinite: Mapping[str, str]) -> dict[str, Any]:
-    """Return the metrics as they were reported, with NaN and infinities."""
-
-    def restore(value: Any, pointer: str) -> Any:
-        return float(nonfinite[pointer]) if pointer in nonfinite else _each(restore, value, pointer)
-
-    restored: dict[str, Any] = restore(metrics, "") if nonfinite else metrics
-    return restored
-
-
-def _each(function: Callable[[Any, str], Any], value: Any, pointer: str) -> Any:
-    """Apply the function to each item of a dict or list. Return any other value unchanged."""
-    if isinstance(value, dict):
-        return {k: function(v, f"{pointer}/{k.replace('~', '~0').replace('/', '~1')}") for k, v in value.items()}
-    if isinstance(value, list):
-        return [function(item, f"{pointer}/{index}") for index, item in enumerate(value)]
-    return value
-
-
-def read_metrics(path: Path | RemotePath, *, rank: int | None = 0) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a metrics.jsonl, of one rank or (None) of all, with non-finite numbers restored.
-
-    A torn last line, which a power cut may leave, is skipped. Other damaged lines are skipped with a warning. A missing
-    file has no lines. Raise OSError.
-    """
-    for number, line in enumerate(_whole_lines(path), start=1):
-        record = _record_in(line, f"line {number} of {path}")
-        if record is not None and (rank is None or record["rank"] == rank):
-            yield record
-
-
-def read_events(path: Path | RemotePath) -> Iterator[dict[str, Any]]:
-    """Yield the lines of an events.jsonl, each with ``time``, ``event`` and ``attempt``.
-
-    A damaged line is skipped. A missing file has no lines. Raise OSError.
-    """
-    for line in _whole_lines(path):
-        with contextlib.suppress(ValueError):
-            record = json.loads(line.decode())
-            if isinstance(record, dict) and {"time", "event", "attempt"} <= record.keys():
-                yield record
-
-
-def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
-    """Yield the lines of a file, without a torn last one. A missing file has none."""
-    try:
-        lines = io.BytesIO(path.read_bytes())
-    except FileNotFoundError:
-        return
-    yield from (line for line in lines if line.endswith(b"\n"))
-
-
-def last_metrics(path: Path | RemotePath) -> dict[str, Any] | None:
-    """Return the metrics of rank 0's last line in a metrics.jsonl, or None. Raise OSError.
-
-    The file is read from its end.
-    """
-
-    def find(file: IO[bytes]) -> dict[str, Any] | None:
-        lines = _lines_backwards(file)
-        next(lines, None)  # the part after the last newline is empty or torn
-        records = (_record_in(line, f"one of the last lines of {path}") for line in lines)
-        return next((record["metrics"] for record in records if record is not None and record["rank"] == 0), None)
-
-    try:
-        if isinstance(path, RemotePath):
-            return path.read_with(find)
-        with path.open("rb") as file:
-            return find(file)
-    except FileNotFoundError:
-        return None
-
-
-def _record_in(line: bytes, where: str) -> dict[str, Any] | None:
-    """Return the record in a line of a metrics.jsonl. Warn and return None if the line is damaged."""
-    try:
-        record: dict[str, Any] = json.loads(line.decode())  # json.loads() would take bytes with zeros for UTF-32
-        record["metrics"] = with_nonfinite(record["metrics"], record.pop("nonfinite", {}))
-        int(record["rank"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        warnings.warn(f"passed over: {where} cannot be understood ({why})", stacklevel=3)
-        return None
-    return record
-
-
-def _lines_backwards(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the parts of the file between newlines, the last one first."""
-    end, size, rest = file.seek(0, os.SEEK_END), _TAIL_BYTES, b""
-    while end:
-        start = max(0, end - size)
-        file.seek(start)
-        rest, *lines = (file.read(end - start) + rest).split(b"\n")
-        yield from reversed(lines)
-        end, size = start, 2 * size
-    yield rest
-
-
-_TAIL_BYTES = 64 << 10

@@ -43,10 +43,12 @@ _FilesOf = dict[str, dict[str, tuple[int, str]]]
 """By directory and relative path: size in bytes and version of a file."""
 
 
-def open_run(storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None) -> RunStore:
+def open_run(
+    storage_path: str | os.PathLike[str] | None, name: str | None, filesystem: Any = None, *, stem: str = "distrain"
+) -> RunStore:
     """Lock the run that :func:`choose_run` chooses, and return its store. Raise StorageError."""
     while True:
-        root = choose_run(storage_path, name, filesystem)
+        root = choose_run(storage_path, name, filesystem, stem=stem)
         store = RemoteStore(root) if isinstance(root, RemotePath) else LocalStore(root)
         if read_manifest(root).get("status") != "finished":
             return store
@@ -86,14 +88,17 @@ class RemoteStore(RunStore):
         self.location = RemotePath(run.url, run.given)  # with the usual patience from now on
 
     def _fill_spool(self) -> None:
-        """Copy run.json and the metrics into the spool, unless a run that was killed has left newer ones there."""
+        """Copy run.json and what is continued into the spool, unless a run that was killed has left newer files."""
         remote, local = read_manifest(self.location), read_manifest(self.paths.root)
         if local and local.get("run_id") == remote.get("run_id"):
             return
         for path in self.paths.root.iterdir():
             if path != self.paths.lock:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for name in (self.paths.manifest.name, self.paths.metrics.name):
+        trackers = self.paths.trackers.name
+        names = (self.location / trackers).names() if trackers in self.location.names() else []
+        states = [f"{trackers}/{name}" for name in names if name.endswith(".json")]
+        for name in (self.paths.manifest.name, self.paths.metrics.name, self.paths.events.name, *states):
             with contextlib.suppress(FileNotFoundError):
                 self.location.get(name, self.paths.root / name)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import StorageError
+from distrain.layout.lock_probe import is_locked
 from distrain.system import process
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath
@@ -269,14 +270,4 @@ def is_in_use(run: Path | RemotePath) -> bool:
     """
     if isinstance(run, RemotePath):
         return _is_remote_run_in_use(run / ".lock")
-    try:
-        fd = os.open(run / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return is_locked(run)

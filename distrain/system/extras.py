@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_IN_DATA = ("numpy", "pyarrow")
-"""What the extra ``data`` of distrain brings."""
+_EXTRAS = {"numpy": "data", "pyarrow": "data", "matplotlib": "plot", "plotille": "plot"}
+"""The extra of distrain that brings a package."""
 
 
 def require(module: str) -> Any:
@@ -15,5 +15,5 @@ def require(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        wanted = "'distrain[data]'" if package in _IN_DATA else package
+        wanted = f"'distrain[{_EXTRAS[package]}]'" if package in _EXTRAS else package
         raise ImportError(f"{error}; install it with: pip install {wanted}", name=module) from error

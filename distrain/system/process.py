@@ -72,6 +72,7 @@ _PROGRAMS = {
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
     "stream-server": "distrain.transfer.stream_server",
+    "tracker": "distrain.trackers.main",
     "uploader": "distrain.storage.uploader",
     "validator": "distrain.worker.validator",
     "worker": "distrain.worker.main",
@@ -573,6 +574,28 @@ def run_tied(
 def run_with_input(argv: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
     """Run a program that reads ``text`` from stdin, and return its exit code and output. Raises OSError."""
     return subprocess.run(list(argv), input=text, capture_output=True, text=True, check=False)  # noqa: S603
+
+
+class SilentProgram:
+    """A program that runs without input and output, in a session of its own. Raises OSError if there is none."""
+
+    def __init__(self, argv: Sequence[str], *, directory: str) -> None:
+        nothing = subprocess.DEVNULL
+        self._child = subprocess.Popen(  # noqa: S603
+            list(argv), stdin=nothing, stdout=nothing, stderr=nothing, cwd=directory, start_new_session=True
+        )
+
+    def exit_code(self) -> int | None:
+        """Return its exit code, None if it still runs."""
+        return self._child.poll()
+
+    def end(self, patience_s: float) -> None:
+        """Wait for the end of the program, and kill it after some seconds."""
+        try:
+            self._child.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
 
 
 def output_of(argv: Sequence[str], directory: str, timeout_s: float = 30) -> bytes | None:

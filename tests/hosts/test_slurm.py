@@ -116,7 +116,7 @@ def test_the_command_line_starts_a_worker_per_task_also_in_salloc(slurm: SlurmLa
     said = [f"[rank {rank} n{rank // SLOTS + 1}] rank {rank} of 3" for rank in range(3)]
     assert sorted(done.stdout.splitlines()) == said
     [run] = (tmp_path / "runs").iterdir()
-    assert run.name.startswith("distrain-"), "a person in salloc starts again with changes: that is another run"
+    assert run.name.startswith("script-"), "a person in salloc starts again with changes: that is another run"
 
 
 @pytest.mark.skipif(not CONFINES_JOBS, reason="Slurm cannot make cpusets here")

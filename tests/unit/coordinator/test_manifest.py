@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.coordinator.manifest import RunManifest, without_secrets
+from distrain import ScalingConfig
+from distrain.coordinator.manifest import RunManifest
+from distrain.coordinator.run_facts import RunFacts, without_secrets
+from distrain.decisions.placement import make_plan
+from distrain.hosts.host_info import host_info
 from distrain.storage.local_store import LocalStore
+from distrain.storage.records import CommittedCheckpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +25,7 @@ def test_an_attempt_that_nobody_saw_ending_says_so_when_the_run_goes_on(tmp_path
     first = {"attempt": 0, "started": 1.0, "ended": 2.0, "failure": "rank 1: no"}
     second = {"attempt": 1, "started": 3.0, "ended": None, "failure": None}
     store.write_manifest({"status": "running", "attempts": [first, second]})
-    RunManifest(store, run_id="id", configs={}).write("running")
+    RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {})).write("running")
     store.close()
     attempts = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
     assert attempts == [first, {**second, "failure": "the process that called fit() died"}]
@@ -46,6 +51,21 @@ def test_what_looks_secret_is_not_kept(argv: str, kept: str) -> None:
 def test_no_file_of_a_run_has_a_secret_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "sk-1234", "--lr", "0.1"])
     store = LocalStore(tmp_path / "run")
-    RunManifest(store, run_id="id", configs={}).write("running")
+    RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {})).write("running")
     store.close()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["argv"][1:] == ["--api-key", "***", "--lr", "0.1"]
+
+
+def test_an_attempt_begins_from_the_checkpoint_that_was_the_latest_when_its_first_rank_did(tmp_path: Path) -> None:
+    """That rank may have committed another one before the last rank begins."""
+    store = LocalStore(tmp_path / "run")
+    manifest = RunManifest(store, run_id="id", configs={}, facts=RunFacts("train.py", {}))
+    manifest.attempt_begins(1, make_plan([host_info(with_gpus=False)], ScalingConfig(), num_workers=1))
+    store.committed.append(CommittedCheckpoint(tmp_path / "run" / "checkpoint_000000", {}, index=0, step=4))
+    manifest.rank_trains()
+    store.committed.append(CommittedCheckpoint(tmp_path / "run" / "checkpoint_000001", {}, index=1, step=8))
+    manifest.attempt_trains()
+    store.close()
+    [attempt] = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"]
+    assert (attempt["checkpoint"], attempt["first_step"]) == ("checkpoint_000000", 4)
+    assert attempt["training"] is not None

@@ -1,0 +1,122 @@
+"""``distrain COMMAND``: the commands, their help, and the errors of all of them. Runs in: coordinator.
+
+Each command is imported when it is used, so that the quick ones stay quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from distrain.system.version import __version__
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+LAUNCHING = ("run", "check")
+COMMANDS = {
+    "ls": ("listing", "list the runs of a storage path"),
+    "show": ("showing", "show one run: its state, attempts, metrics, checkpoints and error"),
+    "logs": ("following", "show what the ranks have printed; -f follows"),
+    "stacks": ("following", "show where all ranks of a running run are"),
+    "stop": ("following", "ask a running run to stop, and wait for its end"),
+    "compare": ("showing", "show how runs differ: settings, code, versions, metrics"),
+    "plot": ("exporting", "draw metrics in the terminal, or into a file"),
+    "export": ("exporting", "write all reports as csv or parquet"),
+    "clean": ("listing", "delete old runs"),
+    "completion": ("completion", "print the completion of this command for a shell"),
+}
+"""The module of each command in this package, and what the command does."""
+
+_HELP = """\
+usage: distrain COMMAND ...        (distrain COMMAND --help explains one)
+
+train
+  run        start a script, a module or a function on several workers
+  check      check if the hosts can train together; run nothing
+
+look at runs
+  ls         {ls}
+  show       {show}
+  logs       {logs}
+  compare    {compare}
+  plot       {plot}
+  export     {export}
+
+act on runs
+  stacks     {stacks}
+  stop       {stop}
+  clean      {clean}
+
+  completion {completion}
+
+A RUN is a path, a URL, a name, the beginning of a name, or `last`, the newest.
+Names are looked up in --storage-path, by default ~/distrain_results.
+
+  distrain run --num-workers 4 train.py --epochs 3
+  distrain ls
+  distrain logs last -f
+"""
+
+
+def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
+    """Run the command line and return its exit code. Raises SystemExit for a wrong command line.
+
+    user_path: sys.path without the directory of the command.
+    """
+    command, rest = (arguments[0] if arguments else "--help"), list(arguments[1:])
+    if command in ("--help", "-h", "help"):
+        print(_HELP.format(**{name: text for name, (_, text) in COMMANDS.items()}), end="")
+        return 0
+    if command == "--version":
+        print(f"distrain {__version__}")
+        return 0
+    if command in LAUNCHING:
+        from distrain.cli.command import run_command
+
+        return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
+    if command not in COMMANDS:
+        from distrain.system.ray_names import did_you_mean
+
+        hint = did_you_mean(command, (*LAUNCHING, *COMMANDS)) or "; `distrain --help` lists them"
+        print(f"distrain: error: there is no command {command!r}{hint}", file=sys.stderr)
+        return 2
+    return _run(command, rest)
+
+
+def command_of(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
+    """Return the parser and the function of one of the :data:`COMMANDS`."""
+    module = import_module(f"distrain.cli.{COMMANDS[name][0]}")
+    parser: argparse.ArgumentParser = getattr(module, f"{name}_parser")()
+    function: Callable[[argparse.Namespace], int] = getattr(module, f"run_{name}")
+    return parser, function
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    parser, function = command_of(name)
+    options = parser.parse_args(arguments)
+    try:
+        code = function(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough; Python would complain again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if not _is_for_users(error):
+            raise
+        print(f"distrain {name}: error: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _is_for_users(error: Exception) -> bool:
+    """Tell if the text of an error says all that a user needs to know."""
+    from distrain.errors import DistrainError
+    from distrain.runs.listing import NoSuchRun
+
+    return isinstance(error, (DistrainError, NoSuchRun, OSError, ImportError))

@@ -1,0 +1,66 @@
+"""The parsers of the commands that look at runs, and the run that the user means. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, NoReturn
+
+from distrain.runs.listing import find_run, storage_at
+
+if TYPE_CHECKING:
+    from distrain.runs.listing import Run
+
+RUN = "RUN"
+"""The metavar of arguments that name a run. The completion of shells offers the names of runs for it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line; argparse would put the usage in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+
+    def format_help(self) -> str:
+        """Return the help. argparse would break the description at hyphens of options, or not at all."""
+        import shutil  # these two take milliseconds
+        import textwrap
+
+        width = min(shutil.get_terminal_size().columns, 100) - 2
+        self.description = textwrap.fill(self.description or "", width, break_on_hyphens=False)
+        return super().format_help()
+
+
+def make_parser(name: str, what: str, examples: str) -> Parser:
+    """Make the parser of a command. ``examples``: command lines that the help ends with."""
+    return Parser(
+        prog=f"distrain {name}",
+        description=what,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def number(text: str) -> int:
+    """Return the number that an option is given."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
+    return int(text)
+
+
+def add_run(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    """Add the argument that names a run, or several, and the option that says where to look."""
+    kind = {} if nargs is None else {"nargs": nargs}
+    help_text = "path, URL, name, beginning of a name, or `last`"
+    parser.add_argument("run" if nargs is None else "runs", metavar=RUN, help=help_text, **kind)  # type: ignore[arg-type]
+    parser.add_argument("--storage-path", metavar="DIR", help="where the runs are (default: ~/distrain_results)")
+
+
+def run_of(options: argparse.Namespace) -> Run:
+    """Return the run that the options name. Raises NoSuchRun or OSError."""
+    return find_run(options.run, storage_at(options.storage_path))
+
+
+def runs_of(options: argparse.Namespace) -> list[Run]:
+    """Return the runs that the options name. Raises NoSuchRun or OSError."""
+    return [find_run(run, storage_at(options.storage_path)) for run in options.runs]

@@ -1,0 +1,155 @@
+"""How times, sizes, metrics and tables are written for people. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from distrain.runs.listing import ABORTED, DAMAGED, FAILED, FINISHED, KILLED, RUNNING, STARTING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_UNITS = ((604800, "w"), (86400, "d"), (3600, "h"), (60, "m"))
+_LONGEST_VALUE = 30
+_COLOURS = {
+    RUNNING: "36", STARTING: "36", FINISHED: "32", FAILED: "31", KILLED: "31", ABORTED: "33", DAMAGED: "33",
+}  # fmt: skip
+
+
+def age(seconds: float) -> str:
+    """Return a duration with one unit.
+
+    >>> [age(seconds) for seconds in (0.2, 59, 3599, 86400, 86400 * 13, 86400 * 100)]
+    ['0s', '59s', '59m', '24h', '13d', '14w']
+    """
+    for size, unit in _UNITS:
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{seconds // 60:.0f}m" if seconds >= 60 else f"{max(seconds, 0):.0f}s"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with two units.
+
+    >>> [duration(seconds) for seconds in (0.25, 59.9, 61, 3660, 90000)]
+    ['0.2 s', '59.9 s', '1 min 1 s', '1 h 1 min', '1 d 1 h']
+    """
+    if seconds < 60:
+        return f"{max(seconds, 0.0):.1f} s"
+    for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} {seconds % size // small:.0f} {small_unit}"
+    raise AssertionError
+
+
+def size(count: int) -> str:
+    """Return a number of bytes.
+
+    >>> [size(count) for count in (0, 999, 1000, 12_345_678, 5_000_000_000_000)]
+    ['0 B', '999 B', '1.0 kB', '12 MB', '5.0 TB']
+    """
+    if count < 1000:
+        return f"{count} B"
+    amount, unit = count / 1000, "kB"
+    for larger in ("MB", "GB", "TB"):
+        if amount >= 999.5:
+            amount, unit = amount / 1000, larger
+    return f"{amount:.1f} {unit}" if amount < 9.95 else f"{amount:.0f} {unit}"
+
+
+def value(item: Any) -> str:
+    """Return a metric or a setting, shortened.
+
+    >>> [value(item) for item in (0.123456, 3, 1e-9, 12345.678, True, None, "text")]
+    ['0.1235', '3', '1e-09', '1.235e+04', 'True', '-', 'text']
+    """
+    if item is None:
+        return "-"
+    if isinstance(item, float):
+        return f"{item:.4g}"
+    text = printable(str(item))
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+
+
+def printable(text: str) -> str:
+    """Return the text in one line, without characters that a terminal would act on."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested metrics as one dict, with ``/`` between the names."""
+    found: dict[str, Any] = {}
+    for name, item in metrics.items():
+        found |= flat(item, f"{prefix}{name}/") if isinstance(item, dict) else {f"{prefix}{name}": item}
+    return found
+
+
+def metrics_line(metrics: Mapping[str, Any]) -> str:
+    """Return metrics in one line.
+
+    >>> metrics_line({"loss": 0.5, "eval": {"accuracy": 1}})
+    'loss=0.5 eval/accuracy=1'
+    """
+    return " ".join(f"{printable(name)}={value(item)}" for name, item in flat(metrics).items())
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# -- the terminal ----------------------------------------------------------------------------------------------------
+
+
+def screen() -> tuple[int, int] | None:
+    """Return the columns and lines of the terminal that stdout is, or None if it is none."""
+    if not sys.stdout.isatty():
+        return None
+    found = os.get_terminal_size(sys.stdout.fileno())
+    return found.columns or 80, found.lines or 24
+
+
+def coloured(state: str, text: str) -> str:
+    """Return the text in the colour of a state, if stdout is a terminal that shows colours."""
+    colour = _COLOURS.get(state, "2")
+    return paint(text, colour)
+
+
+def paint(text: str, code: str) -> str:
+    """Return the text with an attribute of ANSI terminals, if stdout is one."""
+    is_plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if is_plain else f"\033[{code}m{text}\033[0m"
+
+
+def bold(text: str) -> str:
+    """Return the text in bold, if stdout is a terminal."""
+    return paint(text, "1")
+
+
+def table(rows: Sequence[Sequence[str]], columns: int | None, right: Iterable[int] = ()) -> list[list[str]]:
+    """Return the cells padded to the widths of their columns. The last column is cut at the edge of the screen.
+
+    columns: those of the screen, None for no limit. right: the columns that are aligned at the right.
+    """
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    aligned = set(right)
+    padded = [
+        [
+            cell.rjust(width) if i in aligned else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+    rest = None if columns is None else max(columns - sum(widths[:-1]) - 2 * len(widths[:-1]), 10)
+    return [[*row[:-1], cut(row[-1].rstrip(), rest)] for row in padded]
+
+
+def cut(text: str, width: int | None) -> str:
+    """Return the text with an ellipsis where it exceeds the width; None for no limit."""
+    return text if width is None or len(text) <= width else f"{text[: max(width - 1, 0)]}…"

@@ -1,0 +1,97 @@
+"""Requests to a running run, from other processes of its machine. Runs in: coordinator, and in the process that asks.
+
+A request is a line ``WORD TOKEN`` in a named pipe of the run directory, answered by a file there: no network port is
+open, and only the user of the run can ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from distrain.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from distrain.storage.paths import RunPaths
+    from distrain.storage.run_store import RunStore
+    from distrain.system.loop import Loop
+
+STACKS, STOP = "stacks", "stop"
+REQUEST_TIMEOUT_S = 10.0
+"""Seconds that :func:`ask` waits for a run to answer."""
+_REQUEST_BYTES = 4096
+
+
+class Requests:
+    """Accept requests, and answer them.
+
+    actions: what to do for each word; called with a function that takes the text of the answer.
+    """
+
+    def __init__(
+        self, loop: Loop, store: RunStore, actions: Mapping[str, Callable[[Callable[[str], None]], None]]
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._actions = actions
+        self._pipe = -1
+
+    def open(self) -> None:
+        """Accept requests, unless the file system has no named pipes."""
+        path = self._store.paths.requests
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+            self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._loop.on_readable(self._pipe, self._read)
+
+    def close(self) -> None:
+        """Accept no more requests."""
+        if self._pipe >= 0:
+            self._loop.forget(self._pipe)
+            os.close(self._pipe)
+            self._pipe = -1
+            self._store.delete_file(self._store.paths.requests)
+
+    def _read(self) -> None:
+        for line in os.read(self._pipe, _REQUEST_BYTES).decode(errors="replace").splitlines():
+            word, _, token = line.partition(" ")
+            if word in self._actions and token.isalnum():
+                self._actions[word](self._answer(token))
+
+    def _answer(self, token: str) -> Callable[[str], None]:
+        def answer(text: str) -> None:
+            path = self._store.paths.answer(token)
+            self._store.write_optional_file(path, text.encode(), "a request could not be answered")
+
+        return answer
+
+
+def ask(paths: RunPaths, word: str) -> str:
+    """Send a request to a run, and return its answer. Raise StorageError if no run is at work here, or none answers."""
+    token = uuid.uuid4().hex
+    try:
+        pipe = os.open(paths.requests, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise StorageError(
+            f"no run is at work in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
+        ) from None
+    try:
+        os.write(pipe, f"{word} {token}\n".encode())
+    finally:
+        os.close(pipe)
+    answer: Path = paths.answer(token)
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    while not answer.exists():
+        if time.monotonic() > deadline:
+            raise StorageError(f"the run in {paths.root} did not answer within {REQUEST_TIMEOUT_S:g} s")
+        time.sleep(0.02)
+    text = answer.read_text()
+    answer.unlink()
+    return text

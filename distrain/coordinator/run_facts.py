@@ -1,0 +1,208 @@
+"""Facts about a run for its run.json: the code, the versions, the settings without secrets. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import getpass
+import math
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from distrain.system import process
+from distrain.system.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PACKAGES = frozenset({"torch", "numpy", "tensorflow", "lightning", "transformers", "accelerate", "datasets"})
+"""Packages whose versions are noted."""
+_DIRTY_CHECK = ("git", "--no-optional-locks", "diff", "--quiet", "--no-ext-diff", "HEAD")
+"""It exits with 1 if a tracked file differs from the last commit, else with 0. It writes nothing."""
+_PATIENCE_S = 0.3
+"""Seconds that the end of a short run waits for that command."""
+_MOST_ITEMS = 100
+_LONGEST_TEXT = 300
+_DEEPEST = 6
+_HIDDEN = "***"
+_SECRET_WORDS = {
+    *("apikey", "auth", "credential", "credentials", "key", "passphrase", "passwd", "password", "pwd", "secret"),
+    "token",
+}
+_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+# -- the code --------------------------------------------------------------------------------------------------------
+
+
+class RunFacts:
+    """The facts about a run that do not change. git looks for changed files while the run begins.
+
+    script: what the user has started, "" if unknown; see :func:`distrain.work.origin.script_of`.
+    config: the train_loop_config.
+    """
+
+    def __init__(self, script: str, config: Any) -> None:
+        self._facts = {
+            "script": script,
+            "train_loop_config": plain(config),
+            "directory": os.getcwd(),
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "user": _user(),
+            "distrain": __version__,
+            "python": sys.version.split()[0],
+            "versions": _versions(sys.path),
+            "argv": without_secrets(sys.argv),
+        }
+        self._folder = os.getcwd()
+        self._git: dict[str, Any] | None = None
+        self._check: process.SilentProgram | None = None
+
+    def begin(self) -> None:
+        """Note the commit of the working directory, and start to look for changed files."""
+        found = _git_folder(Path(self._folder))
+        commit = found and _commit(found)
+        if commit:
+            self._git = {"commit": commit}
+            with contextlib.suppress(OSError):  # there is no git
+                self._check = process.SilentProgram(_DIRTY_CHECK, directory=self._folder)
+
+    def end(self) -> None:
+        """Wait a moment for the end of the look for changed files."""
+        if self._check is not None:
+            self._check.end(_PATIENCE_S)
+            self.known()
+
+    def known(self) -> dict[str, Any]:
+        """Return what is known now. ``git`` is absent without a commit, its ``dirty`` while it is unknown."""
+        if self._git is not None and self._check is not None and (code := self._check.exit_code()) is not None:
+            self._check = None
+            if code in (0, 1):
+                self._git["dirty"] = bool(code)
+        return {**self._facts, **({"git": dict(self._git)} if self._git else {})}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # this user id has no name
+        return str(os.getuid())
+
+
+def _versions(path: Iterable[str]) -> dict[str, str]:
+    """Return the versions of some packages by the names of their directories, as reading their metadata takes long."""
+    found: dict[str, str] = {}
+    for folder in path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for name in names:
+            package, dash, version = name.removesuffix(".dist-info").partition("-")
+            if dash and name.endswith(".dist-info") and package in _PACKAGES:
+                found.setdefault(package, version)
+    return dict(sorted(found.items()))
+
+
+def _git_folder(directory: Path) -> Path | None:
+    """Return the git directory of the working tree that ``directory`` is in, or None."""
+    for parent in (directory, *directory.parents):
+        place = parent / ".git"
+        if place.is_dir():
+            return place
+        if (text := _read(place)).startswith("gitdir: "):  # a worktree, or a submodule
+            return parent / text.removeprefix("gitdir: ")
+    return None
+
+
+def _commit(git: Path) -> str:
+    """Return the commit that is checked out, or "" if there is none."""
+    head = _read(git / "HEAD")
+    if not head.startswith("ref: "):
+        return head
+    name, common = head.removeprefix("ref: "), git / (_read(git / "commondir") or ".")
+    if commit := _read(git / name) or _read(common / name):
+        return commit
+    lines = (line.split() for line in _read(common / "packed-refs").splitlines())
+    return next((line[0] for line in lines if line[1:] == [name]), "")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+# -- settings without secrets ----------------------------------------------------------------------------------------
+
+
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with ``***`` for what looks secret by its name, and for credentials in URLs.
+
+    Other users may read the run directory. ``--api-key X``, ``--api-key=X``, ``api_key=X`` and ``WANDB_API_KEY=X`` look
+    secret, as one of the words in their names is in :data:`_SECRET_WORDS`.
+    """
+    shown = []
+    is_value = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        is_secret = _names_secret(name)
+        if is_value and not word.startswith("--"):
+            shown.append(_HIDDEN)
+        elif equals and is_secret:
+            shown.append(f"{name}={_HIDDEN}")
+        else:
+            shown.append(_CREDENTIALS_IN_URL.sub(_HIDDEN, word))
+        is_value = is_secret and not equals and word.startswith("-")
+    return shown
+
+
+def _names_secret(text: str) -> bool:
+    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", text.lower()))
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Return a value as short JSON, with ``***`` instead of secrets, which are known by their names.
+
+    What is no JSON becomes its repr, or the name of its type if the repr seems to have a secret in it.
+
+    >>> plain({"lr": 0.1, "api_key": "x", "sizes": (1, 2), "kind": int})
+    {'lr': 0.1, 'api_key': '***', 'sizes': [1, 2], 'kind': "<class 'int'>"}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, (str, PurePath)):
+        return _shortened(_CREDENTIALS_IN_URL.sub(_HIDDEN, str(value)))
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        some = list(value.items())[:_MOST_ITEMS]
+        left = {"...": f"{len(value) - len(some)} more"} if len(value) > len(some) else {}
+        return {str(k): _HIDDEN if _names_secret(str(k)) else plain(v, depth + 1) for k, v in some} | left
+    if depth < _DEEPEST and isinstance(value, (list, tuple)):
+        rest = len(value) - _MOST_ITEMS
+        return [plain(item, depth + 1) for item in value[:_MOST_ITEMS]] + [f"... {rest} more"] * (rest > 0)
+    return _repr_of(value)
+
+
+def _repr_of(value: Any) -> str:
+    kind = f"<{type(value).__name__}>"
+    try:
+        text = repr(value)
+    except Exception:
+        return kind
+    return kind if _names_secret(text) else _shortened(_CREDENTIALS_IN_URL.sub(_HIDDEN, text))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ... ({len(text)} characters)"

@@ -1,0 +1,135 @@
+"""The logs of the ranks of a run, as they are and as they grow. Runs in: anywhere."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distrain.layout import names
+from distrain.runs.listing import RUNNING, STARTING, NoSuchRun, Run, local_run, remote_run
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from distrain.system.remote_path import RemotePath
+
+_ATTEMPT = re.compile(r"attempt_(\d+)")
+_RANK = re.compile(r"rank_(\d+)\.log")
+POLL_S = 0.2
+"""Seconds between two looks at the logs that are followed."""
+_STATE_S = 1.0
+"""Seconds between two looks at the state of a run whose logs do not grow."""
+
+
+def log_folder(run: Run) -> Path | RemotePath:
+    """Return the directory of a run's logs; they may be outside of the run directory (``RunConfig.log_dir``)."""
+    config = run.manifest.get("run_config")
+    log_dir = config.get("log_dir") if isinstance(config, dict) else None
+    return Path(log_dir, run.name) if isinstance(log_dir, str) else run.location / names.LOGS
+
+
+def attempts_with_logs(run: Run) -> list[int]:
+    """Return the numbers of the attempts that have logs."""
+    return _numbers(log_folder(run), _ATTEMPT)
+
+
+def log_files(run: Run, attempt: int, ranks: Collection[int] | None = None) -> dict[int, Path | RemotePath]:
+    """Return the logs of an attempt by rank: some ranks' or (None) all. Raise NoSuchRun if one is missing."""
+    folder = log_folder(run) / f"attempt_{attempt}"
+    found = _numbers(folder, _RANK)
+    if missing := sorted(set(ranks or ()) - set(found)):
+        raise NoSuchRun(f"{folder} has no log of rank {missing[0]}; it has those of {_ranges(found) or 'none'}")
+    return {rank: folder / f"rank_{rank}.log" for rank in found if ranks is None or rank in ranks}
+
+
+def _numbers(folder: Path | RemotePath, pattern: re.Pattern[str]) -> list[int]:
+    if isinstance(folder, Path):
+        listed = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    else:
+        listed = folder.names()
+    return sorted(int(match[1]) for name in listed if (match := pattern.fullmatch(name)))
+
+
+def _ranges(ranks: list[int]) -> str:
+    return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else "".join(f"rank {rank}" for rank in ranks)
+
+
+def read_lines(file: Path | RemotePath, last: int | None = None) -> list[str]:
+    """Return the lines of a log, or the last of them. Raise OSError."""
+    lines = _decoded(file.read_bytes())
+    return lines if last is None else lines[len(lines) - min(last, len(lines)) :]
+
+
+def _decoded(data: bytes) -> list[str]:
+    """Return lines as they may appear on a console: of a line that was overwritten, its last state."""
+    lines = data.decode(errors="replace").split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+
+
+class Follower:
+    """The new lines of the logs of a local run, attempt after attempt.
+
+    attempt: where to begin. last: lines of each rank's log so far that are wanted, None for all.
+    """
+
+    def __init__(self, run: Run, ranks: Collection[int] | None, attempt: int | None, last: int | None) -> None:
+        self._run = run
+        self._ranks = ranks
+        self._attempt = attempt
+        self._last = last
+        self._read: dict[int, int] = {}
+        """Bytes read of the log of each rank."""
+
+    def lines(self) -> Iterator[tuple[int, int, str]]:
+        """Yield attempt, rank and line until the run ends. It may be asked for forever: break, or Ctrl-C."""
+        looked_at = 0.0
+        is_over = False
+        while True:
+            found = list(self._new_lines(is_over))
+            yield from found
+            if is_over:
+                return
+            if not found and time.monotonic() >= looked_at + _STATE_S:
+                looked_at = time.monotonic()
+                is_over = current(self._run).state not in (RUNNING, STARTING)
+                continue
+            if not found:
+                time.sleep(POLL_S)
+
+    def _new_lines(self, is_over: bool) -> Iterator[tuple[int, int, str]]:
+        """Yield what is new in the current attempt. Once a later one has logs, the current one is read to its end."""
+        later = [number for number in attempts_with_logs(self._run) if self._attempt is None or number > self._attempt]
+        if self._attempt is not None:
+            yield from self._of_attempt(self._attempt, to_end=bool(later) or is_over)
+        for number in later if self._attempt is not None else later[-1:]:
+            self._attempt, self._read = number, {}
+            yield from self._of_attempt(number, to_end=number != later[-1] or is_over)
+
+    def _of_attempt(self, attempt: int, *, to_end: bool) -> Iterator[tuple[int, int, str]]:
+        folder = log_folder(self._run) / f"attempt_{attempt}"
+        for rank in _numbers(folder, _RANK):
+            if self._ranks is None or rank in self._ranks:
+                for line in self._of_rank(folder / f"rank_{rank}.log", rank, to_end=to_end):
+                    yield attempt, rank, line
+        self._last = None  # later lines are all wanted
+
+    def _of_rank(self, file: Any, rank: int, *, to_end: bool) -> list[str]:
+        before = self._read.get(rank, 0)
+        with open(file, "rb") as log:
+            log.seek(before)
+            data = log.read()
+        end = len(data) if to_end else data.rfind(b"\n") + 1
+        self._read[rank] = before + end
+        lines = deque(_decoded(data[:end]) if end else (), maxlen=None if before else self._last)
+        return list(lines)
+
+
+def current(run: Run) -> Run:
+    """Return the run as it is now."""
+    folder = run.location
+    return local_run(str(folder)) if isinstance(folder, Path) else remote_run(folder)

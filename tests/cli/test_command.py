@@ -1,0 +1,289 @@
+"""The distrain command, run as a user runs it, on runs that are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+from distrain.cli.main import COMMANDS
+from tests.conftest import wait_until
+from tests.unit.runs.made import add_reports, make_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Command = Callable[..., subprocess.CompletedProcess[str]]
+
+TRAIN = """
+import time
+from pathlib import Path
+import distrain
+
+def main(config):
+    again = distrain.get_checkpoint() is not None
+    for step in range(1, config["steps"] + 1):
+        print("attempt", int(again), "step", step, flush=True)
+        checkpoint = distrain.Checkpoint.from_dict({"step": step}) if step == 2 else None
+        distrain.report({"loss": 1 / step}, checkpoint=checkpoint)
+        if distrain.should_stop():
+            return
+        if step == 3 and not again and config.get("fails"):
+            raise ValueError("on purpose")
+        if config.get("waits"):
+            Path(f"waits-{int(again)}").touch()
+            while not Path("go").exists() and not distrain.should_stop():
+                time.sleep(0.01)
+"""
+
+
+def argv(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "distrain", *arguments]
+
+
+@pytest.fixture
+def distrain(tmp_path: Path) -> Command:
+    """Run the command in ``tmp_path``."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(argv(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def start(tmp_path: Path, *arguments: str, name: str = "live") -> subprocess.Popen[str]:
+    (tmp_path / "train.py").write_text(TRAIN)
+    own = ("run", "--storage-path", "runs", "--name", name, "--num-workers", "1", *arguments, "train.py:main")
+    return subprocess.Popen(argv(*own), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run with one worker that waits in train_func until it is asked to stop."""
+    with start(tmp_path, "--set", "steps=1000", "--set", "waits=true") as process:
+        wait_until(lambda: (tmp_path / "waits-0").exists(), 60.0, "training")
+        yield process
+        process.kill()
+
+
+# -- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_help_fits_on_a_screen_and_each_command_has_its_own_with_an_example(distrain: Command) -> None:
+    shown = distrain()
+    assert shown.returncode == 0
+    assert len(shown.stdout.splitlines()) <= 40
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    for name in COMMANDS:
+        text = distrain(name, "--help").stdout
+        assert f"usage: distrain {name}" in text
+        assert "examples:" in text
+    for name in ("run", "check"):
+        assert f"usage: distrain {name}" in distrain(name, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("lst",), "distrain: error: there is no command 'lst'; did you mean ls?"),
+        (("run", "--num-wokers", "2"), "distrain run: error: there is no option --num-wokers"),
+        (("show",), "distrain show: error: the following arguments are required: RUN (see --help)"),
+        (("show", "x", "--storage-path", "."), "distrain show: error: no run in"),
+        (("ls", "missing"), "distrain ls: error: "),
+        (("logs", "x/y", "-r", "a"), "distrain logs: error: there is no directory"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(distrain: Command, arguments: tuple[str, ...], said: str) -> None:
+    done = distrain(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_list_of_runs_loads_nothing_large(tmp_path: Path) -> None:
+    make_run(tmp_path, "run")
+    add_reports(tmp_path / "run", {"loss": 0.5})
+    code = (
+        "import sys\nfrom distrain.cli.main import run_main\n"
+        f"run_main(['ls', {str(tmp_path)!r}], [])\nprint(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "finished" in done.stdout
+    assert not loaded & {"torch", "numpy", "rich", "cloudpickle", "fsspec", "psutil", "dataclasses", "logging"}
+
+
+# -- a finished run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs with num_workers=0, in one storage path."""
+    storage = tmp_path_factory.mktemp("runs")
+
+    def train(config: dict[str, Any]) -> None:
+        import distrain
+
+        for step in (1, 2):
+            distrain.report({"loss": config["lr"] / step}, checkpoint=distrain.Checkpoint.from_dict({"step": step}))
+
+    for name, lr in (("slow", 0.1), ("fast", 1.0)):
+        run = RunConfig(name=name, storage_path=storage)
+        scaling = ScalingConfig(num_workers=0)
+        config = {"lr": lr, "api_key": "S3CRET"}
+        DataParallelTrainer(train, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
+    return storage
+
+
+def test_a_real_run_is_listed_shown_compared_exported_and_drawn(
+    distrain: Command, finished: Path, tmp_path: Path
+) -> None:
+    [newest, other] = json.loads(distrain("ls", str(finished), "--json").stdout)
+    assert [newest["name"], other["name"]] == ["fast", "slow"]
+    assert (newest["state"], newest["step"], newest["metrics"]) == ("finished", 2, {"loss": 0.5})
+    assert newest["bytes"] > 0
+
+    place = ("--storage-path", str(finished))
+    shown = " ".join(distrain("show", "last", *place).stdout.split())
+    assert shown.startswith("fast: finished after ")
+    for expected in (" at step 2 ", "lr=1 api_key=***", "localhost: rank 0", "2 checkpoints", "1 (step 1)", "torch "):
+        assert expected in shown
+    assert not any("S3CRET" in path.read_text(errors="replace") for path in finished.glob("*/run.json"))
+
+    compared = distrain("compare", "slow", "fast", *place).stdout
+    assert "train_loop_config/lr  0.1" in compared
+    assert "loss (last)" in compared
+    assert "scaling_config" not in compared
+
+    exported = distrain("export", "fast", "--to", "csv", *place).stdout.splitlines()
+    assert exported[0] == "time,attempt,rank,index,step,loss"
+    assert len(exported) == 3
+
+    assert "⠤⠤ slow loss" in distrain("plot", "slow", "fast", "-m", "loss", *place).stdout
+    assert distrain("plot", "fast", "-m", "loss", "-o", "loss.png", *place).returncode == 0
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "its metrics: loss" in distrain("plot", "fast", "-m", "los", *place).stderr
+
+    assert "num_workers=0" in distrain("logs", "fast", *place).stderr
+    assert "fast is not running: it is finished" in distrain("stop", "fast", *place).stderr
+
+
+def test_what_a_pipe_reads_no_further_is_no_error(finished: Path) -> None:
+    command = f"{sys.executable} -m distrain ls {finished} --json | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[\n", "")
+
+
+# -- a live run ------------------------------------------------------------------------------------------------------
+
+
+def test_logs_are_followed_through_a_restart_until_the_end(distrain: Command, tmp_path: Path) -> None:
+    options = ("--set", "steps=4", "--set", "fails=true", "--max-failures", "1")
+    with start(tmp_path, *options) as process:
+        wait_until(lambda: (tmp_path / "runs" / "live" / "run.json").exists(), 60.0, "the run")
+        follow = argv("logs", "live", "-f", "--storage-path", "runs")
+        with subprocess.Popen(follow, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as following:
+            out, _ = following.communicate(timeout=60)
+        assert process.wait(60) == 0
+    steps = [f"[rank 0] attempt 0 step {step}" for step in (1, 2, 3)]
+    later = [f"[rank 0] attempt 1 step {step}" for step in (1, 2, 3, 4)]
+    lines = out.splitlines()
+    assert [line for line in lines if " step " in line] == steps + later
+    assert "[rank 0] ValueError: on purpose" in lines
+    assert lines.index("-- attempt 1 --") == lines.index(later[0]) - 1
+    assert following.returncode == 0
+
+    place = ("--storage-path", "runs")
+    assert distrain("logs", "live", *place).stdout.splitlines() == later
+    assert distrain("logs", "live", "--attempt", "0", "-n", "1", *place).stdout == "[rank 0] ValueError: on purpose\n"
+    assert "only of 0, 1" in distrain("logs", "live", "--attempt", "7", *place).stderr
+    assert "no log of rank 5" in distrain("logs", "live", "-r", "5", *place).stderr
+    shown = distrain("show", "live", *place).stdout
+    assert "from checkpoint_000000" in shown
+    assert "rank 0 on localhost: ValueError: on purpose" in shown
+
+
+def test_a_live_run_shows_its_stacks_and_stops_when_it_is_asked(
+    distrain: Command, tmp_path: Path, live: subprocess.Popen[str]
+) -> None:
+    place = ("--storage-path", "runs")
+    assert "in main at train.py:" in distrain("stacks", "live", *place).stdout
+    assert "running" in distrain("ls", "runs").stdout
+    assert distrain("clean", "runs", "--older-than", "0s", "--yes").returncode == 0
+    assert (tmp_path / "runs" / "live" / "run.json").exists()
+    stopped = distrain("stop", "live", *place)
+    assert stopped.returncode == 0, stopped.stderr
+    first, last = stopped.stdout.splitlines()
+    assert first == "live: the run is stopping; waiting for its end"
+    assert last.startswith("stopped after ")
+    out, _ = live.communicate(timeout=60)
+    assert live.returncode == 143
+    assert "`distrain stop` asks this run to stop" in out
+    assert "aborted" in distrain("ls", "runs").stdout
+
+
+def test_a_run_whose_process_is_elsewhere_or_takes_no_requests_says_where(distrain: Command, tmp_path: Path) -> None:
+    from distrain.storage.run_lock import LocalLock
+
+    run = make_run(tmp_path / "runs", "run", status="running", host="far-away", pid=7)
+    lock = LocalLock(run / ".lock", run)
+    place = ("--storage-path", "runs")
+    assert "was started on far-away (process 7); run this command there" in distrain("stop", "run", *place).stderr
+    os.mkfifo(run / ".requests")
+    assert "was started on far-away (process 7)" in distrain("stacks", "run", *place).stderr
+    lock.release()
+
+
+def test_a_killed_run_is_shown_as_killed(distrain: Command, tmp_path: Path, live: subprocess.Popen[str]) -> None:
+    live.send_signal(signal.SIGKILL)
+    live.wait(60)
+    wait_until(lambda: "killed" in distrain("ls", "runs").stdout, 30.0, "the end of the run's processes")
+    assert "It continues if you start it again with --name live" in " ".join(
+        distrain("show", "live", "--storage-path", "runs").stdout.split()
+    )
+
+
+# -- completion ------------------------------------------------------------------------------------------------------
+
+_COMPLETE = """\
+eval "$(distrain completion bash)"
+COMP_WORDS=({words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+$(complete -p distrain | sed 's/.*-F \\([^ ]*\\) .*/\\1/') 2>/dev/null
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("distrain sto", ["stop"]),
+        ("distrain show tr", ["train-1", "train-2"]),
+        ("distrain show train-2", ["train-2"]),
+        ("distrain logs train-1 --fol", ["--follow"]),
+        ("distrain export --to ''", ["csv", "parquet"]),
+        ("distrain run --num-w", ["--num-workers"]),
+        ("distrain completion z", ["zsh"]),
+        ("distrain ls ''", [""]),  # the shell completes directories
+    ],
+)
+def test_a_real_bash_completes_commands_options_and_names(tmp_path: Path, words: str, offered: list[str]) -> None:
+    for name in ("train-1", "train-2", "eval"):
+        make_run(tmp_path / "distrain_results", name)
+    program = tmp_path / "bin" / "distrain"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m distrain "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    script = _COMPLETE.format(words=words)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, timeout=60, check=True
+    )
+    assert done.stdout.split("\n")[:-1] == offered
