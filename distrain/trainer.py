@@ -84,6 +84,8 @@ _FULL_DISK_WAIT_S = 5.0
 """Seconds that the end of a run waits for free space on a full disk before it gives up a file."""
 _FULL_DISK_PAUSE_S = 0.5
 """Seconds between two attempts to write on a full disk."""
+_PAGE_AFTER_S = 10.0
+"""A run that has finished gets its page at once if it took at least so many seconds, as a page takes up to 0.1 s."""
 
 
 @explaining("Trainer")
@@ -540,6 +542,11 @@ class _Run:
             if trackers is not None:
                 trackers.close(status)
         self._callbacks.after_run(result, failure)
+        seconds = time.monotonic() - started
+        if (failure is not None or seconds >= _PAGE_AFTER_S) and not (end.storage_failed or self._store.is_stalled):
+            from distrain.page.writer import write_page_at_end  # short runs need none
+
+            write_page_at_end(self._store.location, seconds)
         if failure is not None:
             raise failure
         return result

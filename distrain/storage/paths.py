@@ -12,6 +12,7 @@
         stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
         error.json, error.pkl       why the run failed
         return_value.pkl            the return value of rank 0's train_func
+        page.html                   all of this for people
         trackers/wandb.json         how far a tracker has got, and the id of its run
         tensorboard/                event files of the tracker tensorboard
         .staging/                   checkpoints being written; deleted when the next run starts
@@ -95,9 +96,13 @@ class RunPaths:
     def return_value(self) -> Path:
         return self.root / "return_value.pkl"
 
+    @property
+    def page(self) -> Path:
+        return self.root / "page.html"
+
     def end_files(self) -> tuple[Path, ...]:
         """Return the files that a run writes at its end."""
-        return self.error_text, self.error_pickle, self.return_value
+        return self.error_text, self.error_pickle, self.return_value, self.page
 
     def name_problem(self, name: str) -> str | None:
         """Return why a checkpoint cannot have this name, or None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import distrain
-from distrain import Checkpoint, FailureConfig
+from distrain import Checkpoint, FailureConfig, WorkerGroupError
+from distrain.page import write_page
 from distrain.storage.records import read_events, read_metrics
 from distrain.torch import prepare_data_loader
 
@@ -95,3 +97,25 @@ def test_bad_progress_is_refused(fit: Fit, progress: Any) -> None:
         return str(info.value)
 
     assert repr(progress) in str(fit(train, workers=0).return_value)
+
+
+def test_a_failed_run_has_a_page_until_it_is_continued(fit: Fit) -> None:
+    def fail_once() -> None:
+        checkpoint = distrain.get_checkpoint()
+        distrain.report({"loss": 0.5}, checkpoint=Checkpoint.from_dict({}))
+        if checkpoint is None:
+            raise ValueError("</script> on purpose")
+
+    with pytest.raises(WorkerGroupError) as caught:
+        fit(fail_once, name="paged")
+    page = Path(caught.value.result.path) / "page.html"
+    assert re.search(
+        r"rank [01] on \w+ failed at test_run_records\.py:\d+ with ValueError: &lt;/script&gt; on purpose; "
+        r"the last checkpoint is checkpoint_000000 \(step 1\)\.",
+        page.read_text(),
+    )
+    fit(fail_once, name="paged")
+    assert not page.exists()  # it was out of date, and a short run that has finished needs none
+    text = write_page(page.parent).read_text()
+    assert "Finished after" in text
+    assert "after 1 restart; the last checkpoint is checkpoint_000001 (step 2)." in text

@@ -1,0 +1,18 @@
+"""The page of a run: one HTML file, made from the files of the run directory, that needs nothing else.
+
+Names are loaded when they are first used. Runs in: anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distrain.system.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from distrain.page.writer import watch_page as watch_page
+    from distrain.page.writer import write_page as write_page
+
+_HOMES = {"writer": ("watch_page", "write_page")}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

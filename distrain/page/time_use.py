@@ -1,0 +1,106 @@
+"""Where the time of a run went, in parts that add up to its wall time. Pure: no I/O, no clock. Runs in: anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptTimes:
+    """The times of one attempt, in seconds since 1970.
+
+    training: when every rank had begun train_func, None if that did not happen or is not known. kept_until: the end of
+    the work that no later attempt repeated; None if none was repeated. data, checkpoint: seconds within that work for
+    which the rank that waited most has waited.
+    """
+
+    started: float
+    training: float | None
+    ended: float
+    kept_until: float | None = None
+    data: float = 0.0
+    checkpoint: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the time. ``kind`` is a word for style sheets, ``meaning`` says how it was measured."""
+
+    kind: str
+    label: str
+    seconds: float
+    meaning: str
+
+
+_PARTS = {
+    "training": ("training", "All ranks were in train_func, and none of the other reasons applies."),
+    "data": (
+        "waiting for data",
+        "Waiting for the next batch from a loader that distrain has prepared, by the rank that waited most.",
+    ),
+    "checkpoint": (
+        "blocked by checkpoints",
+        "report() could not return because a checkpoint was being written, on the rank that waited most.",
+    ),
+    "hung": ("hung", "No rank made progress, until a hang was noticed or progress went on."),
+    "repeated": ("repeated after failures", "Work after the checkpoint from which a later attempt began again."),
+    "starting": (
+        "starting and ending",
+        "From the beginning of fit() or of an attempt until every rank had entered train_func; and closing the run.",
+    ),
+    "between": ("between attempts", "From the end of an attempt to the beginning of the next: nothing ran."),
+}
+
+
+def where_time_went(
+    attempts: Sequence[AttemptTimes], *, started: float, ended: float, hangs: Sequence[tuple[float, float]] = ()
+) -> list[Part]:
+    """Return all parts of the time from ``started`` to ``ended``, in a fixed order. They add up to it.
+
+    hangs: times in which no rank made progress, ``(from, until)``. A hang counts as such even if its work was repeated.
+    """
+    seconds = dict.fromkeys(_PARTS, 0.0)
+    now = started
+    for number, attempt in enumerate(attempts):
+        begin = min(max(now, attempt.started), ended)
+        end = min(max(begin, attempt.ended), ended)
+        seconds["between" if number else "starting"] += begin - now
+        _add_attempt(seconds, attempt, begin, end, hangs)
+        now = end
+    seconds["starting"] += max(0.0, ended - now)
+    return [Part(kind, label, seconds[kind], meaning) for kind, (label, meaning) in _PARTS.items()]
+
+
+def _add_attempt(
+    seconds: dict[str, float], attempt: AttemptTimes, begin: float, end: float, hangs: Sequence[tuple[float, float]]
+) -> None:
+    training = end if attempt.training is None else min(max(begin, attempt.training), end)
+    kept_until = end if attempt.kept_until is None else min(max(training, attempt.kept_until), end)
+    hung_kept = _overlap(hangs, training, kept_until)
+    hung_lost = _overlap(hangs, kept_until, end)
+    kept = kept_until - training - hung_kept
+    waits = attempt.data + attempt.checkpoint
+    share = min(1.0, kept / waits) if waits > 0 else 0.0
+    seconds["starting"] += training - begin
+    seconds["hung"] += hung_kept + hung_lost
+    seconds["repeated"] += end - kept_until - hung_lost
+    seconds["data"] += attempt.data * share
+    seconds["checkpoint"] += attempt.checkpoint * share
+    seconds["training"] += max(0.0, kept - waits * share)
+
+
+def _overlap(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Return how much of a time some of the spans cover. Spans may overlap."""
+    cuts = sorted({begin, end, *(cut for span in spans for cut in span if begin < cut < end)})
+    return sum(b - a for a, b in pairwise(cuts) if any(since <= a and b <= until for since, until in spans))
+
+
+def goodput(parts: Sequence[Part]) -> float | None:
+    """Return the part of the time in which the run trained and made lasting progress; None for no time at all."""
+    total = sum(part.seconds for part in parts)
+    return next(part.seconds for part in parts if part.kind == "training") / total if total > 0 else None

@@ -1,0 +1,62 @@
+"""Curves in bounded memory keep their extremes and what is no number."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distrain.page.envelope import Envelope, Mark
+
+
+def envelope_of(values: list[float], *, block: int = 700, most_bins: int = 64) -> Envelope:
+    envelope = Envelope(most_bins)
+    for start in range(0, len(values), block):
+        part = values[start : start + block]
+        envelope.extend(range(start, start + len(part)), part)
+    return envelope
+
+
+def test_a_short_curve_keeps_every_point() -> None:
+    assert envelope_of([3.0, 1.0, 2.0]).points(100) == [(0, 3.0), (1, 1.0), (2, 2.0)]
+
+
+def test_peaks_of_one_step_survive() -> None:
+    values = [math.sin(n / 1000) for n in range(100_000)]
+    values[12_345], values[98_765] = 50.0, -50.0
+    points = envelope_of(values).points(100)
+    assert {(12_345, 50.0), (98_765, -50.0)} <= set(points)
+    assert len(points) <= 128
+    assert points == sorted(points)
+
+
+def test_nan_and_infinity_are_marked_and_leave_the_other_points_alone() -> None:
+    envelope = envelope_of([1.0, math.nan, 2.0, math.inf, -math.inf, 3.0])
+    assert envelope.marks == [Mark(1, "nan"), Mark(3, "inf"), Mark(4, "-inf")]
+    assert envelope.points(100) == [(0, 1.0), (2, 2.0), (5, 3.0)]
+    assert (envelope.count, envelope.nonfinite) == (6, 3)
+
+
+def test_of_many_nan_the_first_is_marked() -> None:
+    envelope = envelope_of([1.0] * 5000 + [math.nan] * 5000)
+    assert envelope.marks[0] == Mark(5000, "nan")
+    assert len(envelope.marks) <= 200
+    assert envelope.nonfinite == 5000
+
+
+def test_numbers_beyond_the_floats_are_infinite() -> None:
+    assert envelope_of([1, 10**400, -(10**400)]).marks == [Mark(1, "inf"), Mark(2, "-inf")]
+
+
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=300), st.integers(1, 50), st.integers(2, 40))
+def test_every_point_is_real_and_the_extremes_are_there(values: list[float], block: int, most: int) -> None:
+    envelope = envelope_of(values, block=block, most_bins=8)
+    points = envelope.points(most)
+    assert all(values[step] == value for step, value in points)
+    assert {min(values), max(values)} <= {value for _, value in points}
+    assert envelope.lowest is not None
+    assert envelope.highest is not None
+    assert (envelope.lowest[1], envelope.highest[1]) == (min(values), max(values))
+    assert envelope.first == (0, values[0])
+    assert envelope.last == (len(values) - 1, values[-1])

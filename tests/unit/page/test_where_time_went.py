@@ -1,0 +1,79 @@
+"""Where the time of a run went: parts that add up to its wall time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distrain.page.time_use import AttemptTimes, goodput, where_time_went
+
+
+def parts_of(
+    *attempts: AttemptTimes, started: float = 0.0, ended: float = 100.0, **options: object
+) -> dict[str, float]:
+    parts = where_time_went(attempts, started=started, ended=ended, **options)  # type: ignore[arg-type]
+    return {part.kind: round(part.seconds, 6) for part in parts if part.seconds}
+
+
+def test_a_plain_run_starts_trains_and_ends() -> None:
+    assert parts_of(AttemptTimes(started=2, training=10, ended=98)) == {"training": 88, "starting": 12}
+
+
+def test_waits_are_no_training() -> None:
+    attempt = AttemptTimes(started=0, training=10, ended=100, data=20, checkpoint=5)
+    assert parts_of(attempt) == {"training": 65, "data": 20, "checkpoint": 5, "starting": 10}
+
+
+def test_waits_that_are_longer_than_the_training_are_cut_in_proportion() -> None:
+    """The last report may bring waits from before the attempt trained."""
+    attempt = AttemptTimes(started=0, training=70, ended=100, data=90, checkpoint=30)
+    assert parts_of(attempt) == {"data": 22.5, "checkpoint": 7.5, "starting": 70}
+
+
+def test_work_after_the_checkpoint_of_the_next_attempt_is_repeated() -> None:
+    first = AttemptTimes(started=0, training=5, ended=40, kept_until=30)
+    second = AttemptTimes(started=50, training=55, ended=100)
+    assert parts_of(first, second) == {"training": 70, "repeated": 10, "starting": 10, "between": 10}
+
+
+def test_a_hang_counts_as_such_even_if_its_work_was_repeated() -> None:
+    first = AttemptTimes(started=0, training=0, ended=50, kept_until=20)
+    second = AttemptTimes(started=50, training=50, ended=100)
+    hangs = [(15, 18), (30, 50), (29, 40)]
+    assert parts_of(first, second, hangs=hangs) == {"training": 67, "hung": 24, "repeated": 9}
+
+
+def test_an_attempt_that_never_trained_has_only_started() -> None:
+    assert parts_of(AttemptTimes(started=0, training=None, ended=30), ended=30) == {"starting": 30}
+
+
+def test_a_run_without_attempts_has_only_started() -> None:
+    assert parts_of(ended=3.0) == {"starting": 3}
+    assert goodput(where_time_went([], started=5, ended=5)) is None
+
+
+def test_goodput_is_the_share_of_training() -> None:
+    assert goodput(where_time_went([AttemptTimes(started=0, training=25, ended=100)], started=0, ended=100)) == 0.75
+
+
+times = st.floats(0, 1000)
+attempts = st.builds(
+    AttemptTimes,
+    started=times,
+    training=st.none() | times,
+    ended=times,
+    kept_until=st.none() | times,
+    data=times,
+    checkpoint=times,
+)
+
+
+@given(st.lists(attempts, max_size=4), times, times, st.lists(st.tuples(times, times), max_size=3))
+def test_the_parts_add_up_whatever_the_files_say(
+    found: list[AttemptTimes], started: float, ended: float, hangs: list[tuple[float, float]]
+) -> None:
+    started, ended = sorted((started, ended))
+    parts = where_time_went(found, started=started, ended=ended, hangs=hangs)
+    assert sum(part.seconds for part in parts) == pytest.approx(ended - started, abs=1e-6)
+    assert all(part.seconds >= -1e-9 for part in parts)
