@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distrain.cli import parsers
 from distrain.cli.text import screen
 from distrain.runs.details import reports_of
-from distrain.runs.export import FORMATS
+from distrain.runs.export import write_csv, write_parquet
 from distrain.runs.listing import NoSuchRun, Run
 from distrain.storage.retention import flatten
 from distrain.system.extras import require
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white")
 _SCREEN = (80, 24)
@@ -43,13 +44,19 @@ def export_parser() -> argparse.ArgumentParser:
 
 def run_export(options: argparse.Namespace) -> int:
     """Write the reports of a run."""
-    run, write = parsers.run_of(options), FORMATS[options.to]
-    if options.output is None:
-        if sys.stdout.isatty() and options.to != "csv":
-            raise NoSuchRun(f"{options.to} is not for a terminal: name a file with -o")
+    if told := FORMATS[options.to](parsers.run_of(options), options.output):
+        print(told)
+    return 0
+
+
+def _write_file(write: Callable[[Run, IO[bytes]], None], run: Run, output: str | None) -> str:
+    """Write a run into a file, or to stdout. An old file stays as it is if that fails."""
+    if output is None:
+        if sys.stdout.isatty() and write is not write_csv:
+            raise NoSuchRun("this format is not for a terminal: name a file with -o")
         write(run, sys.stdout.buffer)
-        return 0
-    target = Path(options.output)
+        return ""
+    target = Path(output)
     temporary = target.with_name(f"{target.name}.new")
     try:
         with temporary.open("wb") as file:
@@ -57,8 +64,14 @@ def run_export(options: argparse.Namespace) -> int:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    print(f"wrote {target}")
-    return 0
+    return f"wrote {target}"
+
+
+FORMATS: dict[str, Callable[[Run, str | None], str]] = {
+    "csv": partial(_write_file, write_csv),
+    "parquet": partial(_write_file, write_parquet),
+}
+"""What exports a run, by the name of the format: given the run and the value of ``-o``, it returns what to say."""
 
 
 # -- plot ------------------------------------------------------------------------------------------------------------
