@@ -101,5 +101,7 @@ _HOMES = {
 }
 
 __getattr__, __dir__, __all__ = lazy_names(
-    __name__, _HOMES, modules=("collective", "data", "huggingface", "lightning", "session", "tensorflow", "torch")
+    __name__,
+    _HOMES,
+    modules=("collective", "data", "huggingface", "lightning", "session", "tensorflow", "torch", "trackers"),
 )

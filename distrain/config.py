@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from distrain.backend import BackendConfig
     from distrain.checkpoint import Checkpoint
     from distrain.result import Result
+    from distrain.trackers.tracker import Tracker
 
 __all__ = [
     "CheckpointConfig",
@@ -42,6 +43,7 @@ __all__ = [
 
 StartMethod = Literal["forkserver", "spawn"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+ProgressDisplay = Literal["auto", "live", "plain", "off"]
 RESOURCES = ("CPU", "GPU", "memory")
 _ACCELERATOR = "accelerator_type:"
 """Prefix of Ray's resource for a GPU product, such as ``accelerator_type:T4``."""
@@ -515,8 +517,14 @@ class RunConfig:
     worker_runtime_env: ``{"env_vars": {...}}``, environment variables of the workers, set before they import anything.
         The other keys of Ray's runtime environment have no effect; a value causes a warning.
     callbacks: objects of :class:`~distrain.UserCallback`, called in this process.
+    trackers: names such as ``"tensorboard"`` or ``"wandb:project=mnist"``, or objects of
+        :class:`distrain.trackers.Tracker`; by default those that the environment variable DISTRAIN_TRACKERS names,
+        separated by semicolons. See docs/trackers.md.
     logging_config: see :class:`~distrain.LoggingConfig`.
     shipping_config: see :class:`~distrain.ShippingConfig`.
+    progress: how the console shows the progress. ``"live"``: a footer on a terminal, below the output of the workers;
+        ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``, the default: live on a terminal, else
+        plain.
     verbose: Ray Tune's setting; 0 means log level WARNING.
 
     >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))
@@ -534,8 +542,10 @@ class RunConfig:
     worker_runtime_env: dict[str, Any] | None = None
     logging_config: LoggingConfig = field(default_factory=LoggingConfig)
     shipping_config: ShippingConfig = field(default_factory=ShippingConfig)
+    progress: ProgressDisplay = "auto"
     verbose: int | None = None
     callbacks: Sequence[UserCallback] | None = ()
+    trackers: Sequence[Tracker | str] | None = None
 
     def __post_init__(self) -> None:
         defaults = {
@@ -555,6 +565,11 @@ class RunConfig:
         check_fields(self, check_seconds, "stop_grace_s")
         self._check_runtime_env()
         self._check_callbacks()
+        check_fields(self, check_choice, "progress", choices=get_args(ProgressDisplay))
+        if self.trackers is not None:
+            from distrain.trackers.choice import trackers_of  # few runs need it
+
+            trackers_of(self.trackers, {})
         check_fields(self, check_int, "verbose", minimum=0, optional=True)
 
     def _check_name(self) -> None:
@@ -689,6 +704,12 @@ class UserCallback:
 
         metrics: the reports by rank; None for a rank that makes no n-th report.
         checkpoint: the checkpoint that was committed with these reports.
+        """
+
+    def after_checkpoint(self, run_context: RunContext, checkpoint: Checkpoint, metrics: dict[str, Any]) -> None:
+        """Run after a checkpoint was committed.
+
+        metrics: those that it was reported with. ``CheckpointConfig.num_to_keep`` may have deleted it already.
         """
 
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:

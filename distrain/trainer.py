@@ -26,6 +26,10 @@ from distrain.connection.choice import advice_on_slots, hosts_of, transports_for
 from distrain.connection.slurm import run_name
 from distrain.connection.transport import LocalTransport, Transport
 from distrain.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
+from distrain.console.run_console import RunConsole, open_console
+from distrain.console.run_status import RunStatus
+from distrain.console.summary import summary
+from distrain.console.text import duration
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_files import Shipping
@@ -60,6 +64,8 @@ from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
+from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
+from distrain.trackers.link import TrackerLink
 from distrain.work import job
 from distrain.work.functions import check_plain, check_signature
 from distrain.work.origin import script_of, stem_of
@@ -257,6 +263,8 @@ def run_work(
     starts_workers = launcher is None and scaling.num_workers != 0
     transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
     shares = _shares([transport.host for transport in transports], scaling)
+    trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
+    check_packages(trackers)
     request = _UserRequest(
         work=work,
         job=job.make_job(work, workers_per_host=max(shares.values())) if starts_workers else job.Job(blob=b""),
@@ -266,6 +274,7 @@ def run_work(
         resume_from=resume_from,
         metadata=metadata or {},
         validation=validation,
+        trackers=pickled_trackers(trackers),
         transports=transports,
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
         on_command_line=on_command_line,
@@ -360,6 +369,7 @@ class _UserRequest:
     resume_from: Checkpoint | None
     metadata: Mapping[str, Any]
     validation: ValidationConfig | None
+    trackers: Mapping[str, bytes]
     transports: Sequence[Transport]
     sys_path: list[str]
     on_command_line: bool
@@ -506,12 +516,16 @@ class _Run:
         self._write_start()
         self._facts.begin()
         started, concluded = time.monotonic(), False
-        runner = self._runner(run_request)
+        console = self._console(started)
+        runner = self._runner(run_request, console)
+        trackers = self._start_trackers(run_request)
         try:
             self._callbacks.before_run()
-            runner.run()
+            with console:
+                runner.run()
             self._write_at_end(self._store.write_last_lines, "the last reports could not be written")
-            result, failure = self._conclude(runner.end, time.monotonic() - started)
+            result, failure = self._conclude(runner.end)
+            self._summarize(runner.end, console.status, time.monotonic() - started)
             concluded = True
         finally:
             # Written last: when the manifest says that the run has finished, all its files are there.
@@ -523,10 +537,32 @@ class _Run:
                 lambda: self._manifest.write(status),
                 "the run directory does not say how the run ended, because that could not be written",
             )
+            if trackers is not None:
+                trackers.close(status)
         self._callbacks.after_run(result, failure)
         if failure is not None:
             raise failure
         return result
+
+    def _start_trackers(self, request: RunRequest) -> TrackerLink | None:
+        """Start the process that logs the run to its trackers. If that fails, only warn."""
+        if not self._request.trackers:
+            return None
+        try:
+            return TrackerLink(
+                self._request.trackers,
+                self._store.paths,
+                location=str(self._store.location),
+                filesystem=self._store.filesystem,
+                sys_path=self._request.sys_path,
+                run_id=self._run_id,
+                flags=request.python_flags,
+                log=self._store.paths.tracker_log(self._log_dir),
+                listens=self._request.starts_workers or self._group is not None,
+            )
+        except OSError as error:
+            warn(f"the trackers {', '.join(self._request.trackers)} cannot be started: {error}; the run goes on")
+            return None
 
     def _write_start(self) -> None:
         try:
@@ -583,21 +619,42 @@ class _Run:
         what = f"starting {workers} worker{'s' if workers > 1 else ''}" if workers else "training in this process"
         return what + (f" on {hosts} hosts" if hosts > 1 else "")
 
-    def _runner(self, request: RunRequest) -> Coordinator | InProcessRun | LaunchedRun:
+    def _console(self, started: float) -> RunConsole:
+        status = RunStatus(str(self._store.location), started, self._config.stop_grace_s)
+        is_quiet = self._config.log_level != "INFO"
+        progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
+        if not self._request.starts_workers and progress != "off":  # then train_func prints to this terminal itself
+            progress = "plain"
+        return open_console(progress, status)
+
+    def _runner(self, request: RunRequest, console: RunConsole) -> Coordinator | InProcessRun | LaunchedRun:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
         if self._group is not None:
             return LaunchedRun(
-                request, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks, group=self._group
+                request,
+                self._store,
+                checkpoints,
+                console,
+                manifest=self._manifest,
+                callbacks=callbacks,
+                group=self._group,
             )
         if not self._request.starts_workers:
             return InProcessRun(
-                request, self._request.work, self._store, checkpoints, manifest=self._manifest, callbacks=callbacks
+                request,
+                self._request.work,
+                self._store,
+                checkpoints,
+                console,
+                manifest=self._manifest,
+                callbacks=callbacks,
             )
         return Coordinator(
             request,
             self._store,
             self._request.transports,
             checkpoints,
+            console,
             log_dir=self._log_dir,
             manifest=self._manifest,
             callbacks=callbacks,
@@ -609,7 +666,19 @@ class _Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self, end: RunSummary, seconds: float) -> tuple[Result, BaseException | None]:
+    def _summarize(self, end: RunSummary, status: RunStatus, seconds: float) -> None:
+        verdict = "stopped" if end.state is RunState.ABORTED else end.state.value
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - seconds))
+        lines = summary(
+            f"{verdict} after {duration(seconds)}; results in {self._store.location}",
+            status,
+            started_at=began,
+            retention=self._config.checkpoint_config,
+            checkpoints=self._store.committed,
+        )
+        say(lines)
+
+    def _conclude(self, end: RunSummary) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
         value = end.value
         if value is not None:
@@ -625,7 +694,6 @@ class _Run:
             return_value=None if value is None else _return_value(value),
         )
         if end.state is RunState.FINISHED:
-            say(f"finished in {seconds:.1f} s; results in {result.path}")
             return result, None
         error = self._run_errors(end, result).error()
         if isinstance(error, TrainingFailedError):

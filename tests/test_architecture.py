@@ -26,9 +26,9 @@ ROOT = Path(distrain.__file__).parent
 
 LAYERS = [
     "errors", "system", "layout", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage",
-    "shipping", "transfer", "result", "runs", "config", "decisions", "worker", "session", "collective", "agent",
-    "connection", "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow", "lightning", "huggingface",
-    "cli", "launch", "__main__",
+    "trackers", "shipping", "transfer", "result", "runs", "config", "decisions", "worker", "session", "collective",
+    "agent", "connection", "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow", "lightning",
+    "huggingface", "cli", "launch", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
@@ -166,7 +166,7 @@ def test_a_package_says_what_happens_there_and_in_which_process(package: Module)
 
 
 LEAVES = ("torch", "tensorflow")
-PUBLIC_MODULES = {"collective", "data", "huggingface", "lightning", "session", "tensorflow", "torch"}
+PUBLIC_MODULES = {"collective", "data", "huggingface", "lightning", "session", "tensorflow", "torch", "trackers"}
 
 
 @pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"cli.target", "lightning"}), ("tensorflow", set())])

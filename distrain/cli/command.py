@@ -22,6 +22,7 @@ from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
 from distrain.storage.paths import RunPaths
 from distrain.storage.remote_store import local_directory_of
 from distrain.system.log import say, warn
+from distrain.trackers.choice import parse_tracker
 from distrain.trainer import run_work
 
 if TYPE_CHECKING:
@@ -133,9 +134,11 @@ def _run_config(options: argparse.Namespace) -> RunConfig:
         storage_path=options.storage_path,
         log_dir=options.log_dir,
         failure_config=FailureConfig(max_failures=options.max_failures, **host_wait),
+        progress=options.progress,
         logging_config=LoggingConfig(ranks=shown_ranks(options.ranks_shown)),
         worker_runtime_env={"env_vars": environment_variables(options.env)},
         shipping_config=_shipping_config(options),
+        trackers=None if options.tracker is None else [parse_tracker(text) for text in options.tracker],
     )
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
-from distrain.config import NumaBinding
+from distrain.config import NumaBinding, ProgressDisplay
 from distrain.hosts.hostfile import ALWAYS_SET
 from distrain.system.ray_names import did_you_mean
 from distrain.system.version import __version__
@@ -187,6 +187,13 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--storage-path", metavar="DIR", help="directory of the run directories (default: ~/distrain_results)")
     add("--log-dir", metavar="DIR", help="directory of the ranks' logs (default: logs/ in the run directory)")
     add(
+        "--tracker",
+        action="append",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="log metrics to tensorboard, wandb, mlflow or trackio, too, such as wandb:project=my,mode=offline "
+        "(default: DISTRAIN_TRACKERS)",
+    )
+    add(
         *("--max-failures", "--max-restarts", "--max_restarts"),
         type=int,
         default=0,
@@ -201,6 +208,13 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     shown = ("--ranks-shown", "--console-ranks")
     add(*shown, metavar="0,2-5", help="ranks whose output is shown here (default: all); the logs have everything")
+    add(
+        "--progress",
+        choices=get_args(ProgressDisplay),
+        default="auto",
+        help="how the progress is shown: live, a footer on a terminal; plain, a line every 30 s; off (default: auto, "
+        "live on a terminal, else plain)",
+    )
     add(
         "--check",
         action="store_true",

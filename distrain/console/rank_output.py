@@ -5,27 +5,29 @@ Runs in: coordinator.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from distrain.console.log_files import Log, LogFiles
 from distrain.system.background import Background
-from distrain.system.log import print_to, without_controls
+from distrain.system.log import without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
+    from distrain.console.run_console import RunConsole
+
 _LONGEST_LINE = 64 << 10
+_LONGEST_BAR = 1 << 10
 _LINES_KEPT = 300
 _LONGEST_KEPT = 2 << 10
 _BYTES_KEPT = 48 << 10
 """The last output of a rank, from which its last lines are taken."""
 _PIECES_KEPT = 1000
 _SMALL_PIECE = 4 << 10
-PROGRESS_INTERVAL_S = 5.0
+PROGRESS_INTERVAL_S = 30.0
 """Seconds between two states of a progress bar on the console."""
 _CONTROL_BYTES = bytes(byte for byte in range(0x80) if not without_controls(chr(byte)))
 
@@ -33,10 +35,12 @@ _CONTROL_BYTES = bytes(byte for byte in range(0x80) if not without_controls(chr(
 class _Stream:
     """A cutter of bytes into blocks of whole lines.
 
-    Of a line that stays open, such as a progress bar, it returns the current state every :data:`PROGRESS_INTERVAL_S`.
+    Of a line that stays open, such as a progress bar, it returns the current state every :data:`PROGRESS_INTERVAL_S`,
+    unless a footer shows it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_footer: bool = False) -> None:
+        self._has_footer = has_footer
         self._rest = b""
         self._shown_at = 0.0
 
@@ -46,11 +50,21 @@ class _Stream:
         block, self._rest = (self._rest + data[:end], data[end:]) if end else (b"", self._rest + data)
         if block or begins:
             self._shown_at = now
-        is_due = b"\r" in self._rest and now >= self._shown_at + PROGRESS_INTERVAL_S
+        is_due = self.is_bar and not self._has_footer and now >= self._shown_at + PROGRESS_INTERVAL_S
         if is_due or len(self._rest) > _LONGEST_LINE:
             self._shown_at = now
             block += self.end()
         return block
+
+    @property
+    def is_bar(self) -> bool:
+        """True if the open line is a progress bar."""
+        return b"\r" in self._rest
+
+    @property
+    def bar(self) -> bytes:
+        """The state of the progress bar that is open, or nothing."""
+        return _clean(self._rest[-_LONGEST_BAR:]) if self.is_bar else b""
 
     def end(self) -> bytes:
         """Return the open line, ended."""
@@ -75,28 +89,17 @@ class RankOutput:
     """Output of one rank of one attempt, shown on the console and written to a file.
 
     file: its directory must exist.
-    width: width of the rank in front of each line.
-    shown: False keeps the output off the console.
-    host: name of the host in front of each line; empty for none.
+    console: shows the lines; None keeps them off the console.
     logs: writes the file.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        file: Path,
-        *,
-        width: int = 1,
-        shown: bool = True,
-        host: str = "",
-        logs: LogFiles | None = None,
-    ) -> None:
-        self._shown = shown
-        self._prefix = f"[rank {rank:>{width}}{' ' * bool(host)}{host}] ".encode()
+    def __init__(self, rank: int, file: Path, *, console: RunConsole | None, logs: LogFiles | None = None) -> None:
+        self._rank = rank
+        self._console = console
         self._prefix_of_torch = f"[rank{rank}]:".encode()
         self._log = Log(file)
         self._logs = logs or LogFiles(Background(None, "log"))
-        self._streams = _new_streams()
+        self._streams = _new_streams(has_footer=console is not None and console.has_footer)
         self._last: deque[tuple[int, bytes]] = deque()
         """The stream and the bytes of the last pieces of output."""
         self._last_bytes = 0
@@ -105,8 +108,13 @@ class RankOutput:
         """Take bytes that the rank wrote to stdout (1) or stderr (2)."""
         self._logs.add(self._log, data)
         self._keep(stream, data)
-        if self._shown:
-            self._show(stream, self._streams[stream].feed(data, time.monotonic()))
+        if self._console is not None:
+            now, cutter = time.monotonic(), self._streams[stream]
+            had_bar = cutter.is_bar
+            self._show(stream, cutter.feed(data, now))
+            self._console.status.heard_of(self._rank, now)
+            if had_bar or cutter.is_bar:
+                self._console.status.ranks[self._rank].bar = cutter.bar.decode()
 
     def note(self, text: str) -> None:
         """Write a text to the file only, on lines of its own."""
@@ -127,9 +135,8 @@ class RankOutput:
         self._logs.close()
 
     def _show(self, stream: int, block: bytes) -> None:
-        if block:
-            lines = self._clean(block)[:-1].replace(b"\n", b"\n" + self._prefix)
-            print_to(sys.stdout if stream == 1 else sys.stderr, b"".join((self._prefix, lines, b"\n")))
+        if block and self._console is not None:
+            self._console.print(self._rank, stream, self._clean(block), is_bar=b"\r" in block)
 
     def _clean(self, block: bytes) -> bytes:
         """Return lines without what must not be shown, and without the prefix of torch."""
@@ -161,8 +168,8 @@ class RankOutput:
         return [line[:_LONGEST_KEPT] for line in lines[-_LINES_KEPT:]]
 
 
-def _new_streams() -> dict[int, _Stream]:
-    return {1: _Stream(), 2: _Stream()}
+def _new_streams(*, has_footer: bool = False) -> dict[int, _Stream]:
+    return {number: _Stream(has_footer=has_footer) for number in (1, 2)}
 
 
 class WorkerOutput:
@@ -174,22 +181,21 @@ class WorkerOutput:
     """
 
     def __init__(
-        self, file_of: Callable[[int, int], Path], background: Background, shown: Collection[int] | None = None
+        self,
+        file_of: Callable[[int, int], Path],
+        background: Background,
+        console: RunConsole,
+        shown: Collection[int] | None = None,
     ) -> None:
         self._file_of = file_of
         self._logs = LogFiles(background)
+        self._console = console
         self._shown = None if shown is None else frozenset(shown)
-        self.begin(-1, [])
+        self.begin(-1)
 
-    def begin(self, attempt: int, hosts: Sequence[str]) -> None:
-        """Begin an attempt. The last one must be closed.
-
-        hosts: the host of each rank.
-        """
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt. The last one must be closed."""
         self._attempt = attempt
-        self._hosts = hosts
-        self._width = len(str(len(hosts) - 1))
-        self._has_many_hosts = len(set(hosts)) > 1
         self._ranks: dict[int, RankOutput] = {}
         """The ranks that have printed something, or have exited."""
 
@@ -199,9 +205,7 @@ class WorkerOutput:
             self._ranks[rank] = RankOutput(
                 rank,
                 self._file_of(self._attempt, rank),
-                width=self._width,
-                shown=self._shown is None or rank in self._shown,
-                host=self._hosts[rank] if self._has_many_hosts else "",
+                console=self._console if self._shown is None or rank in self._shown else None,
                 logs=self._logs,
             )
         return self._ranks[rank]

@@ -1,45 +1,60 @@
-"""Lines about the progress of a run, for consoles that are no terminals. Runs in: coordinator."""
+"""Lines about how far a run is, for consoles that are no terminals. Runs in: coordinator."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from distrain.storage.retention import flatten
+from distrain.console.text import duration, number, rate
 from distrain.system.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from distrain.console.run_status import RunStatus
 
-REPORT_INTERVAL_S = 0.5
-"""Seconds between two report lines on the console; metrics.jsonl has all reports."""
+INTERVAL_S = 30.0
+"""Seconds between two lines. metrics.jsonl has all reports."""
+_LONGEST_VALUE = 60
 
 
-class ReportLines:
-    """Console lines for rank 0's reports, at most one per :data:`REPORT_INTERVAL_S`, and always the last report."""
+class StatusLines:
+    """A line for the first report of rank 0, then at most one per :data:`INTERVAL_S`, and always one for the last."""
 
-    def __init__(self) -> None:
-        self._shown_at = -REPORT_INTERVAL_S
-        self._pending: str | None = None
+    def __init__(self, status: RunStatus) -> None:
+        self._status = status
+        self._shown_at = -INTERVAL_S
+        self._is_pending = False
 
-    def report(self, index: int, metrics: Mapping[str, Any], now: float) -> None:
-        self._pending = f"report {index}: " + (", ".join(_shown(metrics)) or "no metrics")
-        if now >= self._shown_at + REPORT_INTERVAL_S:
+    def reported(self, now: float) -> None:
+        """Note that rank 0 has made a report, which the status has."""
+        self._is_pending = True
+        if now >= self._shown_at + INTERVAL_S:
             self.flush(now)
 
     def deadline(self) -> float | None:
         """Return the time for the next :meth:`flush` if no report comes before, or None."""
-        return None if self._pending is None else self._shown_at + REPORT_INTERVAL_S
+        return self._shown_at + INTERVAL_S if self._is_pending else None
 
     def flush(self, now: float) -> None:
-        if self._pending is not None:
-            say(self._pending)
-            self._pending, self._shown_at = None, now
+        """Show the newest report, unless it was shown."""
+        if self._is_pending:
+            say(status_line(self._status))
+            self._is_pending, self._shown_at = False, now
 
 
-def _shown(metrics: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in flatten(metrics).items():
-        yield f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={_one_line(value):.60}"
+def status_line(status: RunStatus) -> str:
+    """Return the progress and the metrics of rank 0 in one line."""
+    speed, left = status.rate(), status.left_s()
+    if status.progress is None:
+        parts = [f"report {status.ranks[0].reports}"]
+    else:
+        done, total = status.progress
+        parts = [f"{number(done)}/{number(total)} ({done / total if total else 1:.0%})"]
+    parts += [rate(speed)] if speed else []
+    parts += [f"{duration(left)} left"] if left else []
+    metrics = (f"{name}={_shown(value)}" for name, value in status.metrics.items())
+    return f"{', '.join(parts)}: {', '.join(metrics) or 'no metrics'}"
 
 
-def _one_line(value: object) -> str:
-    return "".join(c if c.isprintable() else " " for c in str(value))
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return number(value)
+    return "".join(c if c.isprintable() else " " for c in str(value))[:_LONGEST_VALUE]

@@ -1,4 +1,4 @@
-"""Calls of the user's callbacks: at the start and end of a run, and for reports and failures. Runs in: coordinator."""
+"""Calls of the user's callbacks: at start and end, for reports, checkpoints and failures. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distrain.system.background import Background
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distrain.checkpoint import Checkpoint
     from distrain.config import RunContext, UserCallback
@@ -60,6 +60,9 @@ class Callbacks:
     def after_report(self, metrics: list[dict[str, Any] | None], checkpoint: Checkpoint | None) -> None:
         call = partial(self._call_all, "after_report", lambda: [list(metrics), checkpoint])
         self._background.do(call)
+
+    def after_checkpoint(self, checkpoint: Checkpoint, metrics: Mapping[str, Any]) -> None:
+        self._background.do(partial(self._call_all, "after_checkpoint", lambda: [checkpoint, dict(metrics)]))
 
     def after_exception(self, worker_exceptions: Callable[[], dict[int, BaseException]]) -> None:
         """Call ``after_exception()``.

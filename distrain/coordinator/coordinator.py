@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from distrain.config import CheckpointConfig
     from distrain.connection.transport import Transport
+    from distrain.console.run_console import RunConsole
     from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.manifest import RunManifest
     from distrain.decisions.events import RunRequest
@@ -72,6 +73,7 @@ class Coordinator:
         store: RunStore,
         transports: Sequence[Transport],
         checkpoint_config: CheckpointConfig,
+        console: RunConsole,
         *,
         log_dir: Path | None = None,
         stale_run_ids: Sequence[str] = (),
@@ -85,6 +87,7 @@ class Coordinator:
         self.machine = RunStateMachine(request)
         self._request = request
         self._store = store
+        self._console = console
         self._log_dir = log_dir
         self._stale_run_ids = stale_run_ids
         self._manifest = manifest
@@ -128,6 +131,7 @@ class Coordinator:
         self._report_handler = ReportHandler(
             store,
             checkpoint_config,
+            console,
             send=self._send_to_rank,
             upload=self._upload,
             is_apart=lambda rank: self._host_files.is_apart(self._host_of(rank)),
@@ -138,7 +142,7 @@ class Coordinator:
         self._callbacks = callbacks
         if callbacks is not None:
             callbacks.begin(self._user_code)
-        self._outputs = WorkerOutput(self._log, self._files, console_ranks)
+        self._outputs = WorkerOutput(self._log, self._files, console, console_ranks)
         self._launch_checks = LaunchChecks(
             self._loop,
             request,
@@ -383,7 +387,9 @@ class Coordinator:
             case wire.Running():
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
+                self._manifest.rank_trains()
                 self._happened(events.MessageReceived(host, message))
+                self._console.status.rank_begins(message.rank, time.monotonic())
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
                     self._manifest.attempt_trains()
             case wire.Outcome():
@@ -391,6 +397,7 @@ class Coordinator:
             case wire.Exited():
                 if self._is_training or self.machine.waits_for_checkpoint:
                     self._update_storing(message.rank)
+                self._console.status.rank_ended(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
@@ -436,6 +443,7 @@ class Coordinator:
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
+        self._console.status.rank_ended(outcome.rank)
         if outcome.traceback:
             self._outputs.of(outcome.rank).note(outcome.traceback)
         self._report_handler.handle(outcome)
@@ -457,6 +465,8 @@ class Coordinator:
 
     def _happened(self, event: events.Event) -> None:
         self._do(self.machine.handle(event, time.monotonic()))
+        status = self._console.status
+        status.phase, status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
 
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:
@@ -502,9 +512,9 @@ class Coordinator:
         self._manifest.agents = self._hosts.inherited_ids
         self._manifest.attempt_begins(attempt, plan)
         self._store.make_parent(self._log(attempt, 0))
-        self._report_handler.begin(attempt, plan.world_size)
+        self._report_handler.begin(attempt, [rank.host for rank in plan.ranks])
         self._hang_monitor.begin(attempt)
-        self._outputs.begin(attempt, [rank.host for rank in plan.ranks])
+        self._outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
         self._loop.cancel("uploads")

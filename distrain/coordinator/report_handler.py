@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from distrain import wire
 from distrain.checkpoint import DICT_FILE
-from distrain.console.status_lines import ReportLines
 from distrain.decisions.barriers import BarrierTracker, EndCall
 from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Refuse, RequestFiles
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from distrain.config import CheckpointConfig
+    from distrain.console.run_console import RunConsole
     from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.validations import Validations
     from distrain.decisions import barriers, checkpoint_assembly
@@ -81,6 +81,7 @@ class ReportHandler:
         self,
         store: RunStore,
         config: CheckpointConfig,
+        console: RunConsole,
         *,
         send: Callable[[wire.ToWorker], None],
         upload: Callable[[wire.Upload], None],
@@ -100,12 +101,16 @@ class ReportHandler:
         self._callbacks = callbacks
         self._validations = validations
         validations.changed = self._after_change
-        self._lines = ReportLines()
+        self._console = console
         self._warned_of_score = False
-        self.begin(-1, 0)
+        self._reset(-1, 0)
 
-    def begin(self, attempt: int, world_size: int) -> None:
-        """Begin a new attempt, and forget the unfinished checkpoints of the last one."""
+    def begin(self, attempt: int, hosts: Sequence[str]) -> None:
+        """Begin a new attempt, and forget the unfinished checkpoints of the last one. ``hosts``: that of each rank."""
+        self._console.begin_attempt(hosts)
+        self._reset(attempt, len(hosts))
+
+    def _reset(self, attempt: int, world_size: int) -> None:
         self._attempt = attempt
         self._first_step = 0
         """The reports of a rank before those of this attempt, without those that the attempt repeats."""
@@ -164,7 +169,7 @@ class ReportHandler:
     def deadline(self) -> float | None:
         """Return when :meth:`tick` should be called if nothing else happens."""
         rows_due = self._rows.deadline() if self._rows else None
-        others = self._barriers.deadline(), self._lines.deadline(), self._list_deadline
+        others = self._barriers.deadline(), self._console.deadline(), self._list_deadline
         moments = [self._assembly.deadline(), rows_due, *others]
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -175,8 +180,7 @@ class ReportHandler:
         if self._rows:
             self._do(self._rows.tick(now))
         self._do(self._barriers.tick(now))
-        if (due := self._lines.deadline()) is not None and now >= due:
-            self._lines.flush(now)
+        self._console.tick(now)
         self._answer_list_requests()
 
     @property
@@ -204,7 +208,7 @@ class ReportHandler:
         """End the attempt: no rank will report again."""
         now = time.monotonic()
         self._do(self._assembly.close(now))
-        self._lines.flush(now)
+        self._console.flush(now)
         self._is_over = True
         self._end_rows()
 
@@ -226,7 +230,7 @@ class ReportHandler:
 
     def close(self) -> None:
         """Write what is left to write at the end of the run."""
-        self._lines.flush(time.monotonic())
+        self._console.flush(time.monotonic())
         self.flush()
 
     # -- reports --------------------------------------------------------------------------------------------------
@@ -247,7 +251,7 @@ class ReportHandler:
         self._store.append_metrics(line, metrics)
         if rank == 0:
             self.metrics = metrics
-            self._lines.report(index, metrics, now)
+        self._console.report(rank, index, metrics, message.progress, now)
         if ordinal is not None:
             self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)
         if self._rows:
@@ -367,6 +371,7 @@ class ReportHandler:
         """Tell the ranks, and only then delete checkpoints that are no longer kept."""
         path, ranks = str(saved.path), frozenset(commit.ranks)
         self._on_commit(path)
+        self._console.status.committed(saved.path.name, time.monotonic())
         unsettled = self._unsettled[commit.ordinal] if attempt == self._attempt else None
         since = unsettled.since if unsettled else time.monotonic()
         self._store.append_event(
@@ -379,6 +384,8 @@ class ReportHandler:
             seconds=round(time.monotonic() - since, 3),
             ranks=list(commit.ranks),
         )
+        if self._callbacks:
+            self._callbacks.after_checkpoint(saved.checkpoint, saved.metrics)
         if attempt == self._attempt:
             for rank in range(self._world_size):
                 self._send_done(rank, commit.ordinal, path, has_files=rank in ranks)

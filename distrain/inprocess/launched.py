@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from distrain.config import CheckpointConfig
+    from distrain.console.run_console import RunConsole
     from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.manifest import RunManifest
     from distrain.decisions.events import RunRequest
@@ -33,6 +34,7 @@ class LaunchedRun:
         request: RunRequest,
         store: RunStore,
         checkpoint_config: CheckpointConfig,
+        console: RunConsole,
         *,
         manifest: RunManifest,
         callbacks: Callbacks,
@@ -42,6 +44,7 @@ class LaunchedRun:
         self._request = request
         self._store = store
         self._checkpoint_config = checkpoint_config
+        self._console = console
         self._manifest = manifest
         self._callbacks = callbacks
         self._group = group
@@ -63,6 +66,7 @@ class LaunchedRun:
             self._request,
             self._store,
             self._checkpoint_config,
+            self._console,
             callbacks=self._callbacks,
             hosts=self._group.hosts,
             connections={0: servers, **connections},

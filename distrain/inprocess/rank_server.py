@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distrain.config import CheckpointConfig
+    from distrain.console.run_console import RunConsole
     from distrain.coordinator.callbacks import Callbacks
     from distrain.decisions.events import RunRequest
     from distrain.decisions.stop_consensus import StopOrder
@@ -55,6 +56,7 @@ class RankServer:
         request: RunRequest,
         store: RunStore,
         checkpoint_config: CheckpointConfig,
+        console: RunConsole,
         *,
         callbacks: Callbacks,
         hosts: Sequence[str],
@@ -75,6 +77,7 @@ class RankServer:
         self._report_handler = ReportHandler(
             store,
             checkpoint_config,
+            console,
             send=self._send,
             upload=lambda order: self._channels[order.rank].queue(order),
             on_commit=lambda path: None,
@@ -188,7 +191,7 @@ class RankServer:
     def _run(self) -> None:
         try:
             self._store.start(self._loop, self._files, self._request.run_id, self._request.python_flags)
-            self._report_handler.begin(self._request.first_attempt, len(self._hosts))
+            self._report_handler.begin(self._request.first_attempt, self._hosts)
             self._validations.start(self._loop)
             for rank, channel in self._channels.items():
                 channel.attach(self._loop, partial(self._on_frames, rank))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from distrain.config import CheckpointConfig
+    from distrain.console.run_console import RunConsole
     from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.manifest import RunManifest
     from distrain.decisions.events import RunRequest
@@ -60,6 +61,7 @@ class InProcessRun:
         work: Work,
         store: RunStore,
         checkpoint_config: CheckpointConfig,
+        console: RunConsole,
         *,
         manifest: RunManifest,
         callbacks: Callbacks,
@@ -77,6 +79,7 @@ class InProcessRun:
         self._report_handler = ReportHandler(
             store,
             checkpoint_config,
+            console,
             send=self._channel.answer,
             upload=self._upload,
             on_commit=self._on_commit,
@@ -130,7 +133,7 @@ class InProcessRun:
             )
 
     def _attempt(self, attempt: int) -> RunState:
-        self._report_handler.begin(attempt, world_size=1)
+        self._report_handler.begin(attempt, ["localhost"])
         with _rank(self._request, attempt) as (context, plan):
             self._manifest.attempt_begins(attempt, plan)
             self._manifest.attempt_trains()

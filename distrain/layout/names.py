@@ -10,4 +10,5 @@ ERROR_TEXT = "error.json"
 LOCK = ".lock"
 LOGS = "logs"
 STACKS = "stacks"
+TRACKERS = "trackers"
 STATUSES = ("running", "finished", "failed", "aborted")

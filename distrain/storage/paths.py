@@ -12,6 +12,8 @@
         stacks/attempt_0/rank_1.txt stacks of ranks that had to be killed
         error.json, error.pkl       why the run failed
         return_value.pkl            the return value of rank 0's train_func
+        trackers/wandb.json         how far a tracker has got, and the id of its run
+        tensorboard/                event files of the tracker tensorboard
         .staging/                   checkpoints being written; deleted when the next run starts
         .lock                       held by the coordinator
         .reserve                    disk space for the end of the run, in case the disk becomes full
@@ -71,6 +73,17 @@ class RunPaths:
         return self.root / names.EVENTS
 
     @property
+    def trackers(self) -> Path:
+        return self.root / names.TRACKERS
+
+    def tracker_state(self, name: str) -> Path:
+        return self.root / names.TRACKERS / f"{name}.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
     def error_text(self) -> Path:
         return self.root / names.ERROR_TEXT
 
@@ -88,7 +101,8 @@ class RunPaths:
 
     def name_problem(self, name: str) -> str | None:
         """Return why a checkpoint cannot have this name, or None."""
-        taken = (self.manifest, self.metrics, self.events, *self.end_files(), self.logs, self.answer("").parent)
+        folders = (self.logs, self.answer("").parent, self.trackers, self.tensorboard)
+        taken = (self.manifest, self.metrics, self.events, *self.end_files(), *folders)
         if name.removesuffix(".new") in {path.name for path in taken}:
             return f"must not be {name!r}, as the run directory has something else of that name"
         if not name or "/" in name or "\0" in name or name.startswith((".", DAMAGED)):
@@ -127,6 +141,9 @@ class RunPaths:
 
     def validation_log(self, checkpoint: str, logs: Path | None = None) -> Path:
         return (logs / self.root.name if logs else self.logs) / "validation" / f"{checkpoint}.log"
+
+    def tracker_log(self, logs: Path | None = None) -> Path:
+        return (logs / self.root.name if logs else self.logs) / "trackers.log"
 
     def stacks(self, attempt: int, rank: int) -> Path:
         return self.root / names.STACKS / f"attempt_{attempt}" / f"rank_{rank}.txt"

@@ -88,14 +88,17 @@ class RemoteStore(RunStore):
         self.location = RemotePath(run.url, run.given)  # with the usual patience from now on
 
     def _fill_spool(self) -> None:
-        """Copy run.json and the metrics into the spool, unless a run that was killed has left newer ones there."""
+        """Copy run.json and what is continued into the spool, unless a run that was killed has left newer files."""
         remote, local = read_manifest(self.location), read_manifest(self.paths.root)
         if local and local.get("run_id") == remote.get("run_id"):
             return
         for path in self.paths.root.iterdir():
             if path != self.paths.lock:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for name in (self.paths.manifest.name, self.paths.metrics.name):
+        trackers = self.paths.trackers.name
+        names = (self.location / trackers).names() if trackers in self.location.names() else []
+        states = [f"{trackers}/{name}" for name in names if name.endswith(".json")]
+        for name in (self.paths.manifest.name, self.paths.metrics.name, self.paths.events.name, *states):
             with contextlib.suppress(FileNotFoundError):
                 self.location.get(name, self.paths.root / name)
 

@@ -1,6 +1,6 @@
 """Threads that write to the consoles, so that Ctrl-S in a terminal or a paused ``less`` does not stop a run.
 
-Runs in: coordinator.
+Lines can be pinned to the bottom of a terminal (:class:`Footer`). Runs in: coordinator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import select
 import sys
 import threading
 from collections import deque
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +23,10 @@ _WRITE_BYTES = 64 << 10
 """Pieces of output that are written together."""
 _PATIENCE_S = 0.1
 """Seconds to wait for a slow console. After that no caller waits until the console accepts output again."""
+_FEWEST_COLUMNS, _FEWEST_ROWS = 30, 8
+"""The smallest terminal that has room for a footer."""
+_CLEAR = b"\r\x1b[J"
+"""Delete everything from the line of the cursor on."""
 
 _lock = threading.Lock()
 _writers: dict[tuple[int, int], _Writer] = {}
@@ -91,11 +95,121 @@ def _writer_of(console: IO[str]) -> _Writer | None:
         return _writers[key]
 
 
+class Footer:
+    """Lines at the bottom of the terminal of this process. Everything else is printed above them.
+
+    The cursor rests on an empty line above the footer. So the footer can be deleted without knowing how many lines it
+    has, which changes when the terminal is resized; and a print that does not come through here spoils little.
+    Within the life of a footer, ``sys.stdout`` and ``sys.stderr`` are replaced, so that prints come through here.
+    """
+
+    @classmethod
+    def pin(cls) -> Footer | None:
+        """Return a new footer, or None if stdout and stderr are not one terminal with room for it.
+
+        Call it within :func:`console_threads`.
+        """
+        if any(type(stream) is not io.TextIOWrapper for stream in (sys.stdout, sys.stderr)):
+            return None
+        try:
+            columns, rows = os.get_terminal_size(sys.stderr.fileno())
+            is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+            writer, other = _writer_of(sys.stderr), _writer_of(sys.stdout)
+        except (OSError, ValueError):
+            return None
+        is_large = columns >= _FEWEST_COLUMNS and rows >= _FEWEST_ROWS
+        if not (is_terminal and is_large and writer) or writer is not other or writer.has_footer:
+            return None
+        return cls(writer)
+
+    def __init__(self, writer: _Writer) -> None:
+        self._writer = writer
+        self._streams = sys.stdout, sys.stderr
+        self._own = tuple(_above(stream) for stream in self._streams)
+        sys.stdout, sys.stderr = self._own
+        writer.has_footer = True
+
+    def size(self) -> tuple[int, int]:
+        """Return the columns and rows of the terminal."""
+        try:
+            columns, rows = os.get_terminal_size(self._writer.fd)
+        except OSError:  # it was closed
+            return 80, 24
+        return columns, rows
+
+    def show(self, text: str) -> None:
+        """Replace the footer.
+
+        text: lines with their ends, each narrower than the terminal. Colours are allowed.
+        """
+        height = text.count("\n")
+        self._writer.set_footer(f"\n{text}\x1b[{height + 1}A".encode() if height else b"")
+
+    def print_above(self, lines: bytes) -> None:
+        """Print whole lines of UTF-8."""
+        self._writer.add(lines)
+
+    def close(self) -> None:
+        """Remove the footer, and give ``sys.stdout`` and ``sys.stderr`` back."""
+        for stream in self._own:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        if (sys.stdout, sys.stderr) == self._own:
+            sys.stdout, sys.stderr = self._streams
+        self._writer.set_footer(b"")
+        self._writer.has_footer = False
+
+
+def has_footer(console: IO[str]) -> bool:
+    """Return whether a footer is pinned to this console."""
+    try:
+        writer = _writer_of(console)
+    except (OSError, ValueError):
+        return False
+    return writer is not None and writer.has_footer
+
+
+def _above(console: IO[str]) -> io.TextIOWrapper:
+    """Return a stream whose lines are printed above the footer."""
+    return io.TextIOWrapper(_WholeLines(console), encoding="utf-8", errors="replace", line_buffering=True)
+
+
+class _WholeLines(io.BufferedIOBase):
+    """Print to a console, but whole lines only."""
+
+    name = "<above the footer>"
+
+    def __init__(self, console: IO[str]) -> None:
+        self._console = console
+        self._rest = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._console.fileno()
+
+    def write(self, data: Any) -> int:
+        whole, newline, rest = bytes(data).rpartition(b"\n")
+        if newline:
+            write_to(self._console, self._rest + whole + newline)
+            self._rest = b""
+        self._rest += rest
+        return len(data)
+
+
 class _Writer:
     """The thread that writes to one console, and its queue. It owns ``fd``."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self.fd = fd
+        self.has_footer = False
+        self._footer = b""
+        self._is_footer_new = False
+        self._is_footer_drawn = False
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._lines_left_out = 0
@@ -125,7 +239,13 @@ class _Writer:
     def drain(self) -> None:
         """Wait until everything is shown."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._queued_bytes)
+            self._changed.wait_for(lambda: not self._queued_bytes and not self._is_footer_new)
+
+    def set_footer(self, footer: bytes) -> None:
+        """Show this below all output from now on. It must leave the cursor where it was."""
+        with self._changed:
+            self._footer, self._is_footer_new = footer, True
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -135,13 +255,14 @@ class _Writer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._ended)
+                self._changed.wait_for(lambda: self._queue or self._is_footer_new or self._ended)
                 if self._ended:
-                    os.close(self._fd)
+                    os.close(self.fd)
                     return
-                data = self._take()
+                data, footer = self._take(), self._footer
             try:
-                _write_all(self._fd, data)
+                _write_all(self.fd, b"".join((_CLEAR * self._is_footer_drawn, data, footer)))
+                self._is_footer_drawn = bool(footer)
             except OSError:  # the console is closed; the logs have everything
                 with self._changed:
                     self._queue.clear()
@@ -149,15 +270,16 @@ class _Writer:
             with self._changed:
                 self._queued_bytes -= len(data)
                 self._stuck = False
+                self._is_footer_new = self._footer is not footer
                 if not self._queue:
                     self._report_lines_left_out()
                 self._changed.notify_all()
 
     def _take(self) -> bytes:
         """Return the first pieces of the queue, to be written at once."""
-        pieces = [self._queue.popleft()]
-        size = len(pieces[0])
-        while self._queue and size + len(self._queue[0]) <= _WRITE_BYTES:
+        pieces: list[bytes] = []
+        size = 0
+        while self._queue and (not pieces or size + len(self._queue[0]) <= _WRITE_BYTES):
             pieces.append(self._queue.popleft())
             size += len(pieces[-1])
         return b"".join(pieces)

@@ -7,9 +7,10 @@ import logging
 import re
 import sys
 import threading
+import time
 from typing import IO, TYPE_CHECKING
 
-from distrain.system.consoles import write_to
+from distrain.system.consoles import has_footer, write_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,8 @@ class _Console(logging.Handler):
     """Print distrain's lines on stderr. Stdout is for the output of the workers."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print_to(sys.stderr, f"distrain: {record.getMessage()}\n")
+        clock = time.strftime("%H:%M:%S ") if has_footer(sys.stderr) else ""  # as every line above a footer
+        print_to(sys.stderr, f"{clock}distrain: {record.getMessage()}\n")
 
 
 _logger = logging.getLogger("distrain")

@@ -72,6 +72,7 @@ _PROGRAMS = {
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
     "stream-server": "distrain.transfer.stream_server",
+    "tracker": "distrain.trackers.main",
     "uploader": "distrain.storage.uploader",
     "validator": "distrain.worker.validator",
     "worker": "distrain.worker.main",

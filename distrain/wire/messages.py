@@ -7,7 +7,8 @@ The processes and their conversations:
   (:class:`ToWorker`, :class:`FromWorker`);
 - uploader and its parent, which is an agent or the coordinator; agents pass its messages on, too;
 - coordinator and mover, which carries files to and from a host that does not share them;
-- coordinator and validator.
+- coordinator and validator;
+- coordinator and tracker.
 
 Each docstring ends with the direction and, where there is one, the answer. How messages become bytes is in
 :mod:`distrain.wire.codec`.
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -754,6 +755,48 @@ class ValidationResult(Message):
 
     body: bytes
     failed: str | None = None
+
+
+@message
+class FollowRun(Message):
+    """Log the run to its trackers from now on.
+
+    directory: the local directory with its records. location: the run directory as users know it. body: the pickled
+    trackers, as a pickled dict.
+
+    Coordinator -> tracker; answered by :class:`TrackerNotice`, if there is news.
+    """
+
+    directory: str
+    location: str
+    filesystem: str
+    sys_path: list[str]
+    body: bytes
+
+
+@message
+class EndTracking(Message):
+    """Log what is left, and end. The second one: end now.
+
+    status: as in run.json.
+
+    Coordinator -> tracker; answered by :class:`TrackerNotice` for each tracker, then by the end of the process.
+    """
+
+    status: str
+
+
+@message
+class TrackerNotice(Message):
+    """One line about a tracker for the user. ``is_done``: everything is logged.
+
+    Tracker -> coordinator.
+    """
+
+    name: str
+    text: str = ""
+    is_problem: bool = False
+    is_done: bool = False
 
 
 # -- the life of a worker --------------------------------------------------------------------------------------------

@@ -492,6 +492,25 @@ def test_the_names_of_a_file_are_found_by_reading_it(tmp_path: Path, source: str
 
 # -- help ------------------------------------------------------------------------------------------------------------
 
+
+def test_the_option_for_trackers_goes_before_the_environment(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "train.py").write_text("import distrain\ndef train_func(config): distrain.report({'loss': 0.5})\n")
+    monkeypatch.setenv("DISTRAIN_TRACKERS", "mlflow:tracking_uri=no-such")
+    assert launch("--tracker", f"tensorboard:directory={tmp_path}/events", "train.py:train_func").returncode == 0
+    assert len(list((tmp_path / "events").glob("events.out.tfevents.*"))) == 1
+
+
+def test_a_wrong_tracker_is_one_line_before_anything_starts(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    run = launch("--tracker", "wnadb:project=my", "train.py")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.endswith("error: --tracker: there is no tracker 'wnadb'; did you mean wandb?\n")
+    assert not (tmp_path / "runs").exists()
+
+
 HELP = Path(__file__).with_name("launch_help.txt")
 
 

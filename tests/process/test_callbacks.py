@@ -27,6 +27,7 @@ class Recorder(UserCallback):
     def __init__(self) -> None:
         self.reports: list[list[dict[str, Any] | None]] = []
         self.checkpoints: list[str | None] = []
+        self.commits: list[tuple[str, dict[str, Any]]] = []
         self.exceptions: list[dict[int, BaseException]] = []
         self.contexts: list[RunContext] = []
         self.story: list[str] = []
@@ -48,6 +49,11 @@ class Recorder(UserCallback):
         if checkpoint is not None:
             assert (Path(checkpoint.path) / ".manifest.json").exists()  # it is committed
         self.story.append("report")
+        self._called(run_context)
+
+    def after_checkpoint(self, run_context: RunContext, checkpoint: Checkpoint, metrics: dict[str, Any]) -> None:
+        assert (Path(checkpoint.path) / ".manifest.json").exists()
+        self.commits.append((Path(checkpoint.path).name, metrics))
         self._called(run_context)
 
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
@@ -173,6 +179,8 @@ def test_a_row_has_the_checkpoint_that_was_committed_with_it(fit: Fit, tmp_path:
     config = CheckpointConfig(missing_rank_s=60.0 if ranks == "all ranks" else 0.0)
     result = fit(train, callbacks=[recorder], checkpoint_config=config)
     assert recorder.checkpoints == ["checkpoint_000000", None, "checkpoint_000001"]
+    assert recorder.commits == [("checkpoint_000000", {"step": 0}), ("checkpoint_000001", {"step": 2})]
+    assert [thread.name for thread in recorder.threads] == ["distrain-callbacks"]
     assert [row[0] for row in recorder.reports] == [{"step": 0}, {"step": 1}, {"step": 2}]
     assert set(files_of(result.checkpoint)) == (
         {"rank-0.txt", "rank-1.txt"} if ranks == "all ranks" else {"rank-0.txt"}
@@ -353,4 +361,5 @@ def test_without_workers_callbacks_are_called_the_same_way(fit: Fit, tmp_path: P
     assert recorder.story == ["begin", "report", "exception", "report", "end"]
     assert recorder.reports == [[{"attempt": 0}], [{"attempt": 1}]]
     assert recorder.checkpoints == ["checkpoint_000000", "checkpoint_000001"]
+    assert recorder.commits == [("checkpoint_000000", {"attempt": 0}), ("checkpoint_000001", {"attempt": 1})]
     assert isinstance(recorder.exceptions[0][0], ValueError)

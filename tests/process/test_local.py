@@ -92,8 +92,8 @@ def epochs(config: dict[str, Any]) -> int:
 
 def tree(path: str) -> dict[str, str]:
     """What is in a run directory: relative path -> contents, without what differs between any two runs."""
-    volatile = {"run_id", "started", "training", "ended", "updated", "argv", "time", "scaling_config", "name"}
-    volatile |= {"seconds", "waits"}
+    times = {"started", "training", "ended", "updated", "time", "seconds", "waits"}
+    volatile = {*times, "run_id", "argv", "scaling_config", "name"}
 
     def steady(text: str) -> Any:
         return json.loads(text, object_pairs_hook=lambda pairs: {k: v for k, v in pairs if k not in volatile})

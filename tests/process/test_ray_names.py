@@ -254,11 +254,11 @@ def test_how_much_distrain_says(
     train(talkative, workers=2, **run)
     console = capsys.readouterr()
     assert sorted(console.out.splitlines()) == ["[rank 0] printed", "[rank 1] printed"]
-    for words in ("starting 2 workers", "report 1: loss=1", "finished in"):
+    for words in ("starting 2 workers", "report 1: loss=1", "finished after"):
         assert (words in console.err) is progress, words
     assert ("'model'" in console.err) is notices
     train(lambda: 1)
-    assert "finished in" in capsys.readouterr().err, "the level has outlived its run"
+    assert "finished after" in capsys.readouterr().err, "the level has outlived its run"
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot im
 MODES = (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC)
 varied = pytest.mark.sample(6, of="object storage")
 """Marks tests of what is also tested with local storage."""
-KEPT_BY_ALL = {".lock/000001", "metrics.jsonl", "return_value.pkl", "run.json"}
+KEPT_BY_ALL = {".lock/000001", "events.jsonl", "metrics.jsonl", "return_value.pkl", "run.json"}
 
 
 def train(config: dict[str, Any]) -> int:

@@ -18,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distrain.console.rank_output import RankOutput, WorkerOutput
-from distrain.console.status_lines import REPORT_INTERVAL_S, ReportLines
+from distrain.console.run_console import RunConsole
+from distrain.console.run_status import RunStatus
+from distrain.console.status_lines import INTERVAL_S
 from distrain.system import consoles
 from distrain.system.background import Background
 from distrain.system.consoles import console_threads, write_to
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
 Console = pytest.CaptureFixture[str]
 
 
+def console_of(*, ranks: int = 4, hosts: tuple[str, ...] = ("localhost",)) -> RunConsole:
+    """The console of an attempt whose ranks are on these hosts, the last one on the last host."""
+    console = RunConsole(RunStatus("/runs/run", started=0.0))
+    console.begin_attempt([*hosts[:-1], *[hosts[-1]] * (ranks - len(hosts) + 1)])
+    return console
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     folder = tmp_path / "logs" / "attempt_0"
@@ -40,14 +49,14 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def output(log: Path) -> Iterator[RankOutput]:
-    opened = RankOutput(3, log)
+    opened = RankOutput(3, log, console=console_of())
     yield opened
     opened.close()
 
 
 def shown(capsys: Console, log: Path, *pieces: bytes) -> list[str]:
     """Lines on stdout while the pieces come in, and after the end."""
-    output = RankOutput(3, log)
+    output = RankOutput(3, log, console=console_of())
     for piece in pieces:
         output.feed(1, piece)
     output.close()
@@ -62,14 +71,14 @@ def test_every_line_gets_its_rank_in_front(capsys: Console, log: Path) -> None:
 
 
 def test_ranks_are_aligned(capsys: Console, log: Path) -> None:
-    output = RankOutput(3, log, width=3)
+    output = RankOutput(3, log, console=console_of(ranks=200))
     output.feed(1, b"one\n")
     output.close()
     assert capsys.readouterr().out == "[rank   3] one\n"
 
 
 def test_with_many_hosts_every_line_names_its_own(capsys: Console, log: Path) -> None:
-    output = RankOutput(3, log, width=2, host="alpha")
+    output = RankOutput(3, log, console=console_of(ranks=16, hosts=("beta", "alpha")))
     output.feed(1, b"one\n")
     output.close()
     assert capsys.readouterr().out == "[rank  3 alpha] one\n"
@@ -114,12 +123,12 @@ def test_a_progress_bar_that_goes_on_for_long_is_shown_from_time_to_time(
 ) -> None:
     clock = 100.0
     monkeypatch.setattr("time.monotonic", lambda: clock)
-    for second in range(12):
+    for second in range(70):
         clock = 100.0 + second
         output.feed(2, f"\r{second}%".encode())
     output.feed(2, b"\rdone\n")
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["[rank 3] 5%", "[rank 3] 11%", "[rank 3] done"]
+    assert lines == ["[rank 3] 30%", "[rank 3] 61%", "[rank 3] done"]
 
 
 def test_text_without_carriage_returns_waits_for_its_line_end(
@@ -200,7 +209,7 @@ def test_any_split_gives_the_same_lines(
 ) -> None:
     stream = "".join(f"{line}\n" for line in lines).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    output = RankOutput(0, tmp_path_factory.getbasetemp() / "split.log")
+    output = RankOutput(0, tmp_path_factory.getbasetemp() / "split.log", console=console_of())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", console := io.StringIO())
         for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
@@ -347,7 +356,7 @@ def test_what_comes_after_the_end_is_added_to_the_file(output: RankOutput, log: 
 
 
 def test_a_rank_that_writes_nothing_has_no_file(log: Path) -> None:
-    RankOutput(3, log).close()
+    RankOutput(3, log, console=console_of()).close()
     assert not log.exists()
 
 
@@ -366,7 +375,7 @@ def test_the_last_lines_are_kept_for_the_failure_screen(output: RankOutput) -> N
 
 
 def test_the_last_lines_of_a_flood_are_whole_and_of_both_streams(log: Path) -> None:
-    output = RankOutput(3, log, shown=False)
+    output = RankOutput(3, log, console=None)
     for n in range(300):
         output.feed(1, b"".join(b"out %d %d %s\n" % (n, m, b"x" * 1000) for m in range(100)))
         output.feed(2, b"error %d\n" % n)
@@ -377,7 +386,7 @@ def test_the_last_lines_of_a_flood_are_whole_and_of_both_streams(log: Path) -> N
 
 
 def test_the_last_lines_of_single_bytes_take_little_memory(log: Path) -> None:
-    output = RankOutput(3, log, shown=False)
+    output = RankOutput(3, log, console=None)
     tracemalloc.start()
     for n in range(20_000):
         output.feed(1 + n % 2, b".")
@@ -390,8 +399,10 @@ def test_the_last_lines_of_single_bytes_take_little_memory(log: Path) -> None:
 
 
 def test_many_ranks_that_print_need_few_open_files(tmp_path: Path) -> None:
-    output = WorkerOutput(lambda attempt, rank: tmp_path / f"{rank}.log", Background(None, "log"), shown=())
-    output.begin(0, ["localhost"] * 300)
+    output = WorkerOutput(
+        lambda attempt, rank: tmp_path / f"{rank}.log", Background(None, "log"), console_of(), shown=()
+    )
+    output.begin(0)
     before, limits = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 100, limits[1]))
     try:
@@ -408,9 +419,11 @@ def test_many_ranks_that_print_need_few_open_files(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Console, tmp_path: Path) -> None:
-    output = WorkerOutput(lambda attempt, rank: tmp_path / str(rank) / "log", Background(None, "log"), shown=())
+    output = WorkerOutput(
+        lambda attempt, rank: tmp_path / str(rank) / "log", Background(None, "log"), console_of(), shown=()
+    )
     (tmp_path / "1").mkdir()
-    output.begin(0, ["localhost"] * 2)
+    output.begin(0)
     for turn in range(2):
         for rank in range(2):
             output.of(rank).feed(1, b"%d\n" % turn)
@@ -424,45 +437,60 @@ def test_a_log_that_cannot_be_written_does_not_keep_others_from_it(capsys: Conso
 
 
 def test_a_report_is_one_line_on_stderr(capsys: Console) -> None:
-    ReportLines().report(1, {"loss": 0.123456789, "epoch": 3, "eval": {"acc": 0.5}, "note": "x"}, now=100.0)
+    console_of().report(0, 1, {"loss": 0.123456789, "epoch": 3, "eval": {"acc": 0.5}, "note": "x"}, None, now=100.0)
     assert capsys.readouterr() == ("", "distrain: report 1: loss=0.123457, epoch=3, eval/acc=0.5, note=x\n")
 
 
 def test_a_report_without_metrics_is_a_line_too(capsys: Console) -> None:
-    ReportLines().report(1, {}, now=0.0)
+    console_of().report(0, 1, {}, None, now=0.0)
     assert capsys.readouterr().err == "distrain: report 1: no metrics\n"
+
+
+def test_only_reports_of_rank_0_are_shown(capsys: Console) -> None:
+    console_of().report(1, 1, {}, None, now=0.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_is_shown_with_its_rate_and_the_time_left(capsys: Console) -> None:
+    console = console_of()
+    for step in range(1, 41):
+        console.report(0, step, {"loss": 1.0}, (10 * step, 1000), now=100.0 + step)
+    assert capsys.readouterr().err.splitlines() == [
+        "distrain: 10/1000 (1%): loss=1",
+        "distrain: 310/1000 (31%), 10.0/s, 1 min 09 s left: loss=1",
+    ]
 
 
 def test_fast_reports_are_throttled_and_the_last_one_is_shown(capsys: Console) -> None:
-    lines = ReportLines()
+    console = console_of()
     for index in range(1, 101):
-        lines.report(index, {}, now=10.0 + index * REPORT_INTERVAL_S / 1000)
+        console.report(0, index, {}, None, now=10.0 + index * INTERVAL_S / 1000)
     assert capsys.readouterr().err == "distrain: report 1: no metrics\n"
-    lines.flush(now=11.0)
-    assert capsys.readouterr().err == "distrain: report 100: no metrics\n"
+    console.flush(now=14.0)
+    assert capsys.readouterr().err == "distrain: report 100, 33.3/s: no metrics\n"
 
 
 def test_the_deadline_is_when_the_next_line_may_be_shown(capsys: Console) -> None:
-    lines = ReportLines()
-    assert lines.deadline() is None
-    lines.report(1, {}, now=10.0)
-    assert lines.deadline() is None
-    lines.report(2, {}, now=10.1)
-    assert lines.deadline() == 10.0 + REPORT_INTERVAL_S
-    lines.report(3, {}, now=10.0 + REPORT_INTERVAL_S)
-    assert lines.deadline() is None
+    console = console_of()
+    assert console.deadline() is None
+    console.report(0, 1, {}, None, now=10.0)
+    assert console.deadline() is None
+    console.report(0, 2, {}, None, now=10.1)
+    assert console.deadline() == 10.0 + INTERVAL_S
+    console.report(0, 3, {}, None, now=10.0 + INTERVAL_S)
+    assert console.deadline() is None
     assert capsys.readouterr().err.count("\n") == 2
 
 
 def test_a_metric_of_several_lines_is_shown_on_one(capsys: Console) -> None:
-    ReportLines().report(1, {"note": "two\nlines"}, now=0.0)
+    console_of().report(0, 1, {"note": "two\nlines"}, None, now=0.0)
     assert capsys.readouterr().err == "distrain: report 1: note=two lines\n"
 
 
 def test_nothing_is_shown_twice(capsys: Console) -> None:
-    lines = ReportLines()
-    lines.report(1, {}, now=10.0)
-    lines.flush(now=20.0)
+    console = console_of()
+    console.report(0, 1, {}, None, now=10.0)
+    console.flush(now=20.0)
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -510,7 +538,7 @@ def test_levels_of_runs_in_threads_may_end_in_any_order(capsys: Console) -> None
 
 def test_report_lines_are_progress_and_the_ranks_output_is_not_ours(capsys: Console, output: RankOutput) -> None:
     with log_level("WARNING"):
-        ReportLines().report(1, {"loss": 1}, now=0.0)
+        console_of().report(0, 1, {"loss": 1}, None, now=0.0)
         output.feed(1, b"printed\n")
     assert capsys.readouterr() == ("[rank 3] printed\n", "")
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from distrain import wire
 from distrain.config import CheckpointConfig
+from distrain.console.run_console import RunConsole
+from distrain.console.run_status import RunStatus
 from distrain.coordinator.report_handler import ReportHandler
 from distrain.storage.local_store import LocalStore
 
@@ -26,12 +28,13 @@ def handler_of(store: LocalStore, sent: list[Any], world_size: int) -> ReportHan
     handler = ReportHandler(
         store,
         CheckpointConfig(num_to_keep=1),
+        RunConsole(RunStatus("/runs/run", started=0.0)),
         send=sent.append,
         upload=lambda order: None,
         on_commit=lambda path: None,
         validations=NoValidations(),  # type: ignore[arg-type]
     )
-    handler.begin(0, world_size)
+    handler.begin(0, ["localhost"] * world_size)
     for rank in range(world_size):
         handler.handle(wire.Running(attempt=0, rank=rank))
     return handler

@@ -1,0 +1,204 @@
+"""How far a run is: the facts that its console shows. Runs in: coordinator.
+
+Pure: no I/O, no clock. Times are those of ``time.monotonic``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distrain.storage.retention import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_RATE_WINDOW_S = 60.0
+_SAMPLE_S = 0.25
+"""Seconds between two samples from which the rate is computed."""
+_SILENT_AFTER_S = 20.0
+_SILENT_AFTER_INTERVALS = 5
+"""A rank is silent after so many of its usual intervals without a sign of life, and not before 20 s."""
+_SLOW_WINDOW_S = 30.0
+_SLOW_SHARE = 0.8
+"""A rank is slow if it has made less than this share of the reports of the median rank in 30 s."""
+_TREND_WEIGHT = 0.2
+_TREND_LEAST = 0.005
+"""A metric goes up or down if it differs by this share from the average of its last values."""
+
+
+@dataclass(slots=True)
+class RankStatus:
+    """One rank of the attempt. ``seen``: when it last reported or printed something, or began."""
+
+    host: str
+    seen: float
+    begun: float | None = None
+    ended: bool = False
+    reports: int = 0
+    window_reports: int = 0
+    """Reports in the last complete window."""
+    reports_before: int = 0
+    """Reports before the window that is open now."""
+    step: float | None = None
+    bar: str = ""
+    """The newest state of its progress bar, such as one of tqdm."""
+
+
+@dataclass(slots=True)
+class RunStatus:
+    """The state of a run. The coordinator keeps it up to date.
+
+    location: the run directory, as users know it.
+    grace_s: the seconds that workers have to stop.
+    """
+
+    location: str
+    started: float
+    grace_s: float = 0.0
+    phase: str = "connecting"
+    is_stopping: bool = False
+    restarts: int = 0
+    ranks: list[RankStatus] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    progress: Sequence[float] | None = None
+    checkpoint: str | None = None
+    checkpoint_at: float = 0.0
+    extremes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By metric: its lowest and its highest value so far."""
+    lost_s: float = 0.0
+    """Time that failures have cost: from the checkpoint before each until the workers were at work again."""
+    _lost_since: float | None = None
+    _averages: dict[str, float] = field(default_factory=dict)
+    _samples: deque[tuple[float, float]] = field(default_factory=deque)
+    """Times, and the steps or reports of rank 0 that were done by then."""
+    _window_began: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.location.rpartition("/")[2]
+
+    @property
+    def hosts(self) -> int:
+        return len({rank.host for rank in self.ranks})
+
+    # -- what happens ---------------------------------------------------------------------------------------------
+
+    def begin_attempt(self, hosts: Sequence[str], now: float) -> None:
+        """Begin an attempt. ``hosts``: the host of each rank."""
+        if self.ranks:
+            self.restarts += 1
+            self._lost_since = self._lost_since or self._kept_until()
+        self.ranks = [RankStatus(host, now) for host in hosts]
+        self.progress, self._window_began = None, now
+        self._samples.clear()
+
+    def rank_begins(self, rank: int, now: float) -> None:
+        """Note that a rank has entered train_func."""
+        self.ranks[rank].seen = self.ranks[rank].begun = now
+        if self._lost_since is not None and all(rank.begun is not None for rank in self.ranks):
+            self.lost_s += now - self._lost_since
+            self._lost_since = None
+
+    def _kept_until(self) -> float:
+        """Return until when the work of the last attempt is in a checkpoint."""
+        begun = [rank.begun for rank in self.ranks if rank.begun is not None]
+        return max(self.checkpoint_at, min(begun, default=0.0)) or self.started
+
+    def rank_ended(self, rank: int) -> None:
+        self.ranks[rank].ended = True
+
+    def heard_of(self, rank: int, now: float) -> None:
+        """Note that a rank has printed something."""
+        self.ranks[rank].seen = now
+
+    def reported(
+        self, rank: int, index: int, metrics: Mapping[str, Any], progress: Sequence[float] | None, now: float
+    ) -> None:
+        """Note a report. Called for every one, so it has to be cheap."""
+        state = self.ranks[rank]
+        state.seen, state.reports = now, index
+        if progress is not None:
+            state.step = progress[0]
+        if now >= self._window_began + _SLOW_WINDOW_S:
+            self._next_window(now)
+        if rank == 0:
+            self.progress = progress or self.progress
+            self._note_metrics(metrics)
+            if not self._samples or now >= self._samples[-1][0] + _SAMPLE_S:
+                self._samples.append((now, index if progress is None else progress[0]))
+                while self._samples[0][0] < now - _RATE_WINDOW_S and len(self._samples) > 2:
+                    self._samples.popleft()
+
+    def committed(self, name: str, now: float) -> None:
+        """Note the newest checkpoint."""
+        self.checkpoint, self.checkpoint_at = name, now
+
+    def _note_metrics(self, metrics: Mapping[str, Any]) -> None:
+        for name, value in self.metrics.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                average = self._averages.get(name, value)
+                self._averages[name] = average + _TREND_WEIGHT * (value - average)
+        self.metrics = flatten(metrics)
+        for name, value in self.metrics.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                low, high = self.extremes.get(name, (value, value))
+                self.extremes[name] = min(low, value), max(high, value)
+
+    def _next_window(self, now: float) -> None:
+        self._window_began = now
+        for rank in self.ranks:
+            rank.window_reports, rank.reports_before = rank.reports - rank.reports_before, rank.reports
+
+    # -- what follows ---------------------------------------------------------------------------------------------
+
+    def rate(self) -> float | None:
+        """Return the steps per second of rank 0, or its reports per second if it gives no progress; or None."""
+        if len(self._samples) < 2:
+            return None
+        (first, done), (last, more) = self._samples[0], self._samples[-1]
+        return (more - done) / (last - first) if more > done else None
+
+    def left_s(self) -> float | None:
+        """Return the seconds until the last step at the present rate, or None."""
+        rate = self.rate()
+        if self.progress is None or rate is None:
+            return None
+        return (self.progress[1] - self.progress[0]) / rate
+
+    def trend(self, name: str) -> int:
+        """Return 1 if a metric rises, -1 if it falls, else 0."""
+        value, average = self.metrics[name], self._averages.get(name)
+        if average is None or not isinstance(value, (int, float)) or not math.isfinite(value):
+            return 0
+        least = _TREND_LEAST * abs(average)
+        return (value > average + least) - (value < average - least)
+
+    def silent(self, now: float) -> list[int]:
+        """Return the ranks that give no sign of life while others do."""
+        at_work = [rank for rank in self.ranks if rank.begun is not None and not rank.ended]
+        if not at_work:
+            return []
+        newest = max(rank.seen for rank in at_work)
+        return [
+            number
+            for number, rank in enumerate(self.ranks)
+            if rank.begun is not None and not rank.ended and newest - rank.seen > self._patience_s(rank)
+        ]
+
+    def _patience_s(self, rank: RankStatus) -> float:
+        usual_s = (rank.seen - (rank.begun or 0.0)) / max(rank.reports, 1)
+        return max(_SILENT_AFTER_S, _SILENT_AFTER_INTERVALS * usual_s)
+
+    def slow(self) -> list[int]:
+        """Return the ranks that make clearly fewer reports than the others."""
+        counts = sorted(rank.window_reports for rank in self.ranks)
+        median = counts[len(counts) // 2] if counts else 0
+        least = min(_SLOW_SHARE * median, median - 2)
+        return [number for number, rank in enumerate(self.ranks) if rank.window_reports < least and not rank.ended]
+
+    def bar(self) -> tuple[int, str] | None:
+        """Return the progress bar to show, with its rank: that of the lowest rank that has one."""
+        return next(((number, rank.bar) for number, rank in enumerate(self.ranks) if rank.bar), None)

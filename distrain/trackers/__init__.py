@@ -1,0 +1,31 @@
+"""Trackers: TensorBoard, Weights & Biases, MLflow, Trackio, and your own, beside the training.
+
+Names are loaded when they are first used. Runs in: tracker; the choice and :func:`export` anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distrain.system.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from distrain.trackers.exporting import export as export
+    from distrain.trackers.mlflow import Mlflow as Mlflow
+    from distrain.trackers.tensorboard import TensorBoard as TensorBoard
+    from distrain.trackers.tracker import Report as Report
+    from distrain.trackers.tracker import TrackedRun as TrackedRun
+    from distrain.trackers.tracker import Tracker as Tracker
+    from distrain.trackers.trackio import Trackio as Trackio
+    from distrain.trackers.wandb import Wandb as Wandb
+
+_HOMES = {
+    "exporting": ("export",),
+    "mlflow": ("Mlflow",),
+    "tensorboard": ("TensorBoard",),
+    "trackio": ("Trackio",),
+    "tracker": ("Report", "TrackedRun", "Tracker"),
+    "wandb": ("Wandb",),
+}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,108 @@
+"""MLflow. Runs in: tracker; the configuration anywhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from distrain.storage.retention import flatten
+from distrain.system.extras import require
+from distrain.trackers.tracker import Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from distrain.checkpoint import Checkpoint
+    from distrain.trackers.tracker import Report, TrackedRun
+
+_MOST_METRICS, _MOST_PARAMS = 1000, 100
+"""MLflow takes no more of them at once."""
+_LONGEST_PARAM = 6000
+_BAD_CHARACTER = re.compile(r"[^\w\-. /:]")
+_ID = "distrain.id"
+_STATUSES = {"finished": "FINISHED", "failed": "FAILED", "aborted": "KILLED"}
+
+
+@dataclass(kw_only=True)
+class Mlflow(Tracker):
+    """Log to MLflow. Credentials come from the environment, as MLflow documents.
+
+    tracking_uri: the server, or a URI such as ``sqlite:///mlflow.db``; by default MLflow's own.
+    experiment: the name of the experiment, which is created if there is none; by default MLflow's ``Default``.
+    tags: further tags of the MLflow run.
+    ranks: 0, or ``"all"``: then metrics are called ``rank_3/loss``.
+    checkpoints: log the files of each checkpoint as artifacts.
+
+    >>> Mlflow(tracking_uri="sqlite:///mlflow.db", experiment="mnist").experiment
+    'mnist'
+    """
+
+    tracking_uri: str | None = None
+    experiment: str | None = None
+    tags: Mapping[str, str] | None = None
+    ranks: Literal[0, "all"] = 0
+    checkpoints: bool = False
+
+    package: ClassVar[str | None] = "mlflow"
+
+    def start(self, run: TrackedRun) -> None:
+        self._metric = require("mlflow.entities").Metric
+        self._client = require("mlflow").MlflowClient(tracking_uri=self.tracking_uri)
+        self._pending: list[Any] = []
+        if "run_id" not in run.state:
+            run.state["run_id"] = self._find(run) or self._create(run)
+        self._run_id = run.state["run_id"]
+        self._client.update_run(self._run_id, status="RUNNING")
+        self._log_params(run.config)
+
+    def _experiment_id(self) -> str:
+        name = self.experiment or "Default"
+        found = self._client.get_experiment_by_name(name)
+        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+
+    def _find(self, run: TrackedRun) -> str | None:
+        """Return the MLflow run that a process has made which died before it could note its id."""
+        found = self._client.search_runs([self._experiment_id()], f"tags.`{_ID}` = '{run.id}'", max_results=1)
+        return str(found[0].info.run_id) if found else None
+
+    def _create(self, run: TrackedRun) -> str:
+        tags = {**{f"distrain.{name}": value for name, value in run.tags.items()}, _ID: run.id, **(self.tags or {})}
+        made = self._client.create_run(self._experiment_id(), run_name=run.name, tags=tags)
+        return str(made.info.run_id)
+
+    def _log_params(self, config: Mapping[str, Any]) -> None:
+        """Log the config. MLflow does not allow a param to change, so the first value of each is kept."""
+        param = require("mlflow.entities").Param
+        known = self._client.get_run(self._run_id).data.params
+        flat = {_clean(name): str(value)[:_LONGEST_PARAM] for name, value in flatten(config).items()}
+        params = [param(name, value) for name, value in flat.items() if name not in known]
+        for first in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(self._run_id, params=params[first : first + _MOST_PARAMS])
+
+    def log(self, report: Report) -> None:
+        prefix = "" if self.ranks == 0 else f"rank_{report.rank}/"
+        moment = int(report.time * 1000)
+        self._pending += [
+            self._metric(_clean(f"{prefix}{name}"), value, moment, report.step)
+            for name, value in report.metrics.items()
+        ]
+
+    def flush(self) -> None:
+        """Send the metrics. A database ignores those that it has already."""
+        for first in range(0, len(self._pending), _MOST_METRICS):
+            self._client.log_batch(self._run_id, metrics=self._pending[first : first + _MOST_METRICS])
+        self._pending = []
+
+    def checkpoint(self, checkpoint: Checkpoint, step: int) -> None:
+        with checkpoint.as_directory() as folder:
+            self._client.log_artifacts(self._run_id, str(folder), artifact_path=Path(str(checkpoint.path)).name)
+
+    def finish(self, status: str) -> None:
+        self._client.set_terminated(self._run_id, _STATUSES.get(status, "FAILED"))
+
+
+def _clean(name: str) -> str:
+    """Return a name with ``_`` for the characters that MLflow does not allow."""
+    return _BAD_CHARACTER.sub("_", name)

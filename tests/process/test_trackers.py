@@ -1,0 +1,361 @@
+"""Trackers of real runs: every step once in one tracked run, whatever happens to the workers, fit() or the tracker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import distrain
+from distrain import Checkpoint, FailureConfig, LaunchError, WorkerGroupError
+from distrain.system.remote_path import locate
+from distrain.trackers import Mlflow, Report, TensorBoard, TrackedRun, Tracker, Trackio, Wandb, export, link
+from tests.conftest import run_members, wait_until
+from tests.process.conftest import when_shown
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from tests.process.conftest import Fit
+    from tests.process.object_storage.bucket import Bucket
+
+STEPS = 12
+EXPECTED = [(step, 1 / step) for step in range(1, STEPS + 1)]
+TWICE = FailureConfig(max_failures=2)
+
+
+def train(config: dict[str, Any]) -> None:
+    """Report every step, with a checkpoint after each fourth; fail in step 6 and 10, once each."""
+    checkpoint = distrain.get_checkpoint()
+    first = checkpoint.to_dict()["step"] if checkpoint else 0
+    for step in range(first + 1, STEPS + 1):
+        stored = Checkpoint.from_dict({"step": step}) if step % 4 == 0 else None
+        distrain.report({"loss": 1 / step, "eval": {"even": step % 2 == 0}}, checkpoint=stored)
+        marker = Path(config["place"], f"failed-{step}")
+        if distrain.get_context().get_world_rank() == 0 and step in (6, 10) and not marker.exists():
+            marker.touch()
+            raise ValueError("on purpose")
+
+
+class Lines(Tracker):
+    """The ten lines of the documentation, nearly."""
+
+    def start(self, run: TrackedRun) -> None:
+        self.file = (run.directory / "lines.txt").open("a")
+        self.file.write(f"start {run.config['lr']}\n")
+
+    def log(self, report: Report) -> None:
+        self.file.write(f"{report.step} {report.metrics['loss']}\n")
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def finish(self, status: str) -> None:
+        self.file.write(f"{status}\n")
+        self.file.close()
+
+
+def lines_of(run: str | Path) -> list[str]:
+    return Path(run, "lines.txt").read_text().splitlines()
+
+
+REPORTED = [f"{step} {value}" for step, value in EXPECTED]
+
+
+# -- restarts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_a_tracker_of_ones_own_has_every_step_once_in_spite_of_two_restarts(
+    fit: Fit, tmp_path: Path, workers: int
+) -> None:
+    config = {"place": str(tmp_path), "lr": 0.1}
+    result = fit(train, config, workers=workers, trackers=[Lines()], failure_config=TWICE)
+    assert len(list(tmp_path.glob("failed-*"))) == 2
+    assert lines_of(result.path) == ["start 0.1", *REPORTED, "finished"]
+
+
+def test_the_next_fit_goes_on_in_the_same_tracked_run(fit: Fit, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tests.unit.trackers.test_tensorboard import scalars
+
+    config = {"place": str(tmp_path), "lr": 0.1}
+    for _ in range(2):
+        with pytest.raises(WorkerGroupError):
+            fit(train, config, name="run", trackers=["tensorboard", Lines()])
+    run = fit(train, config, name="run", trackers=["tensorboard", Lines()]).path
+    assert [step for step, _ in scalars(Path(run, "tensorboard"))["loss"]] == list(range(1, STEPS + 1))
+    assert scalars(Path(run, "tensorboard"))["eval/even"] == [(step, step % 2 == 0) for step, _ in EXPECTED]
+    assert len(list(Path(run, "tensorboard").iterdir())) == 1
+    assert [line for line in lines_of(run) if line[0].isdigit()] == REPORTED
+    assert [line for line in lines_of(run) if line.startswith("f")] == ["failed", "failed", "finished"]
+
+
+def test_the_environment_names_trackers(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("DISTRAIN_TRACKERS", f"tensorboard:directory={tmp_path / 'events'}")
+    fit(lambda: distrain.report({"loss": 1.0}), workers=0)
+    assert len(list((tmp_path / "events").iterdir())) == 1
+
+
+def test_a_run_on_an_object_store_goes_on_in_the_same_tracked_run(one_fit: Fit, bucket: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tests.unit.trackers.test_tensorboard import scalars
+
+    config = {"place": str(tmp_path), "lr": 0.1}
+    with pytest.raises(WorkerGroupError):
+        one_fit(train, config, name="run", trackers=["tensorboard"])
+    run = one_fit(train, config, name="run", trackers=["tensorboard"], failure_config=TWICE).path
+    locate(run).get_all([name for name in locate(run).files() if name.startswith("tensorboard/")], tmp_path)
+    assert scalars(tmp_path / "tensorboard")["loss"] == [(step, pytest.approx(value)) for step, value in EXPECTED]
+    export(run, TensorBoard(directory=tmp_path / "more"))
+    assert scalars(tmp_path / "more") == {}
+    export(run, TensorBoard(directory=tmp_path / "more"), again=True)
+    assert scalars(tmp_path / "more")["loss"] == [(step, pytest.approx(value)) for step, value in EXPECTED]
+
+
+# -- a tracker that fails or hangs -----------------------------------------------------------------------------------
+
+
+class Failing(Tracker):
+    def log(self, report: Report) -> None:
+        raise ConnectionError("no network")
+
+
+class Hanging(Tracker):
+    def log(self, report: Report) -> None:
+        time.sleep(1000)
+
+
+class ExitingAtStart(Tracker):
+    name = "exiting"
+
+    def start(self, run: TrackedRun) -> None:
+        sys.exit("no key")
+
+
+def test_a_tracker_that_fails_is_named_once_and_neither_the_run_nor_another_tracker_notices(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"place": str(tmp_path), "lr": 0.1}
+    run = fit(train, config, trackers=[Failing(), ExitingAtStart(), Lines()], failure_config=TWICE).path
+    assert lines_of(run) == ["start 0.1", *REPORTED, "finished"]
+    shown = capsys.readouterr().err
+    assert shown.count("the tracker failing failed: ConnectionError: no network; the run goes on, ") == 1
+    assert shown.count("the tracker exiting failed: SystemExit: no key; the run goes on, ") == 1
+    assert "no network" in Path(run, "logs", "trackers.log").read_text()
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_a_tracker_that_hangs_does_not_keep_the_run(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(link, "_NOTICE_AFTER_S", 0.5)
+    monkeypatch.setattr(link, "_LONGEST_WAIT_S", 2.0)
+    config = {"place": str(tmp_path), "lr": 0.1}
+    run = fit(train, config, workers=workers, trackers=[Hanging(), Lines()], failure_config=TWICE).path
+    assert lines_of(run)[-1] == "finished"
+    shown = capsys.readouterr().err
+    assert shown.count("waiting for the tracker hanging to log the rest; Ctrl-C ends the waiting") == 1
+    assert shown.count("the tracker hanging has not logged everything; ") == 1
+
+
+def test_ctrl_c_ends_the_wait_for_a_tracker_and_fit_returns(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_NOTICE_AFTER_S", 0.1)
+    config = {"place": str(tmp_path), "lr": 0.1}
+    with when_shown("waiting for the tracker", lambda: signal.raise_signal(signal.SIGINT)):
+        result = fit(train, config, trackers=[Hanging()], failure_config=TWICE)
+    assert result.metrics == {"loss": 1 / STEPS, "eval": {"even": True}}
+
+
+def test_a_missing_package_is_an_error_before_the_run_starts(fit: Fit, storage: Path) -> None:
+    class Elsewhere(Tracker):
+        package = "no_such_package"
+
+    with pytest.raises(LaunchError, match="pip install no_such_package"):
+        fit(train, trackers=[Elsewhere()])
+    assert not storage.exists()
+
+
+# -- the death of fit() and of the tracker's process -----------------------------------------------------------------
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import distrain
+from distrain import DataParallelTrainer, RunConfig, ScalingConfig
+from distrain.trackers import Tracker
+
+class Lines(Tracker):
+    def start(self, run):
+        self.file = open(run.directory / "lines.txt", "a", buffering=1)
+
+    def log(self, report):
+        self.file.write(f"{report.step}\\n")
+
+    def finish(self, status):
+        self.file.write(f"{status}\\n")
+        HANG
+
+def train():
+    for step in range(1, 1000):
+        distrain.report({"step": step})
+        time.sleep(0.01)
+
+trainer = DataParallelTrainer(train, scaling_config=ScalingConfig(num_workers=1),
+                              run_config=RunConfig(name="run", storage_path="runs", trackers=[Lines()]))
+if __name__ == "__main__":
+    trainer.fit()
+"""
+
+
+@pytest.mark.parametrize("hang", ["", "time.sleep(1000)"], ids=["", "hanging"])
+def test_the_tracker_process_ends_after_the_death_of_fit_with_all_reports_logged(
+    tmp_path: Path, test_run_id: str, hang: str
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.replace("HANG", hang))
+    parent = psutil.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    lines = tmp_path / "runs" / "run" / "lines.txt"
+    wait_until(lambda: lines.exists() and "5\n" in lines.read_text())
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not run_members(test_run_id), timeout_s=5.0)
+    reported = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().count("\n")
+    assert lines.read_text().splitlines() == [*map(str, range(1, reported + 1)), "failed"]
+
+
+def test_a_tracker_process_that_is_killed_is_made_up_for_by_an_export(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Marking(Lines):
+        def log(self, report: Report) -> None:
+            super().log(report)
+            if report.step == 2 and not (place / "killed").exists():
+                (place / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    place = tmp_path
+    config = {"place": str(tmp_path), "lr": 0.1}
+    run = fit(train, config, trackers=[Marking()], failure_config=TWICE).path
+    assert "the tracker marking has not logged everything" in capsys.readouterr().err
+    assert export(run, Marking()) is None
+    assert [line for line in lines_of(run) if line[0].isdigit()] == REPORTED
+
+
+# -- the other trackers, read back by their own libraries ------------------------------------------------------------
+
+
+@pytest.fixture
+def thrice(fit: Fit, tmp_path: Path) -> Callable[..., Path]:
+    """Run until success in three fit(): with two restarts of the run."""
+
+    def run(tracker: Tracker) -> Path:
+        config = {"place": str(tmp_path), "lr": 0.1}
+        for _ in range(2):
+            with pytest.raises(WorkerGroupError):
+                fit(train, config, name="run", trackers=[tracker])
+        return Path(fit(train, config, name="run", trackers=[tracker]).path)
+
+    return run
+
+
+def test_mlflow_has_every_step_once(
+    thrice: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not find_spec("mlflow"):
+        pytest.skip("needs mlflow")
+    monkeypatch.chdir(tmp_path)  # MLflow writes artifacts there
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    thrice(Mlflow(tracking_uri=uri, experiment="mnist", tags={"mine": "1"}, checkpoints=True))
+    found = _output(READ_MLFLOW, uri)
+    assert [tuple(point) for point in found["points"]] == EXPECTED
+    assert (found["status"], found["name"], found["lr"], found["mine"]) == ("FINISHED", "run", "0.1", "1")
+    assert {"checkpoint_000000", "checkpoint_000002"} <= set(found["artifacts"])
+
+
+READ_MLFLOW = """
+import json, sys, mlflow
+client = mlflow.MlflowClient(tracking_uri=sys.argv[1])
+[run] = client.search_runs([client.get_experiment_by_name("mnist").experiment_id])
+print(json.dumps({
+    "points": sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")),
+    "artifacts": [item.path for item in client.list_artifacts(run.info.run_id)],
+    "status": run.info.status, "name": run.info.run_name, "lr": run.data.params["lr"], "mine": run.data.tags["mine"],
+}))
+"""
+
+
+def test_trackio_has_every_step_once(
+    thrice: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not find_spec("trackio"):
+        pytest.skip("needs trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    run = thrice(Trackio(project="mnist"))
+    name, points = _output(READ_TRACKIO)
+    assert name.startswith(f"{run.name}-")
+    assert [(point["step"], point["loss"]) for point in points] == EXPECTED
+
+
+READ_TRACKIO = """
+import json, trackio
+from trackio.sqlite_storage import SQLiteStorage
+[run] = trackio.Api().runs("mnist")
+print(json.dumps([run.name, SQLiteStorage.get_logs("mnist", run.name)]))
+"""
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_wandb_has_every_step_once(fit: Fit, tmp_path: Path, workers: int) -> None:
+    """Offline, where each fit() has a file of its own."""
+    if not find_spec("wandb"):
+        pytest.skip("needs wandb")
+    config = {"place": str(tmp_path), "lr": 0.1}
+    tracker = Wandb(project="mnist", mode="offline", checkpoints=True)
+    run = Path(fit(train, config, workers=workers, trackers=[tracker], failure_config=TWICE).path)
+    [file] = (run / "trackers" / "wandb").glob("offline-run-*/*.wandb")
+    points = _output(READ_WANDB, str(file))
+    assert [(point["_step"], point["loss"], point["eval/even"]) for point in points] == [
+        (step, value, step % 2 == 0) for step, value in EXPECTED
+    ]
+
+
+READ_WANDB = """
+import json, struct, sys
+from wandb.proto import wandb_internal_pb2
+
+data, points, record, at = open(sys.argv[1], "rb").read(), [], b"", 7  # records in LevelDB's format, after a header
+while at + 7 <= len(data):
+    if 32768 - at % 32768 < 7:
+        at += 32768 - at % 32768
+        continue
+    _, size, kind = struct.unpack_from("<IHB", data, at)
+    record += data[at + 7 : at + 7 + size]
+    at += 7 + size
+    if kind in (1, 4):
+        found, record = wandb_internal_pb2.Record.FromString(record), b""
+        if found.WhichOneof("record_type") == "history":
+            points.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in found.history.item})
+print(json.dumps(points))
+"""
+
+
+def _output(code: str, *arguments: str) -> Any:
+    """Run code in another process, so that this one does not import the library."""
+    import subprocess
+
+    command = [sys.executable, "-c", code, *arguments]
+    done: subprocess.CompletedProcess[str] = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

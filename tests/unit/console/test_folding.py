@@ -1,0 +1,70 @@
+"""Equal lines of several ranks become one; the lines of each rank stay complete and in order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distrain.console.folding import WAIT_S, Folding
+
+
+def taken(folding: Folding, now: float) -> list[tuple[list[int], bytes]]:
+    return [(sorted(line.ranks), line.text) for line in folding.take(now)]
+
+
+def test_a_line_that_all_ranks_print_is_one_line_at_once() -> None:
+    folding = Folding(4)
+    for rank in range(4):
+        folding.add(rank, 1, b"epoch 2 starts", now=10.0 + rank / 100)
+    assert taken(folding, 10.03) == [([0, 1, 2, 3], b"epoch 2 starts")]
+
+
+def test_a_line_waits_a_moment_for_other_ranks() -> None:
+    folding = Folding(3)
+    folding.add(0, 1, b"a", now=10.0)
+    folding.add(2, 1, b"a", now=10.1)
+    assert taken(folding, 10.15) == []
+    assert folding.deadline() == 10.0 + WAIT_S
+    assert taken(folding, 10.0 + WAIT_S) == [([0, 2], b"a")]
+    assert folding.deadline() is None
+
+
+def test_a_line_that_comes_too_late_is_a_line_of_its_own() -> None:
+    folding = Folding(2)
+    folding.add(0, 1, b"a", now=10.0)
+    assert taken(folding, 10.5) == [([0], b"a")]
+    folding.add(1, 1, b"a", now=10.6)
+    assert taken(folding, 11.0) == [([1], b"a")]
+
+
+def test_stdout_and_stderr_are_not_folded_together() -> None:
+    folding = Folding(2)
+    folding.add(0, 1, b"a", now=10.0)
+    folding.add(1, 2, b"a", now=10.0)
+    assert taken(folding, 11.0) == [([0], b"a"), ([1], b"a")]
+
+
+def test_lines_of_the_same_key_are_folded_and_the_first_is_shown() -> None:
+    folding = Folding(2)
+    folding.add(0, 2, b"100% 5.1 it/s", now=10.0, key=b"% it/s")
+    folding.add(1, 2, b"100% 5.2 it/s", now=10.0, key=b"% it/s")
+    assert taken(folding, 11.0) == [([0, 1], b"100% 5.1 it/s")]
+
+
+@given(
+    printed=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"]), st.floats(0, 0.3))),
+    takes=st.sets(st.integers(0, 40)),
+)
+def test_each_rank_has_all_its_lines_in_order(printed: list[tuple[int, bytes, float]], takes: set[int]) -> None:
+    folding, now = Folding(4), 0.0
+    shown: dict[int, list[bytes]] = {rank: [] for rank in range(4)}
+    for number, (rank, text, pause_s) in enumerate(printed):
+        now += pause_s
+        folding.add(rank, 1, text, now)
+        for line in folding.take(now) if number in takes else ():
+            for its in line.ranks:
+                shown[its].append(line.text)
+    for line in folding.take_all():
+        for its in line.ranks:
+            shown[its].append(line.text)
+    assert shown == {rank: [text for who, text, _ in printed if who == rank] for rank in range(4)}

@@ -1,0 +1,137 @@
+"""A run on a real pseudo-terminal, as a terminal emulator shows it: lines above a footer, and nothing left of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import pyte
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PROGRAM = """
+    import sys, time
+    import distrain
+    from distrain.trainer import DataParallelTrainer
+
+    class Printer(distrain.UserCallback):
+        def after_report(self, run_context, metrics, checkpoint):
+            print("callback", metrics[0]["step"])
+
+    def train():
+        rank = distrain.get_context().get_world_rank()
+        for step in range(1, 41):
+            if step % 10 == 0:
+                print("epoch", step // 10)
+            if rank == 1 and step == 15:
+                print("only one")
+            sys.stderr.write(f"\\rbar {step}")
+            distrain.report({"loss": 1 / step, "step": step}, progress=(step, 40))
+            time.sleep(0.1)
+        sys.stderr.write("\\n")
+
+    scaling = distrain.ScalingConfig(num_workers=4)
+    run = distrain.RunConfig(name="run", storage_path=sys.argv[1], callbacks=[Printer()])
+    DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()
+"""
+
+
+class Terminal:
+    """A program on a terminal of its own. ``screen``: what a terminal emulator shows of it."""
+
+    def __init__(self, argv: list[str], columns: int, rows: int) -> None:
+        self.screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=0.5)
+        self._stream = pyte.ByteStream(self.screen)
+        self._fd, other = pty.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        self.process = subprocess.Popen(
+            argv, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True
+        )
+        os.close(other)
+
+    def lines(self) -> list[str]:
+        """Everything that is on the screen, and above it, without empty lines at the end."""
+        above = ["".join(row[x].data for x in range(self.screen.columns)) for row in self.screen.history.top]
+        lines = [line.rstrip() for line in [*above, *self.screen.display]]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+    def wait_for(self, condition: Callable[[list[str]], bool]) -> list[str]:
+        """Read until the condition is true for the lines, or the program has ended."""
+        deadline = time.monotonic() + 60
+        while not condition(self.lines()):
+            assert time.monotonic() < deadline, "\n".join(self.lines())
+            if select.select([self._fd], [], [], 0.2)[0]:
+                try:
+                    self._stream.feed(os.read(self._fd, 65536))
+                except OSError:  # the program has ended
+                    break
+        return self.lines()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+        self.process.wait()
+        os.close(self._fd)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[[int, int], Terminal]]:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    opened: list[Terminal] = []
+
+    def start(columns: int, rows: int) -> Terminal:
+        opened.append(Terminal([sys.executable, str(script), str(tmp_path / "runs")], columns, rows))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def test_lines_scroll_above_a_footer_of_which_nothing_is_left(run: Callable[[int, int], Terminal]) -> None:
+    terminal = run(100, 24)
+    during = terminal.wait_for(lambda lines: any("/40 · " in line for line in lines) and "epoch 2" in str(lines))
+    footer = during[-6:]
+    assert footer[0].startswith("running · ")
+    assert footer[0].endswith(" · 4 workers · run")
+    assert footer[1].startswith("━")
+    assert footer[2].startswith("loss 0.")
+    assert footer[3].startswith("rank 0: bar ")
+    assert footer[4].startswith("ranks ●●●●")
+    assert footer[5].startswith("Ctrl-C: the workers have 10 s")
+
+    after = terminal.wait_for(lambda lines: False)
+    assert terminal.process.wait() == 0
+    assert not [line for line in after if line.startswith(("running", "━", "ranks", "Ctrl-C"))]
+    stamped = [line[9:] for line in after if line[2:3] == ":" and line[5:6] == ":"]
+    assert [line for line in stamped if "epoch" in line] == [f"[rank 0-3] epoch {number}" for number in range(1, 5)]
+    assert [line for line in stamped if "only" in line] == ["[rank 1] only one"]
+    assert [line for line in stamped if "bar" in line] == ["[rank 0-3] bar 40"]
+    assert [line for line in after if "callback" in line] == [f"callback {step}" for step in range(1, 41)]
+    [end] = [number for number, line in enumerate(after) if line.startswith("distrain: finished after ")]
+    assert any(line.strip().startswith("metrics:     loss=0.025, step=40") for line in after[end:])
+
+
+def test_on_a_narrow_terminal_nothing_wraps_in_the_footer(run: Callable[[int, int], Terminal]) -> None:
+    terminal = run(40, 20)
+    during = terminal.wait_for(lambda lines: any(line.startswith("ranks ●●●●") for line in lines))
+    assert during[-1].startswith("Ctrl-C")
+    assert during[-1].endswith("…")
+    assert during[-2].startswith("ranks ●●●●")

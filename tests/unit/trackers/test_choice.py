@@ -1,0 +1,90 @@
+"""Trackers as objects, as texts, and in the environment; and what is refused before a run starts."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from distrain import RunConfig
+from distrain.errors import LaunchError
+from distrain.trackers import Mlflow, TensorBoard, Tracker, Wandb
+from distrain.trackers.choice import check_packages, parse_tracker, pickled_trackers, trackers_of
+
+
+class Mine(Tracker):
+    pass
+
+
+def test_trackers_are_objects_or_texts() -> None:
+    mine = Mine()
+    board, wandb, own = trackers_of(
+        ["tensorboard:ranks=all", "wandb:project=my,mode=offline,checkpoints=true", mine], {}
+    )
+    assert board == TensorBoard(ranks="all")
+    assert wandb == Wandb(project="my", mode="offline", checkpoints=True)
+    assert own is mine
+
+
+def test_the_environment_names_trackers_unless_the_config_does() -> None:
+    environment = {"DISTRAIN_TRACKERS": "tensorboard; mlflow:tracking_uri=http://host:5000,experiment=a b;"}
+    expected = [TensorBoard(), Mlflow(tracking_uri="http://host:5000", experiment="a b")]
+    assert trackers_of(None, environment) == expected
+    assert trackers_of([], environment) == []
+    assert trackers_of(None, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("wnadb", "--tracker: there is no tracker 'wnadb'; did you mean wandb?"),
+        ("csv", "--tracker: there is no tracker 'csv'; there are mlflow, tensorboard, trackio, wandb"),
+        ("wandb:projct=x", "--tracker: wandb has no option 'projct'; did you mean project?"),
+        ("trackio:zzz=x", "--tracker: trackio has no option 'zzz'; it has project, space_id, group, ranks"),
+        ("wandb:project", "--tracker: wandb: give project a value, project=..."),
+        ("wandb:checkpoints=perhaps", "--tracker: wandb: checkpoints must be true or false, got 'perhaps'"),
+        ("wandb:ranks=3", "--tracker: wandb: ranks must be 0 or all, got '3'"),
+        ("wandb:tags=a", "--tracker: wandb: tags can only be given in Python, RunConfig(trackers=[...])"),
+    ],
+)
+def test_a_wrong_text_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        parse_tracker(text)
+
+
+def test_a_wrong_environment_names_the_variable() -> None:
+    with pytest.raises(ValueError, match="DISTRAIN_TRACKERS: there is no tracker 'x'"):
+        trackers_of(None, {"DISTRAIN_TRACKERS": "x"})
+
+
+@pytest.mark.parametrize(
+    ("trackers", "kind", "text"),
+    [
+        ("tensorboard", TypeError, "RunConfig.trackers must be a list of trackers, got 'tensorboard'"),
+        ([print], TypeError, "RunConfig.trackers must hold names such as 'tensorboard', or objects of"),
+        ([TensorBoard], TypeError, "TensorBoard is a class; give an object of it, TensorBoard()"),
+        ([TensorBoard(ranks=3)], ValueError, "ranks must be 0 or 'all', got 3"),  # type: ignore[arg-type]
+        (["wandb:project=a", Wandb()], ValueError, "two trackers are called 'wandb'"),
+    ],
+)
+def test_wrong_trackers_are_refused_by_the_config(trackers: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as raised:
+        RunConfig(trackers=trackers)
+    assert text in str(raised.value)
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
+    class Elsewhere(Tracker):
+        package = "no_such_package"
+
+    with pytest.raises(LaunchError, match=r"the tracker elsewhere needs the package no_such_package.*pip install no_s"):
+        check_packages([TensorBoard(), Elsewhere()])
+
+
+def test_the_part_of_a_tracker_that_cannot_be_pickled_is_named() -> None:
+    mine = Mine()
+    mine.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(LaunchError, match=r"mine.*lock cannot be pickled.*open files and connections in its start"):
+        pickled_trackers([mine])
