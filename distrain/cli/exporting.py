@@ -7,56 +7,70 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
 from distrain.cli.text import screen
 from distrain.runs.details import reports_of
-from distrain.runs.export import write_csv, write_parquet
+from distrain.runs.export import FORMATS
 from distrain.runs.listing import NoSuchRun, Run
 from distrain.storage.retention import flatten
 from distrain.system.extras import require
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white")
+_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+"""Those of :data:`distrain.trackers.choice.KINDS`, which takes long to import."""
 _SCREEN = (80, 24)
 _BESIDE_PLOT = (24, 8)
 """Columns and lines that the axes take."""
+
+
+class _Suggestions(list[str]):
+    """Choices that completion offers. Other values are allowed, too."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
 
 
 def export_parser() -> argparse.ArgumentParser:
     """Make the parser of ``distrain export``."""
     parser = parsers.make_parser(
         "export",
-        "Write every report of every rank: time, attempt, rank, index, step, and the metrics. parquet needs pyarrow.",
-        "  distrain export last --to csv > reports.csv\n  distrain export last --to parquet -o reports.parquet",
+        "Write every report of every rank: time, attempt, rank, index, step, and the metrics. parquet needs pyarrow.\n"
+        "Or log the reports that a tracker has not had to it, with the options of --tracker.",
+        "  distrain export last --to csv > reports.csv\n  distrain export last --to parquet -o reports.parquet\n"
+        "  distrain export last --to wandb:project=mnist",
     )
     parsers.add_run(parser)
-    parser.add_argument("--to", choices=sorted(FORMATS), required=True, help="the format")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: stdout)")
+    add = parser.add_argument
+    add(
+        "--to",
+        required=True,
+        choices=_Suggestions([*sorted(FORMATS), *_TRACKERS]),
+        metavar="FORMAT",
+        help=f"{', '.join(sorted(FORMATS))}, or a tracker: {', '.join(_TRACKERS)}",
+    )
+    add("-o", "--output", metavar="FILE", help="the file to write (default: stdout); not for trackers")
     return parser
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Write the reports of a run."""
-    if told := FORMATS[options.to](parsers.run_of(options), options.output):
-        print(told)
-    return 0
-
-
-def _write_file(write: Callable[[Run, IO[bytes]], None], run: Run, output: str | None) -> str:
-    """Write a run into a file, or to stdout. An old file stays as it is if that fails."""
-    if output is None:
-        if sys.stdout.isatty() and write is not write_csv:
-            raise NoSuchRun("this format is not for a terminal: name a file with -o")
+    """Write the reports of a run, or log them to a tracker."""
+    run = parsers.run_of(options)
+    if options.to not in FORMATS:
+        return _log_to_tracker(run, options.to, options.output)
+    write = FORMATS[options.to]
+    if options.output is None:
+        if sys.stdout.isatty() and options.to != "csv":
+            raise NoSuchRun(f"{options.to} is not for a terminal: name a file with -o")
         write(run, sys.stdout.buffer)
-        return ""
-    target = Path(output)
+        return 0
+    target = Path(options.output)
     temporary = target.with_name(f"{target.name}.new")
     try:
         with temporary.open("wb") as file:
@@ -64,14 +78,25 @@ def _write_file(write: Callable[[Run, IO[bytes]], None], run: Run, output: str |
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    return f"wrote {target}"
+    print(f"wrote {target}")
+    return 0
 
 
-FORMATS: dict[str, Callable[[Run, str | None], str]] = {
-    "csv": partial(_write_file, write_csv),
-    "parquet": partial(_write_file, write_parquet),
-}
-"""What exports a run, by the name of the format: given the run and the value of ``-o``, it returns what to say."""
+def _log_to_tracker(run: Run, tracker: str, output: str | None) -> int:
+    from distrain.trackers import export
+    from distrain.trackers.choice import parse_tracker
+
+    try:
+        if tracker.partition(":")[0] not in _TRACKERS:
+            known = ", ".join([*sorted(FORMATS), *_TRACKERS])
+            raise NoSuchRun(f"--to {tracker}: there is no such format or tracker; there are {known}")
+        if output is not None:
+            raise NoSuchRun(f"-o {output}: a tracker has its own place; see the option directory of a tracker")
+        url = export(run.path, parse_tracker(tracker, "--to"))
+    except ValueError as error:
+        raise NoSuchRun(str(error)) from None
+    print(f"logged {run.name} to {tracker.partition(':')[0]}" + (f": {url}" if url else ""))
+    return 0
 
 
 # -- plot ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ COMMANDS = {
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "compare": ("showing", "show how runs differ: settings, code, versions, metrics"),
     "plot": ("exporting", "draw metrics in the terminal, or into a file"),
-    "export": ("exporting", "write all reports as csv or parquet"),
+    "export": ("exporting", "write all reports as csv or parquet, or log them to a tracker"),
     "clean": ("listing", "delete old runs"),
     "completion": ("completion", "print the completion of this command for a shell"),
 }

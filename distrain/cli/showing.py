@@ -12,7 +12,6 @@ from distrain.cli.text import (
     coloured,
     count,
     cut,
-    duration,
     metrics_line,
     paint,
     printable,
@@ -21,6 +20,8 @@ from distrain.cli.text import (
     table,
     value,
 )
+from distrain.console.text import duration
+from distrain.decisions.failures import name_ranks
 from distrain.layout import names
 from distrain.runs.comparison import command_of, different_settings, metrics_of
 from distrain.runs.details import checkpoints_of, error_of, extremes_of, hangs_of, reports_of
@@ -124,7 +125,7 @@ def _facts(run: Run) -> Iterable[tuple[str, str]]:
     shown = {"distrain": facts.get("distrain"), "python": facts.get("python"), **(versions or {})}
     yield "versions", ", ".join(f"{name} {version}" for name, version in shown.items() if version)
     yield "settings", metrics_line(facts.get("train_loop_config") or {})
-    yield "hosts", "; ".join(f"{host}: {_ranks(ranks)}" for host, ranks in run.hosts.items())
+    yield "hosts", "; ".join(f"{host}: {name_ranks(ranks)}" for host, ranks in run.hosts.items())
     if attempts := attempts_with_logs(run):
         yield "logs", str(log_folder(run) / f"attempt_{attempts[-1]}")
 
@@ -138,22 +139,6 @@ def _code(git: object) -> str:
         return ""
     changed = {True: ", with uncommitted changes", False: ""}.get(git.get("dirty"), ", perhaps with changes")  # type: ignore[arg-type]
     return f"git {git.get('commit')}{changed}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as ranges.
-
-    >>> _ranks([0, 1, 2, 5]), _ranks([3])
-    ('ranks 0-2, 5', 'rank 3')
-    """
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 def _attempts(run: Run, columns: int) -> list[str]:

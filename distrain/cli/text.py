@@ -30,20 +30,6 @@ def age(seconds: float) -> str:
     return f"{seconds // 60:.0f}m" if seconds >= 60 else f"{max(seconds, 0):.0f}s"
 
 
-def duration(seconds: float) -> str:
-    """Return a duration with two units.
-
-    >>> [duration(seconds) for seconds in (0.25, 59.9, 61, 3660, 90000)]
-    ['0.2 s', '59.9 s', '1 min 1 s', '1 h 1 min', '1 d 1 h']
-    """
-    if seconds < 60:
-        return f"{max(seconds, 0.0):.1f} s"
-    for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit} {seconds % size // small:.0f} {small_unit}"
-    raise AssertionError
-
-
 def size(count: int) -> str:
     """Return a number of bytes.
 

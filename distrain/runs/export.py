@@ -11,7 +11,7 @@ from distrain.storage.retention import flatten
 from distrain.system.extras import require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from distrain.runs.listing import Run
 
@@ -67,3 +67,7 @@ def _as_float(item: float) -> float:
         return float(item)
     except OverflowError:  # an int beyond the floats
         return math.inf if item > 0 else -math.inf
+
+
+FORMATS: dict[str, Callable[[Run, IO[bytes]], None]] = {"csv": write_csv, "parquet": write_parquet}
+"""What writes a run into a file, by the name of the format."""

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distrain import DataParallelTrainer, RunConfig, ScalingConfig
-from distrain.cli.main import COMMANDS
+from distrain.cli import exporting
+from distrain.cli.main import COMMANDS, run_main
+from distrain.trackers.choice import KINDS
 from tests.conftest import wait_until
 from tests.unit.runs.made import add_reports, make_run
 
@@ -302,7 +304,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("distrain show tr", ["train-1", "train-2"]),
         ("distrain show train-2", ["train-2"]),
         ("distrain logs train-1 --fol", ["--follow"]),
-        ("distrain export --to ''", ["csv", "parquet"]),
+        ("distrain export --to t", ["tensorboard", "trackio"]),
         ("distrain run --num-w", ["--num-workers"]),
         ("distrain completion z", ["zsh"]),
         ("distrain ls ''", [""]),  # the shell completes directories
@@ -321,3 +323,14 @@ def test_a_real_bash_completes_commands_options_and_names(tmp_path: Path, words:
         ["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, timeout=60, check=True
     )
     assert done.stdout.split("\n")[:-1] == offered
+
+
+def test_reports_can_be_logged_to_every_tracker_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(exporting._TRACKERS) == set(KINDS)
+    run = make_run(tmp_path, "run")
+    add_reports(run, {"loss": 1.0})
+    assert run_main(["export", str(run), "--to", "tensorboard"], []) == 0
+    assert capsys.readouterr().out == "logged run to tensorboard\n"
+    assert list((run / "tensorboard").rglob("events.out.tfevents.*"))
+    assert run_main(["export", str(run), "--to", "tensorbord"], []) == 2
+    assert "there are csv, parquet, tensorboard, wandb, mlflow, trackio" in capsys.readouterr().err

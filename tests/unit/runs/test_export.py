@@ -12,9 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from distrain.cli.main import run_main
-from distrain.runs import export
 from distrain.runs.comparison import command_of, different_settings, metrics_of
-from distrain.runs.export import rows_of, write_csv, write_parquet
+from distrain.runs.export import FORMATS, rows_of
 from distrain.runs.listing import find_run
 from tests.unit.runs.made import add_reports, make_run
 
@@ -37,7 +36,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_csv_has_every_report_of_every_rank(run: Run) -> None:
     file = io.BytesIO()
-    write_csv(run, file)
+    FORMATS["csv"](run, file)
     rows = list(csv.DictReader(io.StringIO(file.getvalue().decode())))
     assert list(rows[0]) == ["time", "attempt", "rank", "index", "step", "loss", "eval/accuracy", "metrics/step"]
     assert [(row["rank"], row["step"], row["loss"]) for row in rows] == [
@@ -52,7 +51,7 @@ def test_csv_has_every_report_of_every_rank(run: Run) -> None:
 
 def test_parquet_has_the_same_with_types(run: Run, tmp_path: Path) -> None:
     with (tmp_path / "reports.parquet").open("wb") as file:
-        write_parquet(run, file)
+        FORMATS["parquet"](run, file)
     table = pyarrow.parquet.read_table(tmp_path / "reports.parquet")
     assert table.num_rows == len(rows_of(run)[1]) == 5
     assert table.column("metrics/step").to_pylist() == [None, None, "x", "x", None]
@@ -62,18 +61,18 @@ def test_parquet_has_the_same_with_types(run: Run, tmp_path: Path) -> None:
 
 def test_a_run_without_reports_has_a_table_without_rows(tmp_path: Path) -> None:
     make_run(tmp_path, "run")
-    for write in (write_csv, write_parquet):
-        write(find_run("run", tmp_path), io.BytesIO())
+    for format_name in FORMATS:
+        FORMATS[format_name](find_run("run", tmp_path), io.BytesIO())
 
 
 def test_a_failed_export_leaves_the_old_file(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "reports.csv"
     target.write_text("old")
 
-    def fail(run: Run) -> None:
+    def fail(run: Run, file: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(export, "rows_of", fail)
+    monkeypatch.setitem(FORMATS, "csv", fail)
     assert run_main(["export", str(run.path), "--to", "csv", "-o", str(target)], []) == 2
     assert target.read_text() == "old"
     assert {path.name for path in tmp_path.iterdir()} == {"run", "reports.csv"}
