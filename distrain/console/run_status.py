@@ -24,6 +24,7 @@ _SILENT_AFTER_INTERVALS = 5
 _SLOW_WINDOW_S = 30.0
 _SLOW_SHARE = 0.8
 """A rank is slow if it has made less than this share of the reports of the median rank in 30 s."""
+_NO_EXTREMES = math.inf, -math.inf
 _TREND_WEIGHT = 0.2
 _TREND_LEAST = 0.005
 """A metric goes up or down if it differs by this share from the average of its last values."""
@@ -62,7 +63,8 @@ class RunStatus:
     is_stopping: bool = False
     restarts: int = 0
     ranks: list[RankStatus] = field(default_factory=list)
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Those of rank 0's last report, flat."""
     progress: Sequence[float] | None = None
     checkpoint: str | None = None
     checkpoint_at: float = 0.0
@@ -128,24 +130,34 @@ class RunStatus:
             self.progress = progress or self.progress
             self._note_metrics(metrics)
             if not self._samples or now >= self._samples[-1][0] + _SAMPLE_S:
-                self._samples.append((now, index if progress is None else progress[0]))
-                while self._samples[0][0] < now - _RATE_WINDOW_S and len(self._samples) > 2:
-                    self._samples.popleft()
+                self._take_sample(now, index if progress is None else progress[0])
 
     def committed(self, name: str, now: float) -> None:
         """Note the newest checkpoint."""
         self.checkpoint, self.checkpoint_at = name, now
 
     def _note_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Note the metrics and their extremes. Most are flat, and most values are no extremes."""
+        for name, value in metrics.items():
+            kind = type(value)
+            if kind is float or kind is int:
+                low, high = self.extremes.get(name, _NO_EXTREMES)
+                if (value < low or value > high) and math.isfinite(value):
+                    self.extremes[name] = min(low, value), max(high, value)
+            elif kind is dict:
+                self._note_metrics(flatten(metrics))
+                return
+        self.metrics = metrics
+
+    def _take_sample(self, now: float, done: float) -> None:
+        """Take a sample for the rate and for the trends."""
+        self._samples.append((now, done))
+        while self._samples[0][0] < now - _RATE_WINDOW_S and len(self._samples) > 2:
+            self._samples.popleft()
         for name, value in self.metrics.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
-                average = self._averages.get(name, value)
+                average = self._averages.setdefault(name, value)
                 self._averages[name] = average + _TREND_WEIGHT * (value - average)
-        self.metrics = flatten(metrics)
-        for name, value in self.metrics.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                low, high = self.extremes.get(name, (value, value))
-                self.extremes[name] = min(low, value), max(high, value)
 
     def _next_window(self, now: float) -> None:
         self._window_began = now
