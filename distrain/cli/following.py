@@ -63,8 +63,8 @@ def run_logs(options: argparse.Namespace) -> int:
     files = log_files(run, attempt, ranks)
     width = max((len(str(rank)) for rank in files), default=1)
     for rank, file in files.items():
-        lines = read_lines(file, options.n)
-        sys.stdout.write("".join(f"{_prefix(rank, width)}{line}\n" for line in lines))
+        for line in read_lines(file, options.n):
+            sys.stdout.write(f"{_prefix(rank, width)}{line}\n")
     return 0
 
 

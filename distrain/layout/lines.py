@@ -102,7 +102,7 @@ def last_record(path: str | Path | RemotePath) -> dict[str, Any] | None:
     """
 
     def find(file: IO[bytes]) -> dict[str, Any] | None:
-        lines = _lines_backwards(file)
+        lines = lines_backwards(file)
         next(lines, None)  # the part after the last newline is empty or torn
         likely = (line for line in lines if _RANK_0 in line.replace(b" ", b"") or not line.endswith(b"}"))
         records = (_record_in(line, f"one of the last lines of {path}") for line in likely)
@@ -130,7 +130,7 @@ def _record_in(line: bytes, where: str) -> dict[str, Any] | None:
     return record
 
 
-def _lines_backwards(file: IO[bytes]) -> Iterator[bytes]:
+def lines_backwards(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the parts of the file between newlines, the last one first."""
     end, size, rest = file.seek(0, os.SEEK_END), _TAIL_BYTES, b""
     while end:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import re
 import time
 from collections import deque
@@ -9,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.layout import names
+from distrain.layout.lines import lines_backwards
 from distrain.runs.listing import RUNNING, STARTING, NoSuchRun, Run, local_run, remote_run
+from distrain.system.log import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -57,18 +62,22 @@ def _ranges(ranks: list[int]) -> str:
     return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else "".join(f"rank {rank}" for rank in ranks)
 
 
-def read_lines(file: Path | RemotePath, last: int | None = None) -> list[str]:
-    """Return the lines of a log, or the last of them. Raise OSError."""
-    lines = _decoded(file.read_bytes())
-    return lines if last is None else lines[len(lines) - min(last, len(lines)) :]
+def read_lines(file: Path | RemotePath, last: int | None = None) -> Iterator[str]:
+    """Yield the lines of a log, or the last of them. Raise OSError. A local log may be larger than the memory."""
+    with contextlib.closing(file.open("rb") if isinstance(file, Path) else io.BytesIO(file.read_bytes())) as log:
+        if last is None:
+            yield from map(_shown, log)
+            return
+        parts = lines_backwards(log)
+        end = next(parts, b"")  # what follows the last newline
+        tail = deque(itertools.islice(parts, last - bool(end)) if last else ())
+        tail.extendleft([end] * bool(end and last))
+        yield from map(_shown, reversed(tail))
 
 
-def _decoded(data: bytes) -> list[str]:
-    """Return lines as they may appear on a console: of a line that was overwritten, its last state."""
-    lines = data.decode(errors="replace").split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+def _shown(line: bytes) -> str:
+    """Return a line as it may appear on a console: its last state, if it was overwritten, and colours."""
+    return without_controls(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
 
 
 class Follower:
@@ -125,8 +134,8 @@ class Follower:
             data = log.read()
         end = len(data) if to_end else data.rfind(b"\n") + 1
         self._read[rank] = before + end
-        lines = deque(_decoded(data[:end]) if end else (), maxlen=None if before else self._last)
-        return list(lines)
+        lines = deque(io.BytesIO(data[:end]), maxlen=None if before else self._last)
+        return [_shown(line) for line in lines]
 
 
 def current(run: Run) -> Run:
