@@ -1,4 +1,4 @@
-"""``distrain export`` and ``distrain plot``: the reports of runs for other programs, and as pictures.
+"""``distrain export``, ``plot`` and ``page``: runs for other programs, as pictures, and as a page.
 
 Runs in: coordinator.
 """
@@ -96,6 +96,36 @@ def _log_to_tracker(run: Run, tracker: str, output: str | None) -> int:
     except ValueError as error:
         raise NoSuchRun(str(error)) from None
     print(f"logged {run.name} to {tracker.partition(':')[0]}" + (f": {url}" if url else ""))
+    return 0
+
+
+# -- page ------------------------------------------------------------------------------------------------------------
+
+
+def page_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``distrain page``."""
+    parser = parsers.make_parser(
+        "page",
+        "Write the page of a run: one HTML file that needs no network, with what became of the run, where the time "
+        "went, attempts, failures, curves, slow ranks and checkpoints.",
+        "  distrain page last\n  distrain page last --watch\n  distrain page s3://bucket/runs/train-1 -o train-1.html",
+    )
+    parsers.add_run(parser)
+    add = parser.add_argument
+    add("-o", "--output", metavar="FILE", help="the file to write (default: page.html in the run directory)")
+    add("--watch", action="store_true", help="write it again and again until the run has ended; browsers reload it")
+    return parser
+
+
+def run_page(options: argparse.Namespace) -> int:
+    """Write the page of a run."""
+    from distrain.page import watch_page, write_page
+
+    run = parsers.run_of(options)
+    if options.watch:
+        target = options.output or run.location / "page.html"
+        print(f"writing {target} until the run has ended; Ctrl-C ends that", flush=True)
+    print(f"wrote {(watch_page if options.watch else write_page)(run.location, options.output)}")
     return 0
 
 

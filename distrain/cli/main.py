@@ -26,6 +26,7 @@ COMMANDS = {
     "compare": ("showing", "show how runs differ: settings, code, versions, metrics"),
     "plot": ("exporting", "draw metrics in the terminal, or into a file"),
     "export": ("exporting", "write all reports as csv or parquet, or log them to a tracker"),
+    "page": ("exporting", "write one HTML file that shows the whole run"),
     "clean": ("listing", "delete old runs"),
     "completion": ("completion", "print the completion of this command for a shell"),
 }
@@ -44,6 +45,7 @@ look at runs
   logs       {logs}
   compare    {compare}
   plot       {plot}
+  page       {page}
   export     {export}
 
 act on runs

@@ -334,3 +334,13 @@ def test_reports_can_be_logged_to_every_tracker_later(tmp_path: Path, capsys: py
     assert list((run / "tensorboard").rglob("events.out.tfevents.*"))
     assert run_main(["export", str(run), "--to", "tensorbord"], []) == 2
     assert "there are csv, parquet, tensorboard, wandb, mlflow, trackio" in capsys.readouterr().err
+
+
+def test_a_page_is_written_for_a_run_that_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, "run")
+    add_reports(run, {"loss": 1.0})
+    assert run_main(["page", str(run), "-o", str(tmp_path / "page.html")], []) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'page.html'}\n"
+    assert "Where the time went" in (tmp_path / "page.html").read_text()
+    assert run_main(["page", str(run), "--watch"], []) == 0  # it has ended
+    assert (run / "page.html").exists()
