@@ -1,4 +1,4 @@
-"""Where the time of a run went, in parts that add up to its wall time. Pure: no I/O, no clock. Runs in: anywhere."""
+"""The use of a run's time, in parts that add up to its wall time. Pure: no I/O, no clock. Runs in: anywhere."""
 
 from __future__ import annotations
 

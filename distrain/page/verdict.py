@@ -1,4 +1,4 @@
-"""What became of a run, in one sentence. Pure: no I/O, no clock. Runs in: anywhere."""
+"""The end of a run, or its state, in one sentence. Pure: no I/O, no clock. Runs in: anywhere."""
 
 from __future__ import annotations
 

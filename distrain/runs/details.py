@@ -1,4 +1,4 @@
-"""What the files of one run say: its checkpoints, best metrics and error. Runs in: anywhere."""
+"""The contents of the files of one run: its checkpoints, best metrics and error. Runs in: anywhere."""
 
 from __future__ import annotations
 

@@ -70,4 +70,4 @@ def _as_float(item: float) -> float:
 
 
 FORMATS: dict[str, Callable[[Run, IO[bytes]], None]] = {"csv": write_csv, "parquet": write_parquet}
-"""What writes a run into a file, by the name of the format."""
+"""The function that writes a run into a file, by the name of the format."""

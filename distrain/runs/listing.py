@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
     @property
     def is_run(self) -> bool:
-        """Whether there is a usable run.json."""
+        """True if there is a usable run.json."""
         return bool(self.manifest)
 
     @property

@@ -81,7 +81,7 @@ class Follower:
 
     @property
     def url(self) -> str | None:
-        """Where people see the tracked run, if the tracker knows it."""
+        """The address at which people see the tracked run, if the tracker knows it."""
         url = self._run.state.get("url")
         return None if url is None else str(url)
 

@@ -28,7 +28,7 @@ _NOTICE_AFTER_S = 5.0
 _LONGEST_WAIT_S = 60.0
 """Seconds that a run waits for its trackers at its end."""
 _WAIT_WHEN_STOPPED_S = 10.0
-"""The same for a run that was asked to stop: a scheduler kills it soon."""
+"""The limit for a run that was asked to stop: a scheduler kills it soon."""
 _END_S = 1.0
 """Seconds that the process has to end when nobody waits for its trackers any longer."""
 _LISTEN_S = 0.5

@@ -66,7 +66,7 @@ class Report:
 
 
 class Tracker:
-    """Where the metrics of a run go, beside its directory. Derive from this class to write one.
+    """A place for the metrics of a run, beside its directory. Derive from this class to write one.
 
     distrain pickles the object and calls its methods in a process of its own, which only reads the files of the run. An
     exception there does not reach the training. Attributes of the class, or of the object, are settings:

@@ -1,4 +1,4 @@
-"""What run.json says about the code and the settings of a run, and what it does not."""
+"""The code and the settings of a run in run.json, without secrets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def known_code() -> Any:
-    """What the facts say about the code, once git has answered."""
+    """The facts about the code, once git has answered."""
     facts = RunFacts("train.py", {})
     facts.begin()
     deadline = time.monotonic() + 10

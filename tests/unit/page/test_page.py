@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Outline(HTMLParser):
-    """What a screen reader finds, and what would run as code."""
+    """The texts for a screen reader, and the code that would run."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
