@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import tempfile
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import cloudpickle
 import fsspec
 import pytest
 
+import distrain
 from distrain import BackendConfig, Checkpoint, Result, RunConfig, ScalingConfig
 from distrain.connection.transport import CommandTransport, LocalTransport, Transport
 from distrain.hosts.hostfile import HostSpec
@@ -66,6 +68,13 @@ class Fit:
             resume_from=resume_from,
             transports=(self.transport,),
         )
+
+
+def await_the_last_write_of_run_json() -> None:
+    """Wait in train_func of a run with one worker until the coordinator has written run.json, which it does soon."""
+    manifest = Path(distrain.get_context().get_trial_dir(), "run.json")
+    while json.loads(manifest.read_bytes())["attempts"][-1]["training"] is None:
+        time.sleep(0.01)
 
 
 def make_fake_ssh(folder: Path, body: str = SSH_THAT_EXECUTES) -> CommandTransport:

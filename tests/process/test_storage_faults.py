@@ -30,7 +30,7 @@ import pytest
 import distrain
 from distrain import Checkpoint, ControllerError, FailureConfig, Result, StorageError, TrainingFailedError
 from tests.conftest import wait_until
-from tests.process.conftest import Fit, assert_no_half_checkpoint, records
+from tests.process.conftest import Fit, assert_no_half_checkpoint, await_the_last_write_of_run_json, records
 from tests.tables import SEED
 
 if TYPE_CHECKING:
@@ -305,7 +305,8 @@ def test_a_run_directory_that_is_deleted_in_the_middle_is_named(fit: Fit) -> Non
 def test_a_run_directory_that_vanishes_is_noticed_also_without_checkpoints(fit: Fit) -> None:
     def delete_and_go_on() -> None:
         distrain.report({"step": 0})
-        shutil.rmtree(distrain.get_context().get_trial_dir(), ignore_errors=True)
+        await_the_last_write_of_run_json()
+        shutil.rmtree(distrain.get_context().get_trial_dir())
         while True:
             distrain.report({"step": 1})
             time.sleep(0.01)

@@ -22,7 +22,13 @@ import distrain
 from distrain import Checkpoint, CheckpointError, CheckpointUploadMode, FailureConfig, WorkerGroupError
 from distrain.worker.session import MOST_UPLOADS
 from tests.conftest import wait_until
-from tests.process.conftest import Fit, assert_no_half_checkpoint, files_of, make_fit
+from tests.process.conftest import (
+    Fit,
+    assert_no_half_checkpoint,
+    await_the_last_write_of_run_json,
+    files_of,
+    make_fit,
+)
 
 if TYPE_CHECKING:
     import subprocess
@@ -555,6 +561,7 @@ TAKEN = ("run.json", "metrics.jsonl", "error.json", "error.pkl", "return_value.p
 @pytest.mark.parametrize("mode", [SYNC, NO_UPLOAD])
 def test_names_that_the_run_directory_needs_are_refused(fit: Fit, mode: CheckpointUploadMode) -> None:
     def train(config: dict[str, Any]) -> None:
+        await_the_last_write_of_run_json()
         mode = config["mode"]
         for name in TAKEN:
             if mode is NO_UPLOAD and name in ("run.json", "metrics.jsonl"):
