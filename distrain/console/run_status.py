@@ -73,6 +73,8 @@ class RunStatus:
     lost_s: float = 0.0
     """Time that failures have cost: from the checkpoint before each until the workers were at work again."""
     _lost_since: float | None = None
+    _begun: int = 0
+    """The number of ranks that have entered train_func."""
     _averages: dict[str, float] = field(default_factory=dict)
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
     """Times, and the steps or reports of rank 0 that were done by then."""
@@ -93,14 +95,15 @@ class RunStatus:
         if self.ranks:
             self.restarts += 1
             self._lost_since = self._lost_since or self._kept_until()
-        self.ranks = [RankStatus(host, now) for host in hosts]
+        self.ranks, self._begun = [RankStatus(host, now) for host in hosts], 0
         self.progress, self._window_began = None, now
         self._samples.clear()
 
     def rank_begins(self, rank: int, now: float) -> None:
         """Note that a rank has entered train_func."""
+        self._begun += self.ranks[rank].begun is None
         self.ranks[rank].seen = self.ranks[rank].begun = now
-        if self._lost_since is not None and all(rank.begun is not None for rank in self.ranks):
+        if self._lost_since is not None and self._begun == len(self.ranks):
             self.lost_s += now - self._lost_since
             self._lost_since = None
 

@@ -389,7 +389,6 @@ class Coordinator:
                 self._report_handler.handle(message)
                 self._manifest.rank_trains()
                 self._happened(events.MessageReceived(host, message))
-                self._console.status.rank_begins(message.rank, time.monotonic())
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
                     self._manifest.attempt_trains()
             case wire.Outcome():

@@ -151,6 +151,7 @@ class ReportHandler:
             case wire.AskCheckpointList():
                 self._answer([(message, now + self._config.missing_rank_s)])
             case wire.Running(rank=rank):
+                self._console.status.rank_begins(rank, now)
                 self._do(self._assembly.running(rank, now))
             case wire.FetchCheckpoint(rank=rank):
                 self._assembly.fetching(rank)

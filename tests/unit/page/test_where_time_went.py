@@ -1,4 +1,4 @@
-"""Where the time of a run went: parts that add up to its wall time."""
+"""The use of a run's time: parts that add up to its wall time."""
 
 from __future__ import annotations
 
