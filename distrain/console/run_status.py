@@ -10,10 +10,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from distrain.decisions.pace import Pace
 from distrain.storage.retention import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from distrain import wire
+    from distrain.decisions.pace import SlowRank
 
 _RATE_WINDOW_S = 60.0
 _SAMPLE_S = 0.25
@@ -21,9 +25,6 @@ _SAMPLE_S = 0.25
 _SILENT_AFTER_S = 20.0
 _SILENT_AFTER_INTERVALS = 5
 """A rank is silent after so many of its usual intervals without a sign of life, and not before 20 s."""
-_SLOW_WINDOW_S = 30.0
-_SLOW_SHARE = 0.8
-"""A rank is slow if it has made less than this share of the reports of the median rank in 30 s."""
 _NO_EXTREMES = math.inf, -math.inf
 _TREND_WEIGHT = 0.2
 _TREND_LEAST = 0.005
@@ -39,10 +40,6 @@ class RankStatus:
     begun: float | None = None
     ended: bool = False
     reports: int = 0
-    window_reports: int = 0
-    """Reports in the last complete window."""
-    reports_before: int = 0
-    """Reports before the window that is open now."""
     step: float | None = None
     bar: str = ""
     """The newest state of its progress bar, such as one of tqdm."""
@@ -78,7 +75,7 @@ class RunStatus:
     _averages: dict[str, float] = field(default_factory=dict)
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
     """Times, and the steps or reports of rank 0 that were done by then."""
-    _window_began: float = 0.0
+    _pace: Pace = field(default_factory=Pace)
 
     @property
     def name(self) -> str:
@@ -96,7 +93,7 @@ class RunStatus:
             self.restarts += 1
             self._lost_since = self._lost_since or self._kept_until()
         self.ranks, self._begun = [RankStatus(host, now) for host in hosts], 0
-        self.progress, self._window_began = None, now
+        self.progress, self._pace = None, Pace(len(hosts), now)
         self._samples.clear()
 
     def rank_begins(self, rank: int, now: float) -> None:
@@ -127,13 +124,15 @@ class RunStatus:
         state.seen, state.reports = now, index
         if progress is not None:
             state.step = progress[0]
-        if now >= self._window_began + _SLOW_WINDOW_S:
-            self._next_window(now)
         if rank == 0:
             self.progress = progress or self.progress
             self._note_metrics(metrics)
             if not self._samples or now >= self._samples[-1][0] + _SAMPLE_S:
                 self._take_sample(now, index if progress is None else progress[0])
+
+    def heard_vitals(self, vitals: wire.Vitals, now: float) -> list[SlowRank]:
+        """Note how a rank spends its time. Return the ranks that become slow by that."""
+        return self._pace.heard(vitals, self.ranks, now)
 
     def committed(self, name: str, now: float) -> None:
         """Note the newest checkpoint."""
@@ -161,11 +160,6 @@ class RunStatus:
             if isinstance(value, (int, float)) and math.isfinite(value):
                 average = self._averages.setdefault(name, value)
                 self._averages[name] = average + _TREND_WEIGHT * (value - average)
-
-    def _next_window(self, now: float) -> None:
-        self._window_began = now
-        for rank in self.ranks:
-            rank.window_reports, rank.reports_before = rank.reports - rank.reports_before, rank.reports
 
     # -- what follows ---------------------------------------------------------------------------------------------
 
@@ -208,11 +202,8 @@ class RunStatus:
         return max(_SILENT_AFTER_S, _SILENT_AFTER_INTERVALS * usual_s)
 
     def slow(self) -> list[int]:
-        """Return the ranks that make clearly fewer reports than the others."""
-        counts = sorted(rank.window_reports for rank in self.ranks)
-        median = counts[len(counts) // 2] if counts else 0
-        least = min(_SLOW_SHARE * median, median - 2)
-        return [number for number, rank in enumerate(self.ranks) if rank.window_reports < least and not rank.ended]
+        """Return the ranks that others wait for, or that make clearly fewer reports than the others."""
+        return sorted(rank for rank in self._pace.slow if not self.ranks[rank].ended)
 
     def bar(self) -> tuple[int, str] | None:
         """Return the progress bar to show, with its rank: that of the lowest rank that has one."""

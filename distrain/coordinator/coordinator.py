@@ -391,6 +391,8 @@ class Coordinator:
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
                     self._manifest.attempt_trains()
+            case wire.Vitals():
+                self._report_handler.handle(message)
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from distrain.checkpoint import DICT_FILE
 from distrain.decisions.barriers import BarrierTracker, EndCall
 from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Refuse, RequestFiles
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
+from distrain.decisions.failures import name_ranks
 from distrain.decisions.report_rows import CallBack, RowAssembly
 from distrain.storage import retention
 from distrain.storage.commit import Commit, merged_positions, other_data
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
     from distrain.coordinator.callbacks import Callbacks
     from distrain.coordinator.validations import Validations
     from distrain.decisions import barriers, checkpoint_assembly
+    from distrain.decisions.pace import SlowRank
     from distrain.storage.records import CommittedCheckpoint
     from distrain.storage.run_store import RunStore
 
 _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
+_MOST_SLOW_SHOWN = 3
+"""Ranks that become slow at the same time and get a line each; the slowest."""
 _INCOMPARABLE = (DICT_FILE, ".keras")
 """Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
 
@@ -153,6 +157,8 @@ class ReportHandler:
             case wire.Running(rank=rank):
                 self._console.status.rank_begins(rank, now)
                 self._do(self._assembly.running(rank, now))
+            case wire.Vitals():
+                self._on_slow(self._console.status.heard_vitals(message, now))
             case wire.FetchCheckpoint(rank=rank):
                 self._assembly.fetching(rank)
             case wire.Outcome(ok=True, rank=rank):
@@ -259,6 +265,15 @@ class ReportHandler:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         in_place = message.folder if message.in_place else ""
         self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place))
+
+    def _on_slow(self, slow: Sequence[SlowRank]) -> None:
+        """Show and record the ranks that have become slow."""
+        for one in slow[:_MOST_SLOW_SHOWN]:
+            warn(str(one))
+        if more := slow[_MOST_SLOW_SHOWN:]:
+            warn(f"{name_ranks([one.rank for one in more])} became slow at the same time, but less")
+        for one in slow:
+            self._store.append_event("slow", attempt=self._attempt, **asdict(one))
 
     def _on_copied(self, message: wire.FilesCopied, now: float) -> None:
         rank, ordinal, failed = message.rank, message.ordinal, message.failed

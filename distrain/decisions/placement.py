@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain import wire
+from distrain.decisions import pace
 from distrain.decisions.failures import name_hosts
 from distrain.errors import LaunchError, ResourcesError
 from distrain.hosts.host import collective_variables
@@ -220,6 +221,7 @@ def worker_spec(
         directory=settings.directory,
         sys_path=list(settings.sys_path),
         argv=request.argv,
+        vitals_s=pace.VITALS_S,
     )
 
 

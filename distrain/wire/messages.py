@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -812,6 +812,7 @@ class WorkerSpec(ToWorker):
     checkpoint: path or URL of the checkpoint to resume from, on the filesystem that ``context`` names.
     directory: the working directory.
     sys_path: the module search path; None stands for the interpreter's own entries.
+    vitals_s: seconds between two :class:`Vitals`.
     """
 
     context: dict[str, Any]
@@ -821,6 +822,7 @@ class WorkerSpec(ToWorker):
     directory: str
     sys_path: list[str | None]
     argv: list[str]
+    vitals_s: float
 
 
 @message
@@ -829,6 +831,22 @@ class Running(FromWorker):
 
     Worker -> coordinator.
     """
+
+
+@message
+class Vitals(FromWorker):
+    """How a rank has spent its time since the last of these messages, from samples of its main thread.
+
+    own_s: seconds in which it did not wait. waiting_s: seconds in which it waited for other ranks. place: the line of
+    the user's code with most of ``own_s``, such as ``load_batch (train.py:31)``, and its ``place_s``.
+
+    Worker -> coordinator.
+    """
+
+    own_s: float
+    waiting_s: float
+    place: str
+    place_s: float
 
 
 @message

@@ -34,6 +34,7 @@ from distrain.worker.user_code import (
     run_user_code,
     terminate,
 )
+from distrain.worker.vitals import VitalsSampler
 
 WORKER_PIPES = ("down", "up", "out", "err", "stacks")
 """The descriptors of a worker, in the order in which the agent passes them on."""
@@ -87,7 +88,8 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     if not context.sees_storage:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
     try:
-        done = run_user_code(lambda: _load(fds.job), session, channel)
+        sampler = VitalsSampler(channel, context, spec.vitals_s)
+        done = run_user_code(lambda: _load(fds.job), session, channel, sampler)
         _ignore_signals()
     except BaseException as error:  # a signal handler raised it after the user's code had returned
         _ignore_signals()

@@ -25,12 +25,14 @@ from distrain.work.job import ScriptWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from distrain.context import TrainContext
     from distrain.work.job import Work
     from distrain.worker.session import Session, WorkerChannel
 
+_UNOBSERVED = contextlib.nullcontext()
 _LONGEST_SUMMARY = 300
 """Longest first line of an exception, in characters."""
 _LONGEST_TRACEBACK = 32 << 10
@@ -71,8 +73,16 @@ def run_rank(load: Callable[[], Work], session: Session, channel: WorkerChannel)
     return make_rank_result(run_user_code(load, session, channel), session)
 
 
-def run_user_code(load: Callable[[], Work], session: Session, channel: WorkerChannel) -> UserCodeResult:
-    """Load the work, set up its framework, and run it. Raises nothing."""
+def run_user_code(
+    load: Callable[[], Work],
+    session: Session,
+    channel: WorkerChannel,
+    observed: AbstractContextManager[None] = _UNOBSERVED,
+) -> UserCodeResult:
+    """Load the work, set up its framework, and run it. Raises nothing.
+
+    observed: a context in which it is run.
+    """
     stage, work, pid = "import", None, os.getpid()
     context = session.context
     try:
@@ -85,7 +95,8 @@ def run_user_code(load: Callable[[], Work], session: Session, channel: WorkerCha
             work.backend.setup(context)
         stage = "run"
         channel.send(wire.Running(attempt=context.attempt, rank=context.world_rank))
-        value = work.run()
+        with observed:
+            value = work.run()
         if os.getpid() != pid:
             _end_forked_child(None)
         session.finish_uploads()

@@ -140,6 +140,7 @@ def spec(directory: Path | str, *sys_path: str | None, **environment: str) -> wi
         directory=str(directory),
         sys_path=list(sys_path),
         argv=["train.py"],
+        vitals_s=10.0,
     )
 
 

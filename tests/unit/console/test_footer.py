@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distrain import wire
 from distrain.console.footer import footer
 from distrain.console.run_status import RunStatus
 
@@ -72,6 +73,8 @@ def test_a_slow_rank_is_marked_and_named() -> None:
         for rank in range(4):
             done = step if rank != 1 else 20 + (step - 20) // 2
             status.reported(rank, done, {}, None, 102.0 + step)
+            vitals = wire.Vitals(attempt=0, rank=rank, own_s=1.0, waiting_s=0.0, place="", place_s=0.0)
+            status.heard_vitals(vitals, 102.0 + step)
     assert "ranks ●◐●●  rank 1 slow  3 at work" in shown(status, 182.0)
 
 
