@@ -63,6 +63,10 @@ class BackendConfig:
     def setup(self, context: TrainContext) -> None:
         """Set up the framework, in the worker before train_func (not before a script)."""
 
+    def for_debugging(self) -> BackendConfig:
+        """Return the settings for a run in which a person may stop a rank for long, so that others wait for it."""
+        return self
+
     def at_report(self) -> None:
         """Run in the worker at the beginning of every report()."""
 

@@ -525,6 +525,8 @@ class RunConfig:
     progress: how the console shows the progress. ``"live"``: a footer on a terminal, below the output of the workers;
         ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``, the default: live on a terminal, else
         plain.
+    debug_rank: rank on which breakpoint() and an exception of train_func open pdb; on other ranks breakpoint() does
+        nothing. It opens on the terminal of fit(), else it waits for ``distrain debug``. See docs/debugging.md.
     verbose: Ray Tune's setting; 0 means log level WARNING.
 
     >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))
@@ -546,6 +548,7 @@ class RunConfig:
     verbose: int | None = None
     callbacks: Sequence[UserCallback] | None = ()
     trackers: Sequence[Tracker | str] | None = None
+    debug_rank: int | None = None
 
     def __post_init__(self) -> None:
         defaults = {
@@ -570,7 +573,7 @@ class RunConfig:
             from distrain.trackers.choice import trackers_of  # few runs need it
 
             trackers_of(self.trackers, {})
-        check_fields(self, check_int, "verbose", minimum=0, optional=True)
+        check_fields(self, check_int, "verbose", "debug_rank", minimum=0, optional=True)
 
     def _check_name(self) -> None:
         check_fields(self, check_type, "name", kind=str, optional=True)

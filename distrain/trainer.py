@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -263,6 +263,8 @@ def run_work(
     resting_agents.idle_s()  # raises for a bad setting
     launcher = check_launcher(scaling, work)
     starts_workers = launcher is None and scaling.num_workers != 0
+    if run.debug_rank is not None:
+        work = _for_debugging(work, scaling, run.debug_rank, starts_workers=starts_workers)
     transports = transports or (_transports(scaling, run) if starts_workers else [LocalTransport()])
     shares = _shares([transport.host for transport in transports], scaling)
     trackers = trackers_of(run.trackers, os.environ) if launcher is None or launcher.rank == 0 else []
@@ -295,6 +297,15 @@ def run_work(
             if launcher.rank:
                 return group.follow()
             return group.lead(partial(_train, request, shipping, group))
+
+
+def _for_debugging(work: job.Work, scaling: ScalingConfig, rank: int, *, starts_workers: bool) -> job.Work:
+    """Return the work for a run in which a rank is debugged. Raises ResourcesError if there is no such rank."""
+    if not starts_workers:
+        warn("debug_rank has no effect: train_func runs in this process, where breakpoint() works")
+    elif rank >= scaling.max_workers:
+        raise ResourcesError(f"debug_rank={rank}: ranks count from 0, and there are {scaling.max_workers} workers")
+    return replace(work, backend=work.backend.for_debugging())
 
 
 def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = None) -> Result:
@@ -469,6 +480,7 @@ class _UserRequest:
             checkpoint=checkpoint,
             metadata=self.metadata,
             validator=self._validator(),
+            debug_rank=self.run.debug_rank,
         )
 
 

@@ -103,7 +103,8 @@ class ForkServer:
 
     def _serve(self, agent_fd: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(process.STACKS_SIGNAL, signal.SIG_IGN)  # it would kill a worker that has no handler for it yet
+        for number in (process.STACKS_SIGNAL, process.DEBUG_SIGNAL):
+            signal.signal(number, signal.SIG_IGN)  # it would kill a worker that has no handler for it yet
         self._loop.on_signals((signal.SIGCHLD,), lambda number: self._on_child())
         self._agent_fd = agent_fd
         self._loop.on_readable(self._socket.fileno(), self._on_command)

@@ -237,6 +237,8 @@ class Agent:
             case wire.TakeStacks() if message.attempt == self._attempt and not self._stopping:
                 self._ask_for_stacks()
                 self._loop.call_in("stacks", STACKS_TIMEOUT_S, self._send_stacks)
+            case wire.BreakIn(rank=rank) if message.attempt == self._attempt:
+                self._signal(process.DEBUG_SIGNAL, [w for w in self._living() if w.rank == rank], groups=False)
             case wire.OpenStorage():
                 self._order(message)
             case wire.Upload() if message.attempt == self._attempt:

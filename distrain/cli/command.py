@@ -135,6 +135,7 @@ def _run_config(options: argparse.Namespace) -> RunConfig:
         log_dir=options.log_dir,
         failure_config=FailureConfig(max_failures=options.max_failures, **host_wait),
         progress=options.progress,
+        debug_rank=options.debug_rank,
         logging_config=LoggingConfig(ranks=shown_ranks(options.ranks_shown)),
         worker_runtime_env={"env_vars": environment_variables(options.env)},
         shipping_config=_shipping_config(options),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distrain.cli import parsers
+from distrain.cli.requesting import request
 from distrain.cli.text import paint
 from distrain.console.text import duration
 from distrain.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
@@ -115,7 +115,7 @@ def run_stacks(options: argparse.Namespace) -> int:
     """Show stacks."""
     from distrain.coordinator.requests import STACKS
 
-    print(_ask(parsers.run_of(options), STACKS))
+    print(request(parsers.run_of(options), STACKS))
     return 0
 
 
@@ -137,7 +137,7 @@ def run_stop(options: argparse.Namespace) -> int:
 
     run = parsers.run_of(options)
     began = time.monotonic()
-    print(f"{run.name}: {_ask(run, STOP)}; waiting for its end", flush=True)
+    print(f"{run.name}: {request(run, STOP)}; waiting for its end", flush=True)
     try:
         for waited_s in _while_running(run):
             print(f"still stopping after {duration(waited_s)}", flush=True)
@@ -167,38 +167,3 @@ def _where_it_stands(run: Run) -> str:
     if not saved:
         return "; it has no checkpoint"
     return f"; the latest checkpoint is {saved[-1].name}, at step {saved[-1].step}"
-
-
-def _ask(run: Run, word: str) -> str:
-    """Send a request to a running run, and return the answer. Raise NoSuchRun that says what to do instead."""
-    from distrain.coordinator.requests import ask
-    from distrain.errors import StorageError
-    from distrain.storage.paths import RunPaths
-    from distrain.storage.remote_store import local_directory_of
-
-    if run.state not in (RUNNING, STARTING):
-        raise NoSuchRun(f"{run.name} is not running: it is {run.state}")
-    paths = RunPaths(local_directory_of(run.path))
-    if not paths.requests.exists():
-        raise NoSuchRun(_unreachable(run))
-    try:
-        return ask(paths, word)
-    except StorageError as error:
-        raise NoSuchRun(_unreachable(run) if _host(run) not in (None, platform.node()) else str(error)) from None
-
-
-def _host(run: Run) -> str | None:
-    host = run.manifest.get("host")
-    return host if isinstance(host, str) else None
-
-
-def _unreachable(run: Run) -> str:
-    host, pid = _host(run), run.manifest.get("pid")
-    if host is None:
-        return f"{run.name} takes no requests on this machine; ask on the machine of fit()"
-    if host != platform.node():
-        return f"{run.name} was started on {host} (process {pid}); run this command there"
-    return (
-        f"{run.name} takes no requests: it has no workers of its own, or has not begun. Its process is {pid}; "
-        f"`kill -TERM {pid}` stops it"
-    )

@@ -23,6 +23,7 @@ COMMANDS = {
     "logs": ("following", "show what the ranks have printed; -f follows"),
     "stacks": ("following", "show where all ranks of a running run are"),
     "stop": ("following", "ask a running run to stop, and wait for its end"),
+    "debug": ("debugging", "open pdb on a rank of a running run"),
     "compare": ("showing", "show how runs differ: settings, code, versions, metrics"),
     "plot": ("exporting", "draw metrics in the terminal, or into a file"),
     "export": ("exporting", "write all reports as csv or parquet, or log them to a tracker"),
@@ -51,6 +52,7 @@ look at runs
 act on runs
   stacks     {stacks}
   stop       {stop}
+  debug      {debug}
   clean      {clean}
 
   completion {completion}

@@ -216,6 +216,12 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "live on a terminal, else plain)",
     )
     add(
+        "--debug-rank",
+        type=int,
+        metavar="RANK",
+        help="open pdb at breakpoint(), or where an exception was raised, on this rank (default: no rank)",
+    )
+    add(
         "--check",
         action="store_true",
         help="check if the hosts can train together, and show a table of them; run nothing",

@@ -77,6 +77,9 @@ class RunConsole:
         if rank == 0 and self._lines is not None:
             self._lines.reported(now)
 
+    def hide_footer(self, is_hidden: bool) -> None:
+        """Show no footer while another program uses the terminal."""
+
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` (time.monotonic), or None."""
         return self._lines.deadline() if self._lines else None
@@ -109,6 +112,7 @@ class LiveConsole(RunConsole):
         self._folding = Folding(0)
         self._drawn_at = -_REDRAW_S
         self._printed_at = 0.0
+        self._is_hidden = False
         self._painter = Console(
             file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
         )
@@ -122,6 +126,11 @@ class LiveConsole(RunConsole):
         now = time.monotonic()
         for line in block[:-1].split(b"\n"):
             self._folding.add(rank, stream, line, now, _NUMBERS.sub(b"", line) if is_bar else None)
+
+    def hide_footer(self, is_hidden: bool) -> None:
+        if is_hidden != self._is_hidden:
+            self._is_hidden = is_hidden
+            self.flush(time.monotonic())
 
     def deadline(self) -> float:
         redraw = self._drawn_at + _REDRAW_S
@@ -161,7 +170,7 @@ class LiveConsole(RunConsole):
         self._drawn_at = now
         columns, rows = self._footer.size()
         self._painter.file = text = io.StringIO()
-        for line in footer(self.status, now, width=columns, rows=rows):
+        for line in [] if self._is_hidden else footer(self.status, now, width=columns, rows=rows):
             self._painter.print(line)
         self._footer.show(text.getvalue())
 

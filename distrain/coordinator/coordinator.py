@@ -25,11 +25,12 @@ from distrain.connection.agent_link import FILES_PER_HOST
 from distrain.connection.connections import Connections
 from distrain.console.rank_output import WorkerOutput
 from distrain.coordinator.checkpoint_copies import CheckpointCopies
+from distrain.coordinator.debuggers import Debuggers
 from distrain.coordinator.hang_monitor import HangMonitor
 from distrain.coordinator.host_files import HostFiles, Shipping
 from distrain.coordinator.launch_checks import LaunchChecks
 from distrain.coordinator.report_handler import ReportHandler
-from distrain.coordinator.requests import STACKS, STOP, Requests
+from distrain.coordinator.requests import DEBUG, STACKS, STOP, Requests
 from distrain.coordinator.stop_signals import note_stop, stop_signals
 from distrain.coordinator.validations import WAITING, Validations
 from distrain.decisions import events
@@ -37,6 +38,7 @@ from distrain.decisions.run_machine import RunStateMachine
 from distrain.decisions.stack_summary import last_words, native_reason
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
+from distrain.system.clock import PausableClock
 from distrain.system.log import say, warn, warn_once
 from distrain.system.loop import Loop
 from distrain.system.process import many_open_files
@@ -128,6 +130,7 @@ class Coordinator:
         )
         self._copies = CheckpointCopies(self._host_files, self._verification, addresses=self._host_addresses)
         self._validations = Validations(request, store, log_dir=log_dir)
+        self._clock = PausableClock()
         self._report_handler = ReportHandler(
             store,
             checkpoint_config,
@@ -138,6 +141,7 @@ class Coordinator:
             on_commit=lambda path: self._happened(events.CheckpointAvailable(path)),
             callbacks=callbacks,
             validations=self._validations,
+            clock=self._clock,
         )
         self._callbacks = callbacks
         if callbacks is not None:
@@ -160,7 +164,16 @@ class Coordinator:
             send=self._hosts.send,
             on_hang=self._happened,
         )
-        self._requests = Requests(self._loop, store, {STACKS: self._hang_monitor.answer, STOP: self._on_stop_request})
+        self._debuggers = Debuggers(
+            self._loop,
+            store,
+            console,
+            debug_rank=request.debug_rank,
+            send=self._send_to_debugger,
+            on_change=self._pause_or_resume,
+        )
+        requests = {STACKS: self._hang_monitor.answer, STOP: self._on_stop_request, DEBUG: self._debuggers.connect}
+        self._requests = Requests(self._loop, store, requests)
 
     @property
     def end(self) -> events.RunSummary:
@@ -234,8 +247,8 @@ class Coordinator:
         return None if self._is_over or self._held else self.machine.deadline()
 
     def _hang_deadline(self) -> float | None:
-        """Return None while ranks may wait for files of a checkpoint, which is no hang however slow the network is."""
-        waits = self._copies.is_busy or self._report_handler.is_uploading
+        """Return None while ranks may wait for files of a checkpoint, which is no hang, or for a person."""
+        waits = self._copies.is_busy or self._report_handler.is_uploading or self._clock.is_paused
         return self._hang_monitor.deadline() if self._is_training and not waits else None
 
     def _flush(self) -> None:
@@ -373,6 +386,8 @@ class Coordinator:
             case wire.Output():
                 self._hang_monitor.progress()
                 self._outputs.of(message.rank).feed(message.stream, message.body)
+            case wire.DebuggerOutput() | wire.DebuggerPrompt() | wire.DebuggerClosed():
+                self._debuggers.handle(message)
             case wire.StackDump():
                 self._hang_monitor.add_stacks(message.rank, message.body)
             case wire.StacksDone():
@@ -388,6 +403,7 @@ class Coordinator:
                 self._hang_monitor.progress()
                 self._report_handler.handle(message)
                 self._manifest.rank_trains()
+                self._debuggers.rank_begins(message.rank)
                 self._happened(events.MessageReceived(host, message))
                 if self.machine.state is RunState.RUNNING:  # it was the last rank
                     self._manifest.attempt_trains()
@@ -399,6 +415,7 @@ class Coordinator:
                 if self._is_training or self.machine.waits_for_checkpoint:
                     self._update_storing(message.rank)
                 self._console.status.rank_ended(message.rank)
+                self._debuggers.rank_ended(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._report_handler.report_counts.get(message.rank, 0)
                 self._happened(events.MessageReceived(host, message, reports, reason))
@@ -515,6 +532,7 @@ class Coordinator:
         self._store.make_parent(self._log(attempt, 0))
         self._report_handler.begin(attempt, [rank.host for rank in plan.ranks])
         self._hang_monitor.begin(attempt)
+        self._debuggers.begin(attempt)
         self._outputs.begin(attempt)
 
     def _end_attempt(self, ended: events.AttemptEnded) -> None:
@@ -530,6 +548,24 @@ class Coordinator:
 
     def _log(self, attempt: int, rank: int) -> Path:
         return self._store.paths.log(attempt, rank, self._log_dir)
+
+    # -- debugging ------------------------------------------------------------------------------------------------
+
+    def _send_to_debugger(self, message: wire.BreakIn | wire.DebuggerInput) -> None:
+        if not self._is_training:
+            return
+        if isinstance(message, wire.DebuggerInput):
+            self._send_to_rank(message)
+        else:
+            self._hosts.send(self._host_of(message.rank), message)
+
+    def _pause_or_resume(self) -> None:
+        """Stop the timers of the training while a rank waits for a person: other ranks wait for it."""
+        if self._debuggers.is_waiting:
+            self._clock.pause()
+        elif self._clock.is_paused:
+            self._clock.resume()
+            self._hang_monitor.progress()
 
     # -- requests of other parts ----------------------------------------------------------------------------------
 
@@ -622,6 +658,7 @@ class Coordinator:
         self._verification.close()
         steps = (
             self._close_hosts,
+            self._debuggers.close,
             self._outputs.close,
             self._report_handler.close,
             self._requests.close,

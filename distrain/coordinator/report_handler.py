@@ -23,6 +23,7 @@ from distrain.decisions.report_rows import CallBack, RowAssembly
 from distrain.storage import retention
 from distrain.storage.commit import Commit, merged_positions, other_data
 from distrain.storage.files import full_disk_hint, is_full_disk
+from distrain.system.clock import PausableClock
 from distrain.system.log import warn, warn_once
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class _Unsettled:
     first_index: float = math.inf
     """The smallest index of these reports."""
     since: float = 0.0
-    """When the first report came (time.monotonic)."""
+    """When the first report came, on the clock of the handler."""
     named_by: wire.Reported | None = None
     """The report of the lowest rank that has chosen a name for the checkpoint's directory."""
 
@@ -79,6 +80,7 @@ class ReportHandler:
 
     send: sends a message to a rank. upload: has the files of a rank stored by another process. is_apart: tells if the
     host of a rank does not see the storage. on_commit: called with the path of every checkpoint that was committed.
+    clock: the time for which ranks wait for each other.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class ReportHandler:
         on_commit: Callable[[str], None],
         callbacks: Callbacks | None = None,
         validations: Validations,
+        clock: PausableClock | None = None,
     ) -> None:
         self.metrics: dict[str, Any] | None = None
         """The metrics of rank 0's latest report."""
@@ -104,6 +107,7 @@ class ReportHandler:
         self._on_commit = on_commit
         self._callbacks = callbacks
         self._validations = validations
+        self._clock = clock or PausableClock()
         validations.changed = self._after_change
         self._console = console
         self._warned_of_score = False
@@ -123,7 +127,7 @@ class ReportHandler:
         self._unsettled: dict[int, _Unsettled] = {}
         """By ordinal: the checkpoints that are neither committed nor dropped."""
         self._list_requests: list[tuple[wire.AskCheckpointList, float]] = []
-        """Unanswered requests, and until when each waits for other ranks (time.monotonic)."""
+        """Unanswered requests, and until when each waits for other ranks."""
         self._list_deadline: float | None = None
         """When the first of these requests stops waiting for other ranks."""
         self._settled_up_to: float = 0
@@ -144,7 +148,7 @@ class ReportHandler:
 
     def handle(self, message: wire.FromWorker) -> None:
         """Handle a message from a rank of this attempt, or about its files; ignore it if it is about something else."""
-        now = time.monotonic()
+        now = self._clock.now()
         match message:
             case wire.Reported():
                 self._on_reported(message, now)
@@ -155,10 +159,10 @@ class ReportHandler:
             case wire.AskCheckpointList():
                 self._answer([(message, now + self._config.missing_rank_s)])
             case wire.Running(rank=rank):
-                self._console.status.rank_begins(rank, now)
+                self._console.status.rank_begins(rank, time.monotonic())
                 self._do(self._assembly.running(rank, now))
             case wire.Vitals():
-                self._on_slow(self._console.status.heard_vitals(message, now))
+                self._on_slow(self._console.status.heard_vitals(message, time.monotonic()))
             case wire.FetchCheckpoint(rank=rank):
                 self._assembly.fetching(rank)
             case wire.Outcome(ok=True, rank=rank):
@@ -171,23 +175,24 @@ class ReportHandler:
 
     def fetched(self, rank: int) -> None:
         """Note that a rank has the files of the checkpoint for which it waited."""
-        self._do(self._assembly.fetched(rank, time.monotonic()))
+        self._do(self._assembly.fetched(rank, self._clock.now()))
 
     def deadline(self) -> float | None:
         """Return when :meth:`tick` should be called if nothing else happens."""
         rows_due = self._rows.deadline() if self._rows else None
-        others = self._barriers.deadline(), self._console.deadline(), self._list_deadline
-        moments = [self._assembly.deadline(), rows_due, *others]
-        return min((moment for moment in moments if moment is not None), default=None)
+        moments = self._assembly.deadline(), rows_due, self._barriers.deadline(), self._list_deadline
+        first = min((moment for moment in moments if moment is not None), default=None)
+        due = self._clock.monotonic(first), self._console.deadline()
+        return min((moment for moment in due if moment is not None), default=None)
 
     def tick(self) -> None:
         """Do whatever is due by now."""
-        now = time.monotonic()
+        now = self._clock.now()
         self._do(self._assembly.tick(now))
         if self._rows:
             self._do(self._rows.tick(now))
         self._do(self._barriers.tick(now))
-        self._console.tick(now)
+        self._console.tick(time.monotonic())
         self._answer_list_requests()
 
     @property
@@ -200,11 +205,11 @@ class ReportHandler:
         if not self._uploads:
             return False
         uploads = {(rank, ordinal) for rank, ordinal in self._uploads if rank not in lost}
-        return self._assembly.awaits_only(uploads, time.monotonic())
+        return self._assembly.awaits_only(uploads, self._clock.now())
 
     def storing(self, failed: Collection[int]) -> CheckpointsInProgress:
         """Return what other ranks store, or may bring, for checkpoints that need nothing more from ``failed`` ones."""
-        parts = self._assembly.storing(failed, self._uploads, time.monotonic())
+        parts = self._assembly.storing(failed, self._uploads, self._clock.now())
         return CheckpointsInProgress(parts, self._assembly.expected(failed, self._uploads))
 
     def awaits(self, ranks: Collection[int]) -> bool:
@@ -213,9 +218,8 @@ class ReportHandler:
 
     def end(self) -> None:
         """End the attempt: no rank will report again."""
-        now = time.monotonic()
-        self._do(self._assembly.close(now))
-        self._console.flush(now)
+        self._do(self._assembly.close(self._clock.now()))
+        self._console.flush(time.monotonic())
         self._is_over = True
         self._end_rows()
 
@@ -258,7 +262,7 @@ class ReportHandler:
         self._store.append_metrics(line, metrics)
         if rank == 0:
             self.metrics = metrics
-        self._console.report(rank, index, metrics, message.progress, now)
+        self._console.report(rank, index, metrics, message.progress, time.monotonic())
         if ordinal is not None:
             self._unsettled.setdefault(ordinal, _Unsettled()).add(message, now)
         if self._rows:
@@ -389,7 +393,7 @@ class ReportHandler:
         self._on_commit(path)
         self._console.status.committed(saved.path.name, time.monotonic())
         unsettled = self._unsettled[commit.ordinal] if attempt == self._attempt else None
-        since = unsettled.since if unsettled else time.monotonic()
+        since = unsettled.since if unsettled else self._clock.now()
         self._store.append_event(
             "checkpoint",
             attempt=attempt,
@@ -397,7 +401,7 @@ class ReportHandler:
             index=saved.index,
             step=saved.step,
             bytes=sum(file.size for file in commit.files),
-            seconds=round(time.monotonic() - since, 3),
+            seconds=round(self._clock.now() - since, 3),
             ranks=list(commit.ranks),
         )
         if self._callbacks:
@@ -462,7 +466,7 @@ class ReportHandler:
         A rank waits for its own checkpoints, and for those of other ranks up to the report that it has made itself.
         It waits for ranks with fewer reports no longer than ``missing_rank_s``.
         """
-        now, self._settled_up_to = time.monotonic(), self._find_settled()
+        now, self._settled_up_to = self._clock.now(), self._find_settled()
         validating = any(map(self._validations.awaits, self._store.committed))
         body = self._checkpoint_list()
         for request, until in requests:

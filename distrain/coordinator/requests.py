@@ -1,7 +1,7 @@
 """Requests to a running run, from other processes of its machine. Runs in: coordinator, and in the process that asks.
 
-A request is a line ``WORD TOKEN`` in a named pipe of the run directory, answered by a file there: no network port is
-open, and only the user of the run can ask.
+A request is a line ``WORD TOKEN ARGUMENT...`` in a named pipe of the run directory, answered by a file there: no
+network port is open, and only the user of the run can ask.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distrain.storage.run_store import RunStore
     from distrain.system.loop import Loop
 
-STACKS, STOP = "stacks", "stop"
+STACKS, STOP, DEBUG = "stacks", "stop", "debug"
 REQUEST_TIMEOUT_S = 10.0
 """Seconds that :func:`ask` waits for a run to answer."""
 _REQUEST_BYTES = 4096
@@ -31,12 +31,10 @@ _REQUEST_BYTES = 4096
 class Requests:
     """Accept requests, and answer them.
 
-    actions: what to do for each word; called with a function that takes the text of the answer.
+    actions: what to do for each word; called with a function that takes the text of the answer, and with the arguments.
     """
 
-    def __init__(
-        self, loop: Loop, store: RunStore, actions: Mapping[str, Callable[[Callable[[str], None]], None]]
-    ) -> None:
+    def __init__(self, loop: Loop, store: RunStore, actions: Mapping[str, Callable[..., None]]) -> None:
         self._loop = loop
         self._store = store
         self._actions = actions
@@ -61,9 +59,9 @@ class Requests:
 
     def _read(self) -> None:
         for line in os.read(self._pipe, _REQUEST_BYTES).decode(errors="replace").splitlines():
-            word, _, token = line.partition(" ")
+            word, token, *arguments = [*line.split(" "), ""]
             if word in self._actions and token.isalnum():
-                self._actions[word](self._answer(token))
+                self._actions[word](self._answer(token), *arguments[:-1])
 
     def _answer(self, token: str) -> Callable[[str], None]:
         def answer(text: str) -> None:
@@ -73,7 +71,7 @@ class Requests:
         return answer
 
 
-def ask(paths: RunPaths, word: str) -> str:
+def ask(paths: RunPaths, word: str, *arguments: str) -> str:
     """Send a request to a run, and return its answer. Raise StorageError if no run is at work here, or none answers."""
     token = uuid.uuid4().hex
     try:
@@ -83,7 +81,7 @@ def ask(paths: RunPaths, word: str) -> str:
             f"no run is at work in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
         ) from None
     try:
-        os.write(pipe, f"{word} {token}\n".encode())
+        os.write(pipe, f"{' '.join((word, token, *arguments))}\n".encode())
     finally:
         os.close(pipe)
     answer: Path = paths.answer(token)

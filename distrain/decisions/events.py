@@ -53,6 +53,7 @@ class RunRequest:
     first_attempt: number of the first attempt; it is above 0 if the run was continued.
     checkpoint: path or URL of the checkpoint that the first attempt starts from.
     filesystem, metadata: see :class:`~distrain.hosts.world.WorkerFacts`.
+    debug_rank: see :class:`~distrain.RunConfig`.
     """
 
     run_id: str
@@ -71,6 +72,7 @@ class RunRequest:
     filesystem: str = ""
     validator: Validator | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    debug_rank: int | None = None
 
     def worker_facts(self, plan: WorldPlan, rank: RankPlan, attempt: int) -> WorkerFacts:
         """Return the facts that the worker of this rank gets."""

@@ -222,6 +222,7 @@ def worker_spec(
         sys_path=list(settings.sys_path),
         argv=request.argv,
         vitals_s=pace.VITALS_S,
+        debug_rank=request.debug_rank,
     )
 
 

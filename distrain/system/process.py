@@ -35,6 +35,8 @@ WITHIN_RUN = "DISTRAIN_WITHIN_RUN"
 
 STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (7 if hasattr(signal, "SIGRTMIN") else 0)
 """Signal that makes a worker write the stacks of its threads. NCCL, submitit and Lightning use SIGUSR1 and SIGUSR2."""
+DEBUG_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGURG) + (8 if hasattr(signal, "SIGRTMIN") else 0)
+"""Signal that makes a worker open its debugger."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -69,6 +71,7 @@ BROUGHT = ".brought"
 """File next to a distrain that was brought to this host by :mod:`distrain.shipping.program`."""
 _PROGRAMS = {
     "agent": "distrain.agent.main",
+    "debug": "distrain.cli.debugging",
     "forkserver": "distrain.agent.forkserver",
     "mover": "distrain.transfer.mover",
     "stream-server": "distrain.transfer.stream_server",
@@ -155,6 +158,23 @@ def spawn_quiet(
         start_new_session=True,
         pass_fds=tuple(pass_fds),
     )
+
+
+def spawn_in_terminal(argv: Sequence[str]) -> Process:
+    """Start a process that may call :func:`take_terminal`. Raises OSError."""
+    return subprocess.Popen(list(argv))  # noqa: S603
+
+
+def take_terminal() -> None:
+    """Become the process of its terminal that reads, and that Ctrl-C interrupts, as a shell makes one."""
+    with contextlib.suppress(PermissionError):  # it leads the session, and its process group already
+        os.setpgid(0, os.getpgrp() if os.getpgrp() == os.getpid() else 0)
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        with contextlib.suppress(OSError):  # the terminal is closed
+            os.tcsetpgrp(0, os.getpgrp())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def private_stdio() -> tuple[int, int]:

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +26,7 @@ __all__ = ["TorchConfig"]
 
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")
 _group_numbers = itertools.count()
+_DEBUGGING_TIMEOUT_S = 24 * 3600.0
 _PROBE_INTERVAL_S = 0.002
 _PROBE_TIMEOUT_S = 2.0
 
@@ -63,6 +64,10 @@ class TorchConfig(BackendConfig):
             object.__setattr__(self, "init_method", "env")
         check_fields(self, check_choice, "init_method", choices=("env",))
         check_fields(self, check_seconds, "timeout_s", above_zero=True)
+
+    def for_debugging(self) -> TorchConfig:
+        """Let collectives wait for a day."""
+        return replace(self, timeout_s=max(self.timeout_s, _DEBUGGING_TIMEOUT_S))
 
     def setup(self, context: TrainContext) -> None:
         """Choose the device and join the process group, also for a single worker, so that scripts need no special case.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 12
+WIRE_VERSION = 13
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -369,6 +369,17 @@ class StacksDone(Message):
 
     attempt: int
     silent: list[int]
+
+
+@message
+class BreakIn(Message):
+    """Open the debugger of a rank at the line where its main thread is.
+
+    Coordinator -> agent; answered by the rank, with :class:`DebuggerPrompt`.
+    """
+
+    attempt: int
+    rank: int
 
 
 # -- checks of hosts -------------------------------------------------------------------------------------------------
@@ -813,6 +824,7 @@ class WorkerSpec(ToWorker):
     directory: the working directory.
     sys_path: the module search path; None stands for the interpreter's own entries.
     vitals_s: seconds between two :class:`Vitals`.
+    debug_rank: the rank on which breakpoint() opens the debugger.
     """
 
     context: dict[str, Any]
@@ -823,6 +835,7 @@ class WorkerSpec(ToWorker):
     sys_path: list[str | None]
     argv: list[str]
     vitals_s: float
+    debug_rank: int | None = None
 
 
 @message
@@ -831,6 +844,49 @@ class Running(FromWorker):
 
     Worker -> coordinator.
     """
+
+
+@message
+class DebuggerOutput(FromWorker):
+    """Text that the debugger of a rank shows.
+
+    Worker -> coordinator -> ``distrain debug``.
+    """
+
+    body: bytes
+
+
+@message
+class DebuggerPrompt(FromWorker):
+    """The rank is stopped, and its debugger waits for a line.
+
+    place: the line of the user's code, such as ``load_batch (train.py:31)``.
+
+    Worker -> coordinator -> ``distrain debug``; answered by :class:`DebuggerInput`.
+    """
+
+    prompt: str
+    place: str
+
+
+@message
+class DebuggerClosed(FromWorker):
+    """The debugger of the rank is closed, and the rank goes on. ``why``: the reason if it is another one.
+
+    Worker -> coordinator -> ``distrain debug``.
+    """
+
+    why: str = ""
+
+
+@message
+class DebuggerInput(ToWorker):
+    """A line for the debugger of a rank, with its line end; empty to close it.
+
+    ``distrain debug`` -> coordinator -> worker.
+    """
+
+    line: str
 
 
 @message

@@ -25,6 +25,7 @@ from distrain.context import TrainContext
 from distrain.system.process import STACKS_SIGNAL
 from distrain.wire.channel import Channel
 from distrain.work import job, main_module
+from distrain.worker.debugger import Debugger
 from distrain.worker.session import Session
 from distrain.worker.user_code import (
     UserCodeResult,
@@ -85,11 +86,14 @@ def run_worker(fds: WorkerFds, *, forked: bool) -> NoReturn:
     checkpoint = context.get_storage().checkpoint(spec.checkpoint) if spec.checkpoint else None
     session = Session(channel, context, checkpoint)
     Session.current = session
+    debugger = Debugger(session, channel, spec.debug_rank)
+    debugger.install()
     if not context.sees_storage:
         fetch_with(session.fetch_checkpoint, Path(context.get_trial_dir()))
     try:
         sampler = VitalsSampler(channel, context, spec.vitals_s)
         done = run_user_code(lambda: _load(fds.job), session, channel, sampler)
+        debugger.after_failure(done.error)
         _ignore_signals()
     except BaseException as error:  # a signal handler raised it after the user's code had returned
         _ignore_signals()

@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -122,6 +123,9 @@ class Session:
         self._stop_announced = False
         self._stop_at: int | None = None
         self._vote_at = 0
+        self.after_call: Callable[[], None] = lambda: None
+        """Called after every call that may have kept the debugger from opening; set by it."""
+        self._debugger_input: deque[str] = deque()
         self._lock = threading.RLock()  # not a Lock: a signal handler would wait for its own thread
         self._call = ""
         """The call that holds the lock."""
@@ -499,6 +503,7 @@ class Session:
                 yield
             finally:
                 self._call = ""
+        self.after_call()
 
     def meet(self, operation: str, data: bytes, timeout_s: float | None = None) -> bytes:
         """Wait until every rank is in its n-th collective, and return rank 0's data.
@@ -550,9 +555,22 @@ class Session:
             while path not in self._fetched:
                 self._listen(wait=True)
             answer = self._fetched.pop(path)
+        self.after_call()
         if answer.failed is not None:
             raise CheckpointError(answer.failed)
         return answer.folder
+
+    @property
+    def is_in_call(self) -> bool:
+        """True if the calling thread is in a call that uses the channel. It must not read messages."""
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+    def wait_for_debugger_input(self) -> str:
+        """Wait for the next line for the debugger, and return it."""
+        with self._lock:
+            while not self._debugger_input:
+                self._listen(wait=True)
+            return self._debugger_input.popleft()
 
     def _listen(self, *, wait: bool = False, until: float | None = None) -> None:
         """Handle the messages that have arrived.
@@ -593,6 +611,8 @@ class Session:
                 self._stop_at = call
             case wire.StopAtReport(call=call):
                 self._vote_at = call
+            case wire.DebuggerInput(line=line):
+                self._debugger_input.append(line)
             case wire.Release():
                 self.released = True
 

@@ -39,7 +39,8 @@ _LONGEST_TRACEBACK = 32 << 10
 """Longest traceback, in characters."""
 _LARGEST_EXCEPTION = 64 << 20
 """Largest pickled exception, in bytes. A larger one holds data, which would cost more than it helps."""
-_OWN_FILES = (os.path.dirname(os.path.dirname(__file__)), "<frozen runpy>", "<frozen importlib", runpy.__file__)
+OWN_FILES = (os.path.dirname(os.path.dirname(__file__)), "<frozen runpy>", "<frozen importlib", runpy.__file__)
+"""Files of distrain, and of what it runs scripts with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +249,7 @@ def _one_line(error: BaseException) -> str:
 def _origin(error: BaseException) -> str:
     """Return the innermost line outside of libraries, for an exception that is shown without a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not f.filename.startswith(_OWN_FILES) and not LIBRARY_FILE.search(f.filename)]
+    theirs = [f for f in frames if not f.filename.startswith(OWN_FILES) and not LIBRARY_FILE.search(f.filename)]
     return f" at {os.path.basename(theirs[-1].filename)}:{theirs[-1].lineno}, in {theirs[-1].name}" if theirs else ""
 
 
@@ -264,7 +265,7 @@ def _traceback_text(error: BaseException) -> str:
 
 def _users_part(error: BaseException) -> TracebackType | None:
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OWN_FILES):
         trace = trace.tb_next
     if trace is None and not isinstance(error, (DistrainError, SyntaxError)):
         trace = error.__traceback__  # there are only frames of distrain, so show them

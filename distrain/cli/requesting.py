@@ -1,0 +1,52 @@
+"""Requests of commands to a running run. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+from distrain.runs.listing import RUNNING, STARTING, NoSuchRun, Run
+
+if TYPE_CHECKING:
+    from distrain.storage.paths import RunPaths
+
+
+def request(run: Run, word: str, *arguments: str) -> str:
+    """Send a request to a running run, and return the answer. Raise NoSuchRun that says what to do instead."""
+    from distrain.coordinator.requests import ask
+    from distrain.errors import StorageError
+
+    if run.state not in (RUNNING, STARTING):
+        raise NoSuchRun(f"{run.name} is not running: it is {run.state}")
+    paths = paths_of(run)
+    if not paths.requests.exists():
+        raise NoSuchRun(_unreachable(run))
+    try:
+        return ask(paths, word, *arguments)
+    except StorageError as error:
+        raise NoSuchRun(_unreachable(run) if _host(run) not in (None, platform.node()) else str(error)) from None
+
+
+def paths_of(run: Run) -> RunPaths:
+    """Return the files of a run on this machine."""
+    from distrain.storage.paths import RunPaths
+    from distrain.storage.remote_store import local_directory_of
+
+    return RunPaths(local_directory_of(run.path))
+
+
+def _host(run: Run) -> str | None:
+    host = run.manifest.get("host")
+    return host if isinstance(host, str) else None
+
+
+def _unreachable(run: Run) -> str:
+    host, pid = _host(run), run.manifest.get("pid")
+    if host is None:
+        return f"{run.name} takes no requests on this machine; ask on the machine of fit()"
+    if host != platform.node():
+        return f"{run.name} was started on {host} (process {pid}); run this command there"
+    return (
+        f"{run.name} takes no requests: it has no workers of its own, or has not begun. Its process is {pid}; "
+        f"`kill -TERM {pid}` stops it"
+    )

@@ -1,0 +1,120 @@
+"""The debugger of a rank: pdb, whose terminal is at the other end of the connection. Runs in: worker.
+
+It opens in a signal handler, so it stops the main thread at any line of Python. While native code runs, the handler
+waits until that returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from distrain.system.process import DEBUG_SIGNAL, own_package
+from distrain.worker.user_code import OWN_FILES, run_user_code
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from distrain.worker.remote_pdb import RemotePdb
+    from distrain.worker.session import Session, WorkerChannel
+
+_SKIPPED_FILES = (str(own_package()) + os.sep, contextlib.__file__)
+"""Files of distrain, and of the context managers in it."""
+_NO_DEBUGGER = (
+    "breakpoint() in a worker needs a debugger: start the run with RunConfig(debug_rank=0) or --debug-rank 0, or stop "
+    "a rank of the running run with `distrain debug RUN -r 0`"
+)
+
+
+class Debugger:
+    """Open pdb where this rank is, at breakpoint(), or where its code has failed.
+
+    rank: the rank on which breakpoint() and failures open it. On other ranks breakpoint() does nothing; if there is no
+    such rank, it raises RuntimeError.
+    """
+
+    def __init__(self, session: Session, channel: WorkerChannel, rank: int | None) -> None:
+        self._session = session
+        self._channel = channel
+        self._rank = rank
+        self._is_muted = False
+        """True once the user has closed the debugger: then the rank goes on without it."""
+        self._is_due = False
+        """True if a call of distrain has to end before it can open."""
+        self._pdb: RemotePdb | None = None
+
+    @property
+    def _is_for_this_rank(self) -> bool:
+        return self._rank == self._session.context.world_rank and not self._is_muted
+
+    def install(self) -> None:
+        """Set the hooks."""
+        signal.signal(DEBUG_SIGNAL, self._on_signal)
+        self._session.after_call = self._open_if_due
+        sys.breakpointhook = self._on_breakpoint
+        if self._rank is not None:
+            import pdb  # it takes some milliseconds
+
+            pdb.set_trace = self._on_breakpoint
+
+    def after_failure(self, error: BaseException | None) -> None:
+        """Open the debugger where the exception was raised, if this rank is debugged."""
+        if isinstance(error, Exception) and self._is_for_this_rank:
+            self._remote_pdb().post_mortem(error)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._session.is_in_call:
+            self._is_due = True
+        elif frame is not None:
+            self._open(frame)
+
+    def _open_if_due(self) -> None:
+        if self._is_due and not self._session.is_in_call and threading.current_thread() is threading.main_thread():
+            self._is_due = False
+            self._open(sys._getframe())
+
+    def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
+        if os.environ.get("PYTHONBREAKPOINT"):
+            return sys.__breakpointhook__(*args, **options)
+        if self._pdb is not None or self._is_for_this_rank:
+            self._open(sys._getframe(1))
+        elif self._rank is None:
+            raise RuntimeError(_NO_DEBUGGER)
+        return None
+
+    def _open(self, frame: FrameType) -> None:
+        self._remote_pdb().stop_at(innermost_users_frame(frame))
+        self._is_due = False  # it was asked for while it was open
+
+    def _remote_pdb(self) -> RemotePdb:
+        if self._pdb is None:
+            from distrain.worker.remote_pdb import RemotePdb, Terminal
+
+            self._pdb = RemotePdb(Terminal(self._session, self._channel), self._on_closed)
+        return self._pdb
+
+    def _on_closed(self, *, by_user: bool) -> None:
+        self._pdb = None
+        self._is_muted = self._is_muted or by_user
+
+
+def innermost_users_frame(frame: FrameType) -> FrameType:
+    """Return the innermost frame that does not belong to a call of distrain."""
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_code.co_filename.startswith(_SKIPPED_FILES):
+        outer = outer.f_back
+    return outer or frame
+
+
+def outermost_users_frame(frame: FrameType) -> FrameType:
+    """Return the outermost frame that does not belong to distrain, or to what it runs scripts with."""
+    found, outer = frame, frame.f_back
+    while outer is not None and outer.f_code.co_name != run_user_code.__name__:
+        if not outer.f_code.co_filename.startswith(OWN_FILES):
+            found = outer
+        outer = outer.f_back
+    return found
