@@ -6,6 +6,10 @@ The process is also started by a run with ``debug_rank``, on the terminal of tha
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
+import select
+import signal
 import sys
 import uuid
 from typing import TYPE_CHECKING
@@ -21,6 +25,7 @@ from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from distrain.runs.listing import Run
 
@@ -68,12 +73,16 @@ def _connect(run: Run, rank: int) -> Channel:
     path.parent.mkdir(exist_ok=True)
     with listen_at(path) as listener:
         try:
-            if problem := request(run, DEBUG, str(rank), token):
+            if problem := request(run, DEBUG, f"{rank} {token}"):
                 raise NoSuchRun(problem)
             fd = listener.accept()[0].detach()
         finally:
             path.unlink(missing_ok=True)
     return Channel(fd, fd)
+
+
+class _NewsArrived(Exception):
+    """The run has sent something while the user was typing."""
 
 
 class _Session:
@@ -83,63 +92,88 @@ class _Session:
         self._run = run
         self._channel = channel
         self._rank = rank
-        self._attempt = 0
+        self._prompt: wire.DebuggerPrompt | None = None
         self._is_new = True
 
     def serve(self) -> int:
         """Show what the debugger says, and send it what the user types. Return the exit code."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - input() uses it, for editing and the history
-        self._announce_wait()
-        while not self._channel.at_end:
-            try:
-                frames = self._channel.wait()
-            except KeyboardInterrupt:
-                self._channel.send(wire.BreakIn(attempt=self._attempt, rank=self._rank))
-                continue
+        frames = self._channel.wait(_NOTICE_S)
+        if not frames and not self._channel.at_end:
+            self._announce_wait()
+        why = None
+        while why is None and not self._channel.at_end:
             for frame in frames:
-                message = frame.message()
-                if isinstance(message, wire.DebuggerClosed):
-                    print(message.why or f"rank {self._rank} goes on", flush=True)
-                    return 0
-                self._handle(message)
-        print("the run has ended", flush=True)
+                why = self._handle(frame.message())
+            frames = [] if why is not None else self._ask() if self._prompt else self._listen()
+        print(why or "the run has ended", flush=True)
         return 0
 
     def _announce_wait(self) -> None:
-        """Show where the rank is if it does not stop at once: native code cannot be interrupted."""
-        frames = self._channel.wait(_NOTICE_S)
-        for frame in frames:
-            self._handle(frame.message())
-        if not frames:
-            where = request(self._run, STACKS)
-            print(f"rank {self._rank} stops when it is back from native code, or from a call of distrain:\n{where}")
+        """Show where the rank is, which does not stop at once: native code cannot be interrupted."""
+        where = request(self._run, STACKS)
+        print(f"rank {self._rank} stops when it is back from native code, or from a call of distrain:\n{where}")
 
-    def _handle(self, message: wire.Message) -> None:
-        match message:
-            case wire.DebuggerOutput(body=body):
-                self._greet()
-                sys.stdout.write(body.decode(errors="replace"))
-                sys.stdout.flush()
-            case wire.DebuggerPrompt(prompt=prompt, attempt=attempt):
-                self._greet()
-                self._attempt = attempt
-                line = _input(prompt)
-                self._channel.send(wire.DebuggerInput(attempt=attempt, rank=self._rank, line=line))
-
-    def _greet(self) -> None:
+    def _handle(self, message: wire.Message) -> str | None:
+        """Show what the debugger says. Return why the conversation is over, if it is."""
+        if isinstance(message, wire.DebuggerClosed):
+            return message.why or f"rank {self._rank} goes on"
         if self._is_new:
             print(_BANNER.format(rank=self._rank))
             self._is_new = False
+        match message:
+            case wire.DebuggerOutput(body=body):
+                sys.stdout.write(body.decode(errors="replace"))
+                sys.stdout.flush()
+            case wire.DebuggerPrompt():
+                self._prompt = message
+        return None
 
-
-def _input(prompt: str) -> str:
-    """Return a line with its end, or nothing at the end of the input."""
-    while True:
+    def _listen(self) -> list[wire.Frame]:
+        """Wait for the debugger. Ctrl-C stops the rank again."""
         try:
-            return input(prompt) + "\n"
-        except EOFError:
+            return self._channel.wait()
+        except KeyboardInterrupt:
+            self._channel.send(wire.BreakIn(attempt=0, rank=self._rank))
+            return []
+
+    def _ask(self) -> list[wire.Frame]:
+        """Have the user answer the prompt. Return what has arrived instead: the rank may end meanwhile."""
+        assert self._prompt is not None
+        try:
+            with _interrupted_by(self._channel.read_fd):
+                line = input(self._prompt.prompt) + "\n"
+        except _NewsArrived:
             print()
-            return ""
+            return self._channel.receive()
         except KeyboardInterrupt:
             print()
+            return []
+        except EOFError:
+            print()
+            line = ""
+        attempt, self._prompt = self._prompt.attempt, None
+        self._channel.send(wire.DebuggerInput(attempt=attempt, rank=self._rank, line=line))
+        return []
+
+
+@contextlib.contextmanager
+def _interrupted_by(fd: int) -> Iterator[None]:
+    """Raise _NewsArrived within the block when the descriptor can be read."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise _NewsArrived
+
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    previous = signal.signal(signal.SIGIO, interrupt)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        if select.select([fd], [], [], 0)[0]:
+            raise _NewsArrived
+        yield
+    finally:
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        signal.signal(signal.SIGIO, previous)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from distrain.storage.paths import RunPaths
 
 
-def request(run: Run, word: str, *arguments: str) -> str:
+def request(run: Run, word: str, argument: str = "") -> str:
     """Send a request to a running run, and return the answer. Raise NoSuchRun that says what to do instead."""
     from distrain.coordinator.requests import ask
     from distrain.errors import StorageError
@@ -22,7 +22,7 @@ def request(run: Run, word: str, *arguments: str) -> str:
     if not paths.requests.exists():
         raise NoSuchRun(_unreachable(run))
     try:
-        return ask(paths, word, *arguments)
+        return ask(paths, word, argument)
     except StorageError as error:
         raise NoSuchRun(_unreachable(run) if _host(run) not in (None, platform.node()) else str(error)) from None
 

@@ -172,8 +172,15 @@ class Coordinator:
             send=self._send_to_debugger,
             on_change=self._pause_or_resume,
         )
-        requests = {STACKS: self._hang_monitor.answer, STOP: self._on_stop_request, DEBUG: self._debuggers.connect}
-        self._requests = Requests(self._loop, store, requests)
+        self._requests = Requests(
+            self._loop,
+            store,
+            {
+                STACKS: lambda reply, _: self._hang_monitor.answer(reply),
+                STOP: lambda reply, _: self._on_stop_request(reply),
+                DEBUG: self._debuggers.connect,
+            },
+        )
 
     @property
     def end(self) -> events.RunSummary:

@@ -139,8 +139,12 @@ class Debuggers:
 
     # -- terminals ------------------------------------------------------------------------------------------------
 
-    def connect(self, reply: Callable[[str], None], number: str = "", token: str = "") -> None:
-        """Connect a ``distrain debug`` to a rank, and stop that. Reply why this is not possible, or with no text."""
+    def connect(self, reply: Callable[[str], None], argument: str) -> None:
+        """Connect a ``distrain debug`` to a rank, and stop that. Reply why this is not possible, or with no text.
+
+        argument: the rank, and the token of the socket.
+        """
+        number, _, token = argument.partition(" ")
         rank = int(number) if number.isdecimal() else -1
         problem = self._problem(rank)
         if not problem and token.isalnum():

@@ -1,6 +1,6 @@
 """Requests to a running run, from other processes of its machine. Runs in: coordinator, and in the process that asks.
 
-A request is a line ``WORD TOKEN ARGUMENT...`` in a named pipe of the run directory, answered by a file there: no
+A request is a line ``WORD TOKEN ARGUMENT`` in a named pipe of the run directory, answered by a file there: no
 network port is open, and only the user of the run can ask.
 """
 
@@ -31,10 +31,12 @@ _REQUEST_BYTES = 4096
 class Requests:
     """Accept requests, and answer them.
 
-    actions: what to do for each word; called with a function that takes the text of the answer, and with the arguments.
+    actions: what to do for each word; called with a function that takes the text of the answer, and with the argument.
     """
 
-    def __init__(self, loop: Loop, store: RunStore, actions: Mapping[str, Callable[..., None]]) -> None:
+    def __init__(
+        self, loop: Loop, store: RunStore, actions: Mapping[str, Callable[[Callable[[str], None], str], None]]
+    ) -> None:
         self._loop = loop
         self._store = store
         self._actions = actions
@@ -59,9 +61,10 @@ class Requests:
 
     def _read(self) -> None:
         for line in os.read(self._pipe, _REQUEST_BYTES).decode(errors="replace").splitlines():
-            word, token, *arguments = [*line.split(" "), ""]
+            word, _, rest = line.partition(" ")
+            token, _, argument = rest.partition(" ")
             if word in self._actions and token.isalnum():
-                self._actions[word](self._answer(token), *arguments[:-1])
+                self._actions[word](self._answer(token), argument)
 
     def _answer(self, token: str) -> Callable[[str], None]:
         def answer(text: str) -> None:
@@ -71,7 +74,7 @@ class Requests:
         return answer
 
 
-def ask(paths: RunPaths, word: str, *arguments: str) -> str:
+def ask(paths: RunPaths, word: str, argument: str = "") -> str:
     """Send a request to a run, and return its answer. Raise StorageError if no run is at work here, or none answers."""
     token = uuid.uuid4().hex
     try:
@@ -81,7 +84,7 @@ def ask(paths: RunPaths, word: str, *arguments: str) -> str:
             f"no run is at work in {paths.root} on this machine ({error.strerror}); ask where fit() runs"
         ) from None
     try:
-        os.write(pipe, f"{' '.join((word, token, *arguments))}\n".encode())
+        os.write(pipe, f"{word} {token} {argument}\n".encode())
     finally:
         os.close(pipe)
     answer: Path = paths.answer(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pdb
 import sys
@@ -89,6 +90,7 @@ class RemotePdb(pdb.Pdb):
         self.botframe = outermost_users_frame(frame)
         self.set_step()
         self.interaction(frame, None)
+        _keep_locals(frame)
         if self._is_open:
             outer: FrameType | None = frame
             while outer is not None:
@@ -136,3 +138,12 @@ class RemotePdb(pdb.Pdb):
             self._is_open = False
             self._terminal.close_debugger()
             self._on_closed(by_user=by_user)
+
+
+def _keep_locals(frame: FrameType) -> None:
+    """Let the frame have the local variables that the user has assigned. A trace function does this by itself.
+
+    From Python 3.13 on, assignments need no help (PEP 667).
+    """
+    if sys.version_info < (3, 13):
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

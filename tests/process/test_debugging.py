@@ -1,0 +1,266 @@
+"""pdb on a rank: of a running run, at breakpoint(), and where an exception was raised."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+
+import distrain
+from distrain import Checkpoint, CheckpointConfig, FailureConfig, Result, WorkerGroupError
+from distrain.coordinator.requests import STOP, ask
+from distrain.storage.paths import RunPaths
+from tests.conftest import wait_until
+from tests.process.conftest import files_of, log_of, reported
+from tests.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.process.conftest import Fit
+
+
+class Debug:
+    """A ``distrain debug`` that gets its lines from a pipe."""
+
+    def __init__(self, run: Path, rank: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "distrain", "debug", str(run), "-r", str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.shown = ""
+
+    def type(self, *lines: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+        self.process.stdin.flush()
+
+    def wait_for(self, text: str) -> None:
+        """Read until this was shown once more."""
+        before, output = self.shown.count(text), _of(self.process.stdout)
+        while self.shown.count(text) == before:
+            assert select.select([output], [], [], 20.0)[0], f"{text!r} is not shown:\n{self.shown}"
+            new = os.read(output.fileno(), 1 << 16)
+            assert new, f"{text!r} was not shown before the end:\n{self.shown}"
+            self.shown += new.decode()
+
+    def end(self) -> int:
+        """Wait for the end, and return the exit code."""
+        self.shown += self.process.communicate(timeout=30.0)[0].decode()
+        return self.process.returncode
+
+
+def _of(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None
+    return stream
+
+
+@pytest.fixture
+def thread(tmp_path: Path) -> Iterator[Callable[..., Future[Result]]]:
+    """``thread(fit, ...)`` trains meanwhile."""
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            yield threads.submit
+        finally:
+            for pipe in tmp_path.glob("*/run/.requests"):  # the test has failed
+                ask(RunPaths(pipe.parent), STOP)
+
+
+def wait_for_reports(run: Path) -> None:
+    metrics = run / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and bool(metrics.read_bytes()), what="a rank has reported")
+
+
+def test_a_running_rank_is_stopped_and_steered_while_no_timer_runs(
+    any_fit: Fit, thread: Callable[..., Future[Result]]
+) -> None:
+    def train() -> str:
+        steps, ends = 0, False
+        rank = distrain.get_context().get_world_rank()
+        while rank == 1 and not ends:
+            print("step", steps)
+            time.sleep(0.02)
+            steps += 1
+        folder = Path(tempfile.mkdtemp())
+        (folder / f"of_{rank}").touch()
+        distrain.report({}, checkpoint=Checkpoint.from_directory(folder))
+        distrain.collective.barrier()
+        return "trained"
+
+    run = any_fit.storage / "run"
+    training = thread(
+        any_fit,
+        train,
+        name="run",
+        failure_config=FailureConfig(hang_report_s=3.0, hang_timeout_s=3.0),
+        checkpoint_config=CheckpointConfig(missing_rank_s=1.0),
+    )
+    wait_until(lambda: (run / "logs/attempt_0/rank_1.log").exists() and "step" in log_of(run, 1), what="it trains")
+    debug = Debug(run, rank=1)
+    debug.wait_for("(Pdb) ")
+    time.sleep(4.0)  # longer than each of the limits
+    debug.type("p 'rank', rank, type(steps)", "w", "!ends = True", "n")
+    debug.wait_for("-> ")
+    debug.type("c")
+    assert debug.end() == 0
+    assert "('rank', 1, <class 'int'>)" in debug.shown
+    assert "test_debugging.py" in debug.shown
+    assert "run_worker" not in debug.shown  # the stack begins at train_func
+    assert debug.shown.rstrip().endswith("rank 1 goes on")
+    result = training.result(timeout=60.0)
+    assert set(files_of(result.checkpoint)) == {"of_0", "of_1"}
+
+
+def test_it_stops_again_by_ctrl_c_and_at_its_own_breakpoints(fit: Fit, thread: Callable[..., Future[Result]]) -> None:
+    def train() -> int:
+        def step(number: int) -> int:
+            return number + 1
+
+        number = 0
+        while number < 1_000_000:
+            distrain.report({"number": number})
+            number = step(number)
+            time.sleep(0.01)
+        return number
+
+    run = fit.storage / "run"
+    training = thread(fit, train, name="run", workers=1)
+    wait_for_reports(run)
+    debug = Debug(run, rank=0)
+    debug.wait_for("(Pdb) ")
+    debug.type("b step", "c")
+    debug.wait_for("return number + 1")
+    debug.type("condition 1 number < 0", "c")
+    debug.wait_for("New condition")
+    reports = len(reported(run))
+    wait_until(lambda: len(reported(run)) > reports + 5, what="it continues")
+    debug.process.send_signal(signal.SIGINT)
+    debug.wait_for("-> ")
+    debug.type("!number = 2_000_000", "q")
+    assert debug.end() == 0
+    assert training.result(timeout=60.0).return_value is not None
+
+
+def test_breakpoint_without_a_debugger_says_how_to_get_one(fit: Fit) -> None:
+    with pytest.raises(WorkerGroupError, match=r"breakpoint\(\) in a worker needs a debugger: .*--debug-rank 0"):
+        fit(lambda: breakpoint(), workers=1)
+
+
+def test_a_breakpoint_waits_for_a_debugger_and_other_ranks_pass(
+    fit: Fit, thread: Callable[..., Future[Result]], caplog: pytest.LogCaptureFixture
+) -> None:
+    def train() -> str:
+        found = "nothing"
+        breakpoint()
+        breakpoint()
+        distrain.collective.barrier()
+        return found
+
+    run = fit.storage / "run"
+    training = thread(fit, train, name="run", debug_rank=0)
+    wait_until(lambda: "distrain debug" in caplog.text or training.done(), what="rank 0 waits")
+    wrong = Debug(run, rank=7)
+    assert wrong.end() == 2
+    assert "there is no rank 7; the run has 2 workers, from 0" in wrong.shown
+    debug = Debug(run, rank=0)
+    debug.wait_for("(Pdb) ")
+    second = Debug(run, rank=0)
+    assert second.end() == 2
+    assert "another `distrain debug` has rank 0" in second.shown
+    debug.type("!found = 'it'", "q")  # the second breakpoint() is passed, too
+    assert debug.end() == 0
+    assert training.result(timeout=30.0).return_value == "it"
+
+
+@pytest.mark.parametrize("who", ["debugger", "rank"])
+def test_whoever_is_killed_while_a_rank_is_stopped_the_others_go_on(
+    fit: Fit, thread: Callable[..., Future[Result]], tmp_path: Path, who: str
+) -> None:
+    def train(config: dict[str, Any]) -> str:
+        Path(config["pid"]).write_text(str(os.getpid()))
+        ends = Path(config["ends"])
+        while not ends.exists():
+            distrain.report({})
+            time.sleep(0.02)
+        return "trained"
+
+    run, config = fit.storage / "run", {"pid": str(tmp_path / "pid"), "ends": str(tmp_path / "ends")}
+    training = thread(fit, train, config, name="run", workers=1, failure_config=FailureConfig(max_failures=1))
+    wait_for_reports(run)
+    debug = Debug(run, rank=0)
+    debug.wait_for("(Pdb) ")
+    (tmp_path / "ends").touch()
+    if who == "debugger":
+        debug.process.kill()
+    else:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        assert debug.process.wait(timeout=30.0) == 0  # although nobody types
+    assert training.result(timeout=30.0).return_value == "trained"
+    debug.end()
+    assert who == "debugger" or "rank 0 has ended" in debug.shown
+
+
+# -- on the terminal of the run --------------------------------------------------------------------------------------
+
+PROGRAM = """
+    import sys, time
+    import distrain
+    from distrain.trainer import DataParallelTrainer
+
+    def train():
+        rank = distrain.get_context().get_world_rank()
+        for step in range(1, 31):
+            if step in (5, 6):
+                breakpoint()
+            distrain.collective.barrier()
+            distrain.report({"step": step}, progress=(step, 30))
+            if step == 30 and rank == 1:
+                raise ValueError("on purpose")
+            time.sleep(0.05)
+
+    run = distrain.RunConfig(name="run", storage_path=sys.argv[1], debug_rank=1)
+    DataParallelTrainer(train, scaling_config=distrain.ScalingConfig(num_workers=2), run_config=run).fit()
+"""
+
+
+def test_the_terminal_of_fit_is_the_debuggers_at_breakpoints_and_after_the_failure(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    terminal = Terminal([sys.executable, str(script), str(tmp_path / "runs")], 100, 50)
+
+    def at_prompt(*shown: str) -> Callable[[list[str]], bool]:
+        return lambda lines: lines[-1:] == ["(Pdb)"] and all(text in "\n".join(lines) for text in shown)
+
+    try:
+        terminal.wait_for(at_prompt("-> breakpoint()"))
+        terminal.type("p 'first', step\n")
+        terminal.wait_for(at_prompt("('first', 5)"))
+        terminal.type("\x03")  # Ctrl-C does not end the run
+        terminal.type("c\n")
+        terminal.wait_for(at_prompt("rank 1 goes on"))
+        terminal.type("p 'second', step\n")
+        terminal.wait_for(at_prompt("('second', 6)"))
+        terminal.type("c\n")
+        terminal.wait_for(lambda lines: any(line.startswith("Ctrl-C: the workers have") for line in lines))
+        terminal.wait_for(at_prompt("ValueError: on purpose", 'raise ValueError("on purpose")'))
+        terminal.type("p 'last', step\n")
+        terminal.wait_for(at_prompt("('last', 30)"))
+        terminal.type("q\n")
+        shown = "\n".join(terminal.wait_for(lambda lines: False))
+        assert terminal.process.wait() == 1
+    finally:
+        terminal.close()
+    assert "TrainingFailedError" in shown or "WorkerGroupError" in shown
+    assert "ranks ●" not in shown  # nothing of the footer is left
