@@ -20,8 +20,8 @@ from distrain.cli.requesting import paths_of, request
 from distrain.coordinator.requests import DEBUG, STACKS
 from distrain.runs.listing import NoSuchRun, find_run, storage_at
 from distrain.system import process
-from distrain.system.unix_sockets import listen_at
 from distrain.wire.channel import Channel
+from distrain.wire.unix_sockets import listen_at
 
 if TYPE_CHECKING:
     import argparse

@@ -38,9 +38,8 @@ from distrain.decisions.run_machine import RunStateMachine
 from distrain.decisions.stack_summary import last_words, native_reason
 from distrain.decisions.states import RunState
 from distrain.system.background import Background
-from distrain.system.clock import PausableClock
 from distrain.system.log import say, warn, warn_once
-from distrain.system.loop import Loop
+from distrain.system.loop import Loop, PausableClock
 from distrain.system.process import many_open_files
 from distrain.work.job import original
 

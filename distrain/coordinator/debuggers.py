@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.system import process
 from distrain.system.log import say
-from distrain.system.unix_sockets import connect_to
 from distrain.wire.channel import Channel
+from distrain.wire.unix_sockets import connect_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,8 +23,8 @@ from distrain.decisions.report_rows import CallBack, RowAssembly
 from distrain.storage import retention
 from distrain.storage.commit import Commit, merged_positions, other_data
 from distrain.storage.files import full_disk_hint, is_full_disk
-from distrain.system.clock import PausableClock
 from distrain.system.log import warn, warn_once
+from distrain.system.loop import PausableClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

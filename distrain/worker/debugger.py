@@ -6,15 +6,14 @@ waits until that returns.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from distrain.system.process import DEBUG_SIGNAL, own_package
-from distrain.worker.user_code import OWN_FILES, run_user_code
+from distrain.system.process import DEBUG_SIGNAL
+from distrain.worker.frames import innermost_users_frame
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from distrain.worker.remote_pdb import RemotePdb
     from distrain.worker.session import Session, WorkerChannel
 
-_SKIPPED_FILES = (str(own_package()) + os.sep, contextlib.__file__)
-"""Files of distrain, and of the context managers in it."""
 _NO_DEBUGGER = (
     "breakpoint() in a worker needs a debugger: start the run with RunConfig(debug_rank=0) or --debug-rank 0, or stop "
     "a rank of the running run with `distrain debug RUN -r 0`"
@@ -100,21 +97,3 @@ class Debugger:
     def _on_closed(self, *, by_user: bool) -> None:
         self._pdb = None
         self._is_muted = self._is_muted or by_user
-
-
-def innermost_users_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame that does not belong to a call of distrain."""
-    outer: FrameType | None = frame
-    while outer is not None and outer.f_code.co_filename.startswith(_SKIPPED_FILES):
-        outer = outer.f_back
-    return outer or frame
-
-
-def outermost_users_frame(frame: FrameType) -> FrameType:
-    """Return the outermost frame that does not belong to distrain, or to what it runs scripts with."""
-    found, outer = frame, frame.f_back
-    while outer is not None and outer.f_code.co_name != run_user_code.__name__:
-        if not outer.f_code.co_filename.startswith(OWN_FILES):
-            found = outer
-        outer = outer.f_back
-    return found

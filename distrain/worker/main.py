@@ -114,7 +114,7 @@ class _NoStdin(io.TextIOBase):
     """The stdin of a worker. Reading raises an error that says why there is no input."""
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
-        raise EOFError("a distrain worker has no terminal: input() and pdb do not work in train_func; print() does")
+        raise EOFError("a distrain worker has no terminal for input(); print() works, and pdb does with --debug-rank")
 
     def read(self, size: int | None = -1) -> str:
         return self.readline()

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distrain import wire
-from distrain.worker.debugger import outermost_users_frame
+from distrain.worker.frames import outermost_users_frame
 from distrain.worker.vitals import place_of
 
 if TYPE_CHECKING:

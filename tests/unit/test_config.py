@@ -91,6 +91,7 @@ BAD_VALUES: list[tuple[type, str, Any]] = [
     (RunConfig, "name", "ü" * 121),
     (RunConfig, "verbose", -1),
     (RunConfig, "progress", "loud"),
+    (RunConfig, "debug_rank", -1),
     (ScalingConfig, "resources_per_worker", {"TPU": 1}),
     (ScalingConfig, "resources_per_worker", {"gpu": 1}),
     (ScalingConfig, "resources_per_worker", {3: 1}),
