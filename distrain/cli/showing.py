@@ -10,23 +10,21 @@ from distrain.cli import parsers
 from distrain.cli.text import (
     bold,
     coloured,
-    count,
     cut,
     metrics_line,
     paint,
     printable,
     screen,
-    size,
     table,
     value,
 )
-from distrain.console.text import duration
 from distrain.decisions.failures import name_ranks
 from distrain.layout import names
 from distrain.runs.comparison import command_of, different_settings, metrics_of
 from distrain.runs.details import checkpoints_of, error_of, extremes_of, hangs_of, reports_of
 from distrain.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, NoSuchRun, Run
 from distrain.runs.logs import attempts_with_logs, log_folder
+from distrain.system.text import count, duration, size
 
 if TYPE_CHECKING:
     import argparse
