@@ -247,8 +247,12 @@ def _changed(path: str) -> float:
 LAST = "last"
 
 
-class NoSuchRun(Exception):
-    """No run, or several, have the given name. The text says what to do."""
+class WrongArgument(Exception):
+    """A question about runs cannot be answered as it was asked. The text says what to do."""
+
+
+class NoSuchRun(WrongArgument):
+    """No run, or several, have the given name."""
 
 
 def find_run(given: str, storage: Path | RemotePath) -> Run:
