@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.layout import names
 from distrain.layout.lines import lines_backwards
-from distrain.runs.listing import RUNNING, STARTING, Run, WrongArgument, local_run, remote_run
+from distrain.runs.listing import RUNNING, STARTING, Run, WrongArgument, run_at
 from distrain.system.log import without_controls
 
 if TYPE_CHECKING:
@@ -140,5 +140,4 @@ class Follower:
 
 def current(run: Run) -> Run:
     """Return the run as it is now."""
-    folder = run.location
-    return local_run(str(folder)) if isinstance(folder, Path) else remote_run(folder)
+    return run_at(run.location)
