@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from distrain.errors import CheckpointError
+from distrain.system.pickling import pickled
 from distrain.system.ray_names import ExplainedClass, explaining
 from distrain.system.remote_path import RemotePath, locate, own_temporary_directory
 from distrain.system.scratch import scratch_directory
@@ -265,7 +264,7 @@ class Checkpoint(metaclass=ExplainedClass):
             raise self._unreadable(error) from error
 
     def _write_dict(self, folder: Path) -> None:
-        (folder / DICT_FILE).write_bytes(cloudpickle.dumps(self._data))
+        (folder / DICT_FILE).write_bytes(pickled(self._data))
         if self._metadata:
             (folder / METADATA_FILE).write_text(json.dumps(self._metadata))
 

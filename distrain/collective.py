@@ -8,9 +8,8 @@ from __future__ import annotations
 import pickle
 from typing import TypeVar
 
-import cloudpickle
-
 from distrain.session import get_context
+from distrain.system.pickling import pickled
 from distrain.system.ray_names import explain_absent_names
 from distrain.worker.session import session_of
 
@@ -52,7 +51,7 @@ def broadcast_from_rank_zero(data: T) -> T:
     session = session_of("collective.broadcast_from_rank_zero")
     body = b""
     if get_context().get_world_rank() == 0:
-        body = cloudpickle.dumps(data)
+        body = pickled(data)
         if len(body) > _LARGEST:
             raise ValueError(
                 f"broadcast_from_rank_zero(): the data is {len(body):,} bytes when pickled, {_LARGEST:,} are allowed; "

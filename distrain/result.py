@@ -11,14 +11,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from distrain.checkpoint import MANIFEST_FILE, Checkpoint
 from distrain.errors import ControllerError, StorageError, TrainingFailedError
 from distrain.storage.paths import RunPaths, is_copy, read_manifest
 from distrain.storage.records import CommittedCheckpoint, committed_at, last_metrics, read_metrics
 from distrain.storage.retention import Retention, StoredRetention, best_first, flatten, score
 from distrain.storage.run_lock import is_in_use
+from distrain.system.pickling import pickled
 from distrain.system.ray_names import explaining
 from distrain.system.remote_path import RemotePath, locate
 
@@ -268,10 +267,9 @@ def _read(run: Path | RemotePath, name: str) -> bytes | None:
 def pickle_or_none(value: object) -> bytes | None:
     """Return the pickled value, or None if it cannot be pickled."""
     try:
-        blob: bytes = cloudpickle.dumps(value)
+        return pickled(value)
     except Exception:
         return None
-    return blob
 
 
 def _with_validation(metrics: dict[str, Any] | None, committed: list[CommittedCheckpoint]) -> dict[str, Any] | None:

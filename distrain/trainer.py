@@ -29,7 +29,6 @@ from distrain.connection.worker_settings import INTERPRETER_VARIABLES, interpret
 from distrain.console.run_console import RunConsole, open_console
 from distrain.console.run_status import RunStatus
 from distrain.console.summary import summary
-from distrain.console.text import duration
 from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_files import Shipping
@@ -64,6 +63,7 @@ from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
+from distrain.system.text import duration
 from distrain.trackers.choice import check_packages, pickled_trackers, trackers_of
 from distrain.trackers.link import TrackerLink
 from distrain.work import job

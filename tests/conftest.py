@@ -70,6 +70,11 @@ def run_members(run_id: str) -> list[psutil.Process]:
     return found
 
 
+def last_process() -> str:
+    """The id of the process or thread that was started last on this machine, "0" if the kernel does not tell."""
+    return Path("/proc/loadavg").read_text().split()[-1]
+
+
 def is_alive(member: psutil.Process) -> bool:
     try:
         return bool(member.is_running() and member.status() != psutil.STATUS_ZOMBIE)
@@ -100,8 +105,11 @@ def test_run_id(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Mark every process that the test starts with an id, and fail if one of them is left at the end."""
     run_id = f"test-{uuid.uuid4().hex}"
     monkeypatch.setenv(process.RUN_IDS, run_id)
+    last = last_process()
     yield run_id
     resting_agents.close()
+    if last_process() == last != "0":
+        return  # nothing was started: most tests are over before the machine has been searched
     deadline = time.monotonic() + NOTHING_LEFT_WITHIN_S
     while (left := run_members(run_id)) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -103,8 +103,6 @@ def _origin(module: str, name: str) -> str:
 
 MODULES = {module.name: module for module in map(Module, sorted(ROOT.rglob("*.py")))}
 PLAIN = {name: module for name, module in MODULES.items() if not module.is_package}
-every_module = pytest.mark.parametrize("module", MODULES.values(), ids=[name or "distrain" for name in MODULES])
-plain_module = pytest.mark.parametrize("module", PLAIN.values(), ids=list(PLAIN))
 
 
 # -- layers ----------------------------------------------------------------------------------------------------------
@@ -118,13 +116,13 @@ def test_every_package_has_its_place_in_the_order() -> None:
     assert sorted(LAYERS) == sorted({layer_of(name) for name in MODULES if name})
 
 
-@every_module
-def test_a_module_imports_only_from_its_own_layer_and_those_below(module: Module) -> None:
-    if not module.name:
-        return  # the public face, which imports on first use only
-    allowed = LAYERS[: LAYERS.index(layer_of(module.name)) + 1]
-    imported = {layer_of(found.name) for found in module.imports if found.name.startswith("distrain.")}
-    assert imported <= set(allowed)
+def test_a_module_imports_only_from_its_own_layer_and_those_below() -> None:
+    for name, module in MODULES.items():
+        if not name:
+            continue  # the public face, which imports on first use only
+        allowed = LAYERS[: LAYERS.index(layer_of(name)) + 1]
+        imported = {layer_of(found.name) for found in module.imports if found.name.startswith("distrain.")}
+        assert imported <= set(allowed), name
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
@@ -177,11 +175,11 @@ def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> Non
     assert {name for name in named if not name.startswith(f"{leaf}.")} <= allowed
 
 
-@every_module
-def test_a_package_imports_none_of_its_modules(module: Module) -> None:
+def test_a_package_imports_none_of_its_modules() -> None:
     """That is left to whoever uses one. The messages of the protocol are the exception."""
-    if module.is_package and module.name != "wire":
-        assert module.own <= {"system.lazy", "system.ray_names"}
+    for name, module in MODULES.items():
+        if module.is_package and name != "wire":
+            assert module.own <= {"system.lazy", "system.ray_names"}, name
 
 
 # -- who owns which mechanism ----------------------------------------------------------------------------------------
@@ -191,14 +189,15 @@ STARTS_NOTHING = {"TimeoutExpired", "PIPE", "DEVNULL", "STDOUT", "_args_from_int
 KILLS_OR_STARTS = {"kill", "killpg", "system", "popen", "posix_spawn", "posix_spawnp", "spawnv", "spawnve", "startfile"}
 
 
-@plain_module
-def test_only_process_starts_and_kills(module: Module) -> None:
-    if module.name == "system.process":
-        return
-    assert not any(isinstance(n, ast.ImportFrom) and n.module in ("subprocess", "os") for n in ast.walk(module.tree))
-    assert module.uses("subprocess") <= STARTS_NOTHING
-    assert not module.uses("os") & KILLS_OR_STARTS
-    assert "pidfd_send_signal" not in module.uses("signal")
+def test_only_process_starts_and_kills() -> None:
+    for name, module in PLAIN.items():
+        if name == "system.process":
+            continue
+        nodes = ast.walk(module.tree)
+        assert not any(isinstance(node, ast.ImportFrom) and node.module in ("subprocess", "os") for node in nodes), name
+        assert module.uses("subprocess") <= STARTS_NOTHING, name
+        assert not module.uses("os") & KILLS_OR_STARTS, name
+        assert "pidfd_send_signal" not in module.uses("signal"), name
 
 
 def test_only_the_forkserver_and_the_guard_fork() -> None:
@@ -217,23 +216,23 @@ def test_only_process_hunts_with_psutil() -> None:
     assert {name for name, module in PLAIN.items() if "psutil" in module.tops} == {"system.process", "hosts.network"}
 
 
-@every_module
 @pytest.mark.parametrize(
     ("leaf", "packages"), [("torch", {"torch", "torchvision"}), ("tensorflow", {"tensorflow", "keras", "tf_keras"})]
 )
-def test_a_framework_is_imported_in_its_leaf_only(module: Module, leaf: str, packages: set[str]) -> None:
-    if not module.name.startswith(leaf):
-        assert not {found.name.partition(".")[0] for found in module.imports} & packages
+def test_a_framework_is_imported_in_its_leaf_only(leaf: str, packages: set[str]) -> None:
+    for name, module in MODULES.items():
+        if not name.startswith(leaf):
+            assert not {found.name.partition(".")[0] for found in module.imports} & packages, name
 
 
-@every_module
-def test_the_core_never_imports_a_framework_by_name(module: Module) -> None:
-    if module.name.startswith(LEAVES):
-        return
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            named = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-            assert all(str(name).startswith("distrain.") for name in named), ast.unparse(node)
+def test_the_core_never_imports_a_framework_by_name() -> None:
+    for name, module in MODULES.items():
+        if name.startswith(LEAVES):
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                named = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+                assert all(str(text).startswith("distrain.") for text in named), f"{name}: {ast.unparse(node)}"
 
 
 # -- the document ----------------------------------------------------------------------------------------------------
@@ -243,9 +242,9 @@ NAMED_FILES = set(re.findall(r"(?<![\w/.])(?:\w+/)*\w+\.(?:py|md|svg|txt)\b|(?<=
 NAMED_CODE = set(re.findall(r"(?<=`)(?:[A-Z][a-z]\w+(?:\.\w+)?(?=`|\(\)`)|\w+(?=\(\)`))", DOCUMENT))
 
 
-@pytest.mark.parametrize("name", sorted(NAMED_FILES))
-def test_a_file_that_the_document_names_exists(name: str) -> None:
-    assert any((folder / name).exists() for folder in (ROOT, ROOT.parent, ROOT.parent / "docs"))
+def test_the_files_that_the_document_names_exist() -> None:
+    folders = (ROOT, ROOT.parent, ROOT.parent / "docs")
+    assert {name for name in NAMED_FILES if not any((folder / name).exists() for folder in folders)} == set()
 
 
 def test_the_code_that_the_document_names_exists() -> None:
@@ -260,9 +259,10 @@ def test_the_code_that_the_document_names_exists() -> None:
 # -- what every module has -------------------------------------------------------------------------------------------
 
 
-@every_module
-def test_the_docstring_says_where_it_runs(module: Module) -> None:
-    assert "Runs in: " in (ast.get_docstring(module.tree) or "")
+def test_the_docstring_says_where_it_runs() -> None:
+    assert {
+        name for name, module in MODULES.items() if "Runs in: " not in (ast.get_docstring(module.tree) or "")
+    } == set()
 
 
 def top_level_names(tree: ast.Module) -> set[str]:
@@ -298,10 +298,10 @@ def test_a_public_module_lists_its_names(name: str) -> None:
     assert set(names) <= top_level_names(MODULES[name].tree)
 
 
-@pytest.mark.parametrize("name", sorted(set(PLAIN) - set(PUBLIC)))
-def test_an_internal_module_lists_none(name: str) -> None:
-    with pytest.raises(AssertionError):
-        public_names(MODULES[name].tree)
+def test_an_internal_module_lists_none() -> None:
+    for name in set(PLAIN) - set(PUBLIC):
+        with pytest.raises(AssertionError, match="no __all__"):
+            public_names(MODULES[name].tree)
 
 
 @pytest.mark.parametrize("package", ["", *LEAVES])

@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
 
 pytestmark = pytest.mark.timeout(240)
-sampled = pytest.mark.sample(4, of="examples")
+sampled = pytest.mark.sample(2, of="examples")
 
 
 def quickstart(storage: Path, epochs: int) -> subprocess.Popen[str]:

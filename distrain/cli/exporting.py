@@ -14,7 +14,7 @@ from distrain.cli import parsers
 from distrain.cli.text import screen
 from distrain.runs.details import reports_of
 from distrain.runs.export import FORMATS
-from distrain.runs.listing import NoSuchRun, Run
+from distrain.runs.listing import Run, WrongArgument
 from distrain.storage.retention import flatten
 from distrain.system.extras import require
 
@@ -67,7 +67,7 @@ def run_export(options: argparse.Namespace) -> int:
     write = FORMATS[options.to]
     if options.output is None:
         if sys.stdout.isatty() and options.to != "csv":
-            raise NoSuchRun(f"{options.to} is not for a terminal: name a file with -o")
+            raise WrongArgument(f"{options.to} is not for a terminal: name a file with -o")
         write(run, sys.stdout.buffer)
         return 0
     target = Path(options.output)
@@ -89,12 +89,12 @@ def _log_to_tracker(run: Run, tracker: str, output: str | None) -> int:
     try:
         if tracker.partition(":")[0] not in _TRACKERS:
             known = ", ".join([*sorted(FORMATS), *_TRACKERS])
-            raise NoSuchRun(f"--to {tracker}: there is no such format or tracker; there are {known}")
+            raise WrongArgument(f"--to {tracker}: there is no such format or tracker; there are {known}")
         if output is not None:
-            raise NoSuchRun(f"-o {output}: a tracker has its own place; see the option directory of a tracker")
+            raise WrongArgument(f"-o {output}: a tracker has its own place; see the option directory of a tracker")
         url = export(run.path, parse_tracker(tracker, "--to"))
     except ValueError as error:
-        raise NoSuchRun(str(error)) from None
+        raise WrongArgument(str(error)) from None
     print(f"logged {run.name} to {tracker.partition(':')[0]}" + (f": {url}" if url else ""))
     return 0
 
@@ -175,7 +175,9 @@ def _curve(run: Run, reports: Sequence[dict[str, Any]], metric: str) -> list[tup
         if isinstance(item, (int, float)) and not isinstance(item, bool) and abs(item) < float("inf"):
             values[report["step"]] = item
     if not values:
-        raise NoSuchRun(f"{run.name} has no numbers of {metric!r}; its metrics: {', '.join(sorted(known)) or 'none'}")
+        raise WrongArgument(
+            f"{run.name} has no numbers of {metric!r}; its metrics: {', '.join(sorted(known)) or 'none'}"
+        )
     return sorted(values.items())
 
 
@@ -220,6 +222,6 @@ def _draw_into(file: str, curves: dict[str, list[tuple[int, float]]]) -> None:
     try:
         figure.savefig(file, dpi=150)
     except ValueError as error:  # a file name with an unknown ending
-        raise NoSuchRun(f"{file}: {error}") from None
+        raise WrongArgument(f"{file}: {error}") from None
     finally:
         pyplot.close(figure)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import paint
-from distrain.console.text import duration
 from distrain.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
 from distrain.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
+from distrain.system.text import duration
 
 if TYPE_CHECKING:
     import argparse

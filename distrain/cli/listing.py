@@ -9,8 +9,9 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli import parsers
-from distrain.cli.text import age, coloured, count, metrics_line, paint, screen, size, table
+from distrain.cli.text import age, coloured, metrics_line, paint, screen, table
 from distrain.runs.listing import ABORTED, ENDED, FAILED, FINISHED, KILLED, Run, list_runs, storage_at
+from distrain.system.text import count, size
 
 if TYPE_CHECKING:
     import argparse

@@ -121,6 +121,6 @@ def _run(name: str, arguments: list[str]) -> int:
 def _is_for_users(error: Exception) -> bool:
     """Tell if the text of an error says all that a user needs to know."""
     from distrain.errors import DistrainError
-    from distrain.runs.listing import NoSuchRun
+    from distrain.runs.listing import WrongArgument
 
-    return isinstance(error, (DistrainError, NoSuchRun, OSError, ImportError))
+    return isinstance(error, (DistrainError, WrongArgument, OSError, ImportError))

@@ -10,23 +10,21 @@ from distrain.cli import parsers
 from distrain.cli.text import (
     bold,
     coloured,
-    count,
     cut,
     metrics_line,
     paint,
     printable,
     screen,
-    size,
     table,
     value,
 )
-from distrain.console.text import duration
 from distrain.decisions.failures import name_ranks
 from distrain.layout import names
 from distrain.runs.comparison import command_of, different_settings, metrics_of
 from distrain.runs.details import checkpoints_of, error_of, extremes_of, hangs_of, reports_of
-from distrain.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, NoSuchRun, Run
+from distrain.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING, Run, WrongArgument
 from distrain.runs.logs import attempts_with_logs, log_folder
+from distrain.system.text import count, duration, size
 
 if TYPE_CHECKING:
     import argparse
@@ -210,7 +208,7 @@ def run_compare(options: argparse.Namespace) -> int:
     """Compare runs."""
     runs = parsers.runs_of(options)
     if len(runs) < 2:
-        raise NoSuchRun("name two runs or more")
+        raise WrongArgument("name two runs or more")
     letters = [chr(ord("A") + i % 26) for i in range(len(runs))]
     for letter, run in zip(letters, runs, strict=True):
         print(f"{bold(letter)}  {run.name}  {coloured(run.state, run.state)}")

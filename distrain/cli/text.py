@@ -30,21 +30,6 @@ def age(seconds: float) -> str:
     return f"{seconds // 60:.0f}m" if seconds >= 60 else f"{max(seconds, 0):.0f}s"
 
 
-def size(count: int) -> str:
-    """Return a number of bytes.
-
-    >>> [size(count) for count in (0, 999, 1000, 12_345_678, 5_000_000_000_000)]
-    ['0 B', '999 B', '1.0 kB', '12 MB', '5.0 TB']
-    """
-    if count < 1000:
-        return f"{count} B"
-    amount, unit = count / 1000, "kB"
-    for larger in ("MB", "GB", "TB"):
-        if amount >= 999.5:
-            amount, unit = amount / 1000, larger
-    return f"{amount:.1f} {unit}" if amount < 9.95 else f"{amount:.0f} {unit}"
-
-
 def value(item: Any) -> str:
     """Return a metric or a setting, shortened.
 
@@ -79,15 +64,6 @@ def metrics_line(metrics: Mapping[str, Any]) -> str:
     'loss=0.5 eval/accuracy=1'
     """
     return " ".join(f"{printable(name)}={value(item)}" for name, item in flat(metrics).items())
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> count(1, "run"), count(2, "run")
-    ('1 run', '2 runs')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 # -- the terminal ----------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from distrain.console.text import duration, number, rate
 from distrain.decisions.failures import name_ranks
+from distrain.system.text import duration, number, rate
 
 if TYPE_CHECKING:
     from distrain.console.run_status import RunStatus

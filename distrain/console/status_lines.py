@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distrain.console.text import duration, number, rate
 from distrain.system.log import say
+from distrain.system.text import duration, number, rate
 
 if TYPE_CHECKING:
     from distrain.console.run_status import RunStatus

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from distrain.console.text import duration, number, rate
 from distrain.storage.retention import best_first, has_metric
+from distrain.system.text import duration, number, rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

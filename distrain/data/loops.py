@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.data.order import Division
 from distrain.data.passes import make_pass
+from distrain.data.positions import DataLoop
 from distrain.data.prefetch import Prefetched
 from distrain.data.streams import Stream
 from distrain.errors import DataError
 from distrain.system.log import say
-from distrain.system.positions import DataLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distrain.data.blocks import row_count, rows_at
+from distrain.data.positions import decode_state, encode_state
 from distrain.data.sources import ROWS_AT_ONCE, schema_of
 from distrain.data.transforms import keeps
 from distrain.errors import DataError
-from distrain.system.positions import decode_state, encode_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

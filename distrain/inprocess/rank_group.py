@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from distrain import wire
 from distrain.context import TrainContext
 from distrain.coordinator.stop_signals import STOP_SIGNALS, note_stop, preempted
@@ -32,6 +30,7 @@ from distrain.hosts.world import RankPlan, WorldPlan
 from distrain.inprocess.rank_channel import RankChannel, connect
 from distrain.inprocess.rank_process import current, environment, module_path, only_one, signals
 from distrain.system import process
+from distrain.system.pickling import pickled
 from distrain.transfer.streams import StreamEndedError
 from distrain.work.job import Work
 from distrain.worker.session import Session
@@ -351,10 +350,9 @@ class RankGroup:
 
 
 def _pickled_end(result: Result | None, error: BaseException | None) -> bytes:
-    for dumps in (pickle.dumps, cloudpickle.dumps):  # classes of __main__ are the same on all ranks, for the first one
+    for dumps in (pickle.dumps, pickled):  # classes of __main__ are the same on all ranks, for the first one
         with contextlib.suppress(Exception):
-            body: bytes = dumps((result, error))
-            return body
+            return dumps((result, error))
     return pickle.dumps((None, ControllerError(str(error) or "what rank 0 returns cannot be pickled")))
 
 

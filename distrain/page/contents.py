@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from distrain.checkpoint import MANIFEST_FILE
 from distrain.decisions.stack_summary import summarize_stacks
 from distrain.errors import StorageError
+from distrain.layout.names import STATUSES
+from distrain.runs.listing import DAMAGED, RUNNING, run_at
 from distrain.storage.paths import RunPaths, is_copy
 from distrain.storage.records import read_events
-from distrain.storage.run_lock import is_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -85,15 +86,14 @@ class SavedCheckpoint:
 class RunFacts:
     """Everything that the page shows of a run, except its reports.
 
-    is_live: a process trains now. stacks: by attempt, lines that say where ranks were that had to be killed.
+    state: that of ``listing.Run``. stacks: by attempt, lines that say where ranks were that had to be killed.
     notes: lines about files that could not be read.
     """
 
     name: str
     location: str
     manifest: Mapping[str, Any]
-    status: str
-    is_live: bool
+    state: str
     started: float | None
     updated: float | None
     attempts: tuple[Attempt, ...]
@@ -107,30 +107,27 @@ class RunFacts:
     made: float
 
     @property
-    def was_killed(self) -> bool:
-        """True if the process that called fit() ended without saying so."""
-        return self.status == "running" and not self.is_live
+    def is_live(self) -> bool:
+        """True if a process trains now."""
+        return self.state == RUNNING
 
 
 def read_facts(run: Path | RemotePath) -> RunFacts:
     """Read the small files of a run. Raise StorageError if there is neither a manifest nor a report."""
-    notes: list[str] = []
-    manifest = _json(run, _NAMES.manifest.name, notes)
-    if not manifest and not notes and not (run / _NAMES.metrics.name).exists():
-        raise StorageError(f"{run} is not a run directory: it has no {_NAMES.manifest.name}")
-    status = text(manifest.get("status")) or "unknown"
+    listed = run_at(run)
+    manifest, state, notes = listed.manifest, listed.state, [listed.problem] if listed.problem else []
+    if not manifest and state != DAMAGED and not (run / _NAMES.metrics.name).exists():
+        raise StorageError(f"{run} is not a run directory: {listed.problem or f'it has no {_NAMES.manifest.name}'}")
     attempts = _attempts(manifest)
     events = _events(run, notes)
     error = _json(run, _NAMES.error_text.name, notes)
     stacks = _stacks(run) if isinstance(run, Path) else {}
-    is_live = status == "running" and _is_in_use(run)
-    needs_log = status in ("running", "unknown") and not is_live and not error and isinstance(run, Path)
+    needs_log = state not in STATUSES and not error
     return RunFacts(
         name=text(manifest.get("name")) or run.name,
         location=str(run),
         manifest=manifest,
-        status=status,
-        is_live=is_live,
+        state=state,
         started=number(manifest.get("started")),
         updated=number(manifest.get("updated")),
         attempts=attempts,
@@ -187,13 +184,6 @@ def _json(run: Path | RemotePath, name: str, notes: list[str]) -> Mapping[str, A
     if not isinstance(value, dict):
         notes.append(f"{name} holds no JSON object")
     return mapping(value)
-
-
-def _is_in_use(run: Path | RemotePath) -> bool:
-    try:
-        return is_in_use(run)
-    except (OSError, StorageError):
-        return True  # unknown
 
 
 def _attempts(manifest: Mapping[str, Any]) -> tuple[Attempt, ...]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.page.markup import Html, clip, duration, el, join
+from distrain.page.markup import Html, clip, el, join
 from distrain.page.pace import level
+from distrain.system.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -95,38 +95,6 @@ def clip(text: str, length: int) -> str:
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
-def duration(seconds: float) -> str:
-    """Return a duration with the precision that people need.
-
-    >>> [duration(s) for s in (0.0123, 6.54, 75, 7800, 200_000)]
-    ['12 ms', '6.5 s', '1 min 15 s', '2 h 10 min', '2 d 8 h']
-    """
-    if seconds < 0.0005:
-        return "0 s"
-    if seconds < 0.1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, large, smaller, small in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= large:
-            rest = whole % large // small
-            return f"{whole // large} {unit} {rest} {smaller}" if rest else f"{whole // large} {unit}"
-    return f"{whole} s"
-
-
-def size(number: float) -> str:
-    """Return a number of bytes.
-
-    >>> [size(n) for n in (12, 2_000_002, 7_340_000_000)]
-    ['12 bytes', '2.0 MB', '7.3 GB']
-    """
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor:
-            return f"{number / factor:.1f} {unit}"
-    return f"{number:.0f} byte{'' if number == 1 else 's'}"
-
-
 def moment(seconds: float) -> Html:
     """Return a time element: a time since 1970, in UTC."""
     try:
@@ -142,12 +110,3 @@ def figure(value: float) -> str:
     if isinstance(value, int) and abs(value) < 1e15:
         return f"{value:,}"
     return f"{value:.6g}" if math.isfinite(value) else str(value)
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> count(1, "report"), count(1200, "report")
-    ('1 report', '1,200 reports')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from distrain.decisions.failures import rank_list
 from distrain.page.contents import items, mapping, number, text, whole
 from distrain.page.drawings import heat_map, time_bar, timeline
-from distrain.page.markup import Html, clip, count, duration, el, figure, join, moment, plain, size, table
+from distrain.page.markup import Html, clip, el, figure, join, moment, plain, table
 from distrain.page.pace import LEVELS, rows, slow_ranks
 from distrain.page.reports import KEPT, MOST_METRICS, MOST_REPEATED
 from distrain.page.time_use import goodput
 from distrain.page.verdict import failed_at
+from distrain.runs.listing import FINISHED
 from distrain.storage.retention import flatten
+from distrain.system.text import count, duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -152,7 +154,7 @@ def attempts(facts: RunFacts, spans: Sequence[Span], clock: Clock) -> Section | 
         one = span.attempt
         hosts = ", ".join(f"{clip(host, 40)} ({rank_list(ranks)})" for host, ranks in list(one.hosts.items())[:8])
         more = f" and {len(one.hosts) - 8:,} more" if len(one.hosts) > 8 else ""
-        how = one.failure or ("running" if span.is_running else "finished" if facts.status == "finished" else "ended")
+        how = one.failure or ("running" if span.is_running else "finished" if facts.state == FINISHED else "ended")
         begin = one.checkpoint or ("unknown" if one.first_step is None else "scratch")
         begin += f" (step {one.first_step:,})" if one.first_step else ""
         lines.append(

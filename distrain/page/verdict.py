@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from distrain.decisions.stack_summary import LIBRARY_FILE
 from distrain.page.contents import items, mapping, text, whole
-from distrain.page.markup import clip, count, duration
+from distrain.page.markup import clip
+from distrain.runs.listing import ABORTED, FAILED, FINISHED, KILLED, RUNNING
+from distrain.system.text import count, duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,19 +20,15 @@ if TYPE_CHECKING:
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$', re.MULTILINE)
 _LONGEST_REASON = 240
 STATES = {
-    "finished": ("finished", "good"),
-    "failed": ("failed", "bad"),
-    "aborted": ("stopped", "warn"),
-    "running": ("running", "live"),
-    "killed": ("killed", "bad"),
-    "unknown": ("unknown", "warn"),
+    FINISHED: ("finished", "good"),
+    FAILED: ("failed", "bad"),
+    ABORTED: ("stopped", "warn"),
+    RUNNING: ("running", "live"),
+    KILLED: ("killed", "bad"),
 }
 """A word for each state, and how it looks."""
-
-
-def state_of(facts: RunFacts) -> str:
-    """Return the key of :data:`STATES` for a run."""
-    return "killed" if facts.was_killed else facts.status if facts.status in STATES else "unknown"
+UNKNOWN = ("unknown", "warn")
+"""The same for a run without a usable run.json."""
 
 
 def verdict(facts: RunFacts, *, seconds: float | None, progress: tuple[float, float | None] | None) -> str:
@@ -38,19 +36,18 @@ def verdict(facts: RunFacts, *, seconds: float | None, progress: tuple[float, fl
     after = "" if seconds is None else f" after {duration(seconds)}"
     restarts = max(0, len(facts.attempts) - 1)
     with_restarts = f", after {count(restarts, 'restart')}" if restarts else ""
-    state = state_of(facts)
-    if state == "finished":
+    if facts.state == FINISHED:
         return f"Finished{after}{with_restarts}{_last_checkpoint(facts)}."
-    if state == "running":
+    if facts.state == RUNNING:
         so_far = "" if seconds is None else f" for {duration(seconds)}"
         at = "" if progress is None else f", at step {_steps(progress)}"
         return f"Running{so_far}{at}{with_restarts}{_last_checkpoint(facts)}."
-    if state == "killed":
+    if facts.state == KILLED:
         why = "the process that called fit() was killed, or its machine crashed"
         return f"Ended without a word{after}: {why}{with_restarts}{_last_checkpoint(facts)}."
-    if state == "unknown":
+    if facts.state not in STATES:
         return "It is not known what became of this run, because run.json is missing or damaged."
-    verb, why = ("Stopped" if state == "aborted" else "Failed"), _reason(facts)
+    verb, why = ("Stopped" if facts.state == ABORTED else "Failed"), _reason(facts)
     return f"{verb}{after}{f': {why}' if why else ''}{with_restarts}{_last_checkpoint(facts)}."
 
 
@@ -61,7 +58,7 @@ def _steps(progress: tuple[float, float | None]) -> str:
 
 def _last_checkpoint(facts: RunFacts) -> str:
     if not facts.checkpoints:
-        return "" if facts.status == "finished" else "; there is no checkpoint"
+        return "" if facts.state == FINISHED else "; there is no checkpoint"
     last = facts.checkpoints[-1]
     step = "" if last.step is None else f" (step {last.step:,})"
     return f"; the last checkpoint is {clip(last.name, 60)}{step}"

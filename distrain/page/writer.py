@@ -18,7 +18,8 @@ from distrain.page.drawings import Span
 from distrain.page.markup import Html, el, join, moment
 from distrain.page.reports import last_report_time, read_reports
 from distrain.page.time_use import AttemptTimes, where_time_went
-from distrain.page.verdict import STATES, state_of, verdict
+from distrain.page.verdict import STATES, UNKNOWN, verdict
+from distrain.runs.listing import KILLED, RUNNING
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths
 from distrain.system.log import warn
@@ -153,7 +154,7 @@ def _spans(facts: RunFacts, metrics: Path | RemotePath) -> list[Span]:
         elif until is None:
             known = [attempt.started, attempt.training, last_report_time(metrics, attempt.number)]
             until = max([time for time in known if time is not None])
-            if is_last and facts.updated is not None and facts.status != "running":
+            if is_last and facts.updated is not None and facts.state not in (RUNNING, KILLED):
                 until = max(until, facts.updated)
         spans.append(Span(attempt, max(until, attempt.started), is_running))
     return spans
@@ -167,7 +168,7 @@ def _times(facts: RunFacts, spans: Sequence[Span], reports: Reports) -> tuple[fl
     started, ended = min(starts), max([*(span.until for span in spans), *starts])
     if facts.is_live:
         ended = facts.made
-    elif not facts.was_killed and facts.updated is not None:
+    elif facts.state != KILLED and facts.updated is not None:
         ended = max(ended, facts.updated)
     if not spans or any(span.attempt.first_step is None for span in spans):
         return ended - started, None  # a run of an early version
@@ -194,7 +195,7 @@ def _attempt_times(span: Span, later: Sequence[Span], reports: Reports) -> Attem
 
 
 def _body(facts: RunFacts, sentence: str, shown: Sequence[sections.Section]) -> list[Html]:
-    word, look = STATES[state_of(facts)]
+    word, look = STATES.get(facts.state, UNKNOWN)
     lead = el("p", el("strong", word, class_=f"state {look}"), " ", sentence, class_="verdict")
     where = el("p", facts.location, class_="location")
     header = el("header", el("p", "A run of distrain", class_="kind"), el("h1", facts.name), lead, where)

@@ -213,7 +213,7 @@ def _read(name: str, path: str, read: Callable[[], bytes], is_in_use: Callable[[
             return _without_manifest(name, path, is_in_use)
         except OSError as error:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} cannot be read: {error.strerror or error}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return Run(name, path, DAMAGED, f"{names.MANIFEST} is damaged: {error}")
         if not isinstance(manifest, dict) or not {"status", "run_id", "attempts"} <= manifest.keys():
             return Run(name, path, FOREIGN, f"{names.MANIFEST} is another program's")
@@ -247,8 +247,12 @@ def _changed(path: str) -> float:
 LAST = "last"
 
 
-class NoSuchRun(Exception):
-    """No run, or several, have the given name. The text says what to do."""
+class WrongArgument(Exception):
+    """A question about runs cannot be answered as it was asked. The text says what to do."""
+
+
+class NoSuchRun(WrongArgument):
+    """No run, or several, have the given name."""
 
 
 def find_run(given: str, storage: Path | RemotePath) -> Run:
@@ -257,10 +261,10 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
     Raise NoSuchRun, also for a directory that is no run, and OSError if the storage cannot be read.
     """
     if "://" in given or os.sep in given or given in (".", ".."):
-        return _checked(_at(storage_at(given)))
+        return _checked(run_at(storage_at(given)))
     listed = _names_in(storage)
     if given in listed:
-        return _checked(_at(storage / given))
+        return _checked(run_at(storage / given))
     if given == LAST:
         runs = [run for run in list_runs(storage) if run.state not in (FOREIGN, DAMAGED)]
         if not runs:
@@ -268,13 +272,13 @@ def find_run(given: str, storage: Path | RemotePath) -> Run:
         return runs[0]
     matching = [name for name in listed if name.startswith(given)]
     if len(matching) == 1:
-        return _checked(_at(storage / matching[0]))
+        return _checked(run_at(storage / matching[0]))
     if matching:
         shown = matching if len(matching) <= _MOST_SHOWN else [*matching[:_MOST_SHOWN], "..."]
         several = f"{len(matching)} names in {storage} begin with {given!r}; give more of one:"
         raise NoSuchRun("\n  ".join([several, *shown]))
     if os.path.isdir(given):
-        return _checked(_at(storage_at(given)))
+        return _checked(run_at(storage_at(given)))
     raise NoSuchRun(f"no run in {storage} has a name that begins with {given!r}; `distrain ls` lists them")
 
 
@@ -292,7 +296,8 @@ def _names_in(storage: Path | RemotePath) -> list[str]:
         return []
 
 
-def _at(folder: Path | RemotePath) -> Run:
+def run_at(folder: Path | RemotePath) -> Run:
+    """Return the run in a directory. Never raises for what is in it."""
     return local_run(str(folder)) if isinstance(folder, Path) else remote_run(folder)
 
 

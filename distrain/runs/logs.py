@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.layout import names
 from distrain.layout.lines import lines_backwards
-from distrain.runs.listing import RUNNING, STARTING, NoSuchRun, Run, local_run, remote_run
+from distrain.runs.listing import RUNNING, STARTING, Run, WrongArgument, run_at
 from distrain.system.log import without_controls
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def attempts_with_logs(run: Run) -> list[int]:
 
 
 def log_files(run: Run, attempt: int, ranks: Collection[int] | None = None) -> dict[int, Path | RemotePath]:
-    """Return the logs of an attempt by rank: some ranks' or (None) all. Raise NoSuchRun if one is missing."""
+    """Return the logs of an attempt by rank: some ranks' or (None) all. Raise WrongArgument if one is missing."""
     folder = log_folder(run) / f"attempt_{attempt}"
     found = _numbers(folder, _RANK)
     if missing := sorted(set(ranks or ()) - set(found)):
-        raise NoSuchRun(f"{folder} has no log of rank {missing[0]}; it has those of {_ranges(found) or 'none'}")
+        raise WrongArgument(f"{folder} has no log of rank {missing[0]}; it has those of {_ranges(found) or 'none'}")
     return {rank: folder / f"rank_{rank}.log" for rank in found if ranks is None or rank in ranks}
 
 
@@ -140,5 +140,4 @@ class Follower:
 
 def current(run: Run) -> Run:
     """Return the run as it is now."""
-    folder = run.location
-    return local_run(str(folder)) if isinstance(folder, Path) else remote_run(folder)
+    return run_at(run.location)

@@ -20,10 +20,9 @@ from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-import cloudpickle
-
 from distrain.system.background import in_threads
 from distrain.system.log import warn
+from distrain.system.pickling import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -198,7 +197,7 @@ def encode_filesystem(filesystem: AbstractFileSystem | None) -> str:
     if filesystem is None:
         return ""
     try:
-        return base64.b64encode(cloudpickle.dumps(filesystem)).decode()
+        return base64.b64encode(pickled(filesystem)).decode()
     except Exception as error:
         raise OSError(f"{type(filesystem).__name__} cannot be used by other processes: {error!r}") from error
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import torch
 from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
@@ -17,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distrain.checkpoint import DICT_FILE, Checkpoint
 from distrain.errors import CheckpointError
+from distrain.system import pickling
 from distrain.system.scratch import delete_with, scratch_directory
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class TorchCheckpoint(Checkpoint):
         folder = tempfile.mkdtemp(prefix="distrain-checkpoint-", dir=scratch_directory())
         checkpoint = cls(folder)
         delete_with(checkpoint, folder)
-        torch.save(content, Path(folder) / cls.MODEL_FILENAME, pickle_module=cloudpickle)
+        torch.save(content, Path(folder) / cls.MODEL_FILENAME, pickle_module=pickling)
         return checkpoint
 
 

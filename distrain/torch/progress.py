@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import BatchSampler
 
+from distrain.data.positions import DataLoop, decode_state, encode_state
 from distrain.errors import DataError
 from distrain.system.log import say
-from distrain.system.positions import DataLoop, decode_state, encode_state
 from distrain.torch.sampler import ResumableSampler
 
 if TYPE_CHECKING:

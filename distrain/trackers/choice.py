@@ -9,13 +9,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from distrain.errors import LaunchError
+from distrain.system.pickling import pickled
 from distrain.system.ray_names import did_you_mean
 from distrain.trackers.mlflow import Mlflow
 from distrain.trackers.tensorboard import TensorBoard
 from distrain.trackers.tracker import Tracker, name_of
 from distrain.trackers.trackio import Trackio
 from distrain.trackers.wandb import Wandb
-from distrain.work.pickling import find_unpicklable, pickled
+from distrain.work.unpicklable import find_unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

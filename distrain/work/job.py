@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import JobError, StandInError
 from distrain.hosts.host import MIRROR
+from distrain.system.pickling import pickled
 from distrain.work.functions import call_with_config, check_signature, name_of
-from distrain.work.pickling import NamedValue, find_unpicklable, largest_parts, pickled
 from distrain.work.preload import makes_optimizers, third_party_modules
+from distrain.work.unpicklable import NamedValue, find_unpicklable, largest_parts
 
 if TYPE_CHECKING:
     import types

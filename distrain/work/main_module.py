@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from distrain.system.pickling import pickled
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -105,5 +107,5 @@ def _send_by_value() -> None:
 
 def _reduce(pickler: ForkingPickler, value: object) -> Any:
     if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
-        return load, (cloudpickle.dumps(value),)
+        return load, (pickled(value),)
     return NotImplemented

@@ -14,7 +14,7 @@ import sysconfig
 import types
 from typing import TYPE_CHECKING, Any
 
-from distrain.work.pickling import global_names
+from distrain.work.unpicklable import global_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,8 +17,9 @@ from distrain.config import CheckpointUploadMode, ValidationTaskConfig
 from distrain.errors import CheckpointError
 from distrain.storage.files import list_files
 from distrain.storage.paths import RunPaths
+from distrain.system.pickling import pickled
 from distrain.system.remote_path import RemotePath, own_temporary_path
-from distrain.work.pickling import can_pickle, pickled
+from distrain.work.unpicklable import can_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

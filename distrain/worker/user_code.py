@@ -14,13 +14,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import cloudpickle
-
 from distrain import wire
 from distrain.decisions.failures import signal_in_words
 from distrain.decisions.stack_summary import LIBRARY_FILE
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
+from distrain.system.pickling import pickled
 from distrain.work.job import ScriptWork
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ def terminate(number: int, frame: object) -> NoReturn:
 
 def _pickled_value(value: object) -> bytes:
     try:
-        body: bytes = cloudpickle.dumps(value)
+        body = pickled(value)
     except Exception as error:
         raise TypeError(
             f"train_func returned a {type(value).__qualname__} that cannot be pickled: {error}. Return plain data, or "
@@ -192,7 +191,7 @@ def _success(session: Session, *, stage: str, body: bytes = b"") -> wire.Outcome
         error=None,
         traceback="",
         exit_code=0,
-        body=body or cloudpickle.dumps(None),
+        body=body or pickled(None),
         stopped=session.stopped,
     )
 
@@ -213,7 +212,7 @@ def _failure(context: TrainContext, done: UserCodeResult, error: BaseException) 
 def _pickled_exception(error: BaseException) -> bytes:
     """Return the pickled exception, or empty bytes if it cannot be pickled, cannot be unpickled or is too large."""
     try:
-        body: bytes = cloudpickle.dumps(Portable(error))
+        body = pickled(Portable(error))
         pickle.loads(body)  # noqa: S301 - pickled in the line before
     except Exception:
         return b""

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from distrain.cli.command import run_command
+
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -34,6 +36,7 @@ def launch(tmp_path: Path, storage: Path) -> Launch:
 # -- exit codes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("source", "exit_code", "said"),
     [
@@ -91,15 +94,22 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(
     ],
 )
 def test_a_wrong_command_line_is_refused_with_code_2(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
 ) -> None:
+    """In this process, as a new interpreter for each would take most of the time."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (tmp_path / "train.py").write_text("def train(): pass\nopen('started', 'w')")
     (tmp_path / "list.json").write_text("[1]")
-    run = launch(*arguments)
-    assert run.returncode == 2, run.stderr
-    assert said in run.stderr.splitlines()[-1]
-    assert "Traceback" not in run.stderr
+    with pytest.raises(SystemExit, match="2"):
+        run_command(["--storage-path", "runs", *arguments], [""])
+    error = capsys.readouterr().err
+    assert said in error.splitlines()[-1]
+    assert "Traceback" not in error
     assert not (tmp_path / "started").exists()
 
 
@@ -118,6 +128,7 @@ def test_more_gpus_than_there_are_is_code_2(launch: Launch, tmp_path: Path, monk
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -172,6 +183,7 @@ def running(tmp_path: Path, storage: Path) -> Iterator[subprocess.Popen[str]]:
             popen.kill()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("number", "exit_code", "to_group"),
     [(signal.SIGINT, 130, True), (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False)],

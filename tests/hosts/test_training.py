@@ -278,6 +278,7 @@ def test_the_environment_names_the_hosts_of_a_script_that_calls_fit(user: User) 
     assert {report["mine"] for report in ran.reports()} == {"x"}
 
 
+@pytest.mark.sample(1, of="quick starts on three hosts")
 @pytest.mark.timeout(300)
 def test_the_quick_start_trains_on_three_hosts(user: User) -> None:
     script = str(ROOT / "examples" / "quickstart.py")
@@ -350,7 +351,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sample(1, of="quick starts on three hosts")
 def test_the_quick_start_from_python_trains_on_all_slots_of_three_hosts(user: User) -> None:
     ran = user.runs(QUICK_START, str(DIGITS), str(user.lab.hostfile), OMP_NUM_THREADS="1")
     assert ran.code == 0, ran.err

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 WORKERS = 3
-SAMPLE = 24
+SAMPLE = 16
 RAISES_WITHIN_S = 1.0
 HANG_TIMEOUT_S = 1.5
 STOP_GRACE_S = 0.2

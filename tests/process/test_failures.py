@@ -137,6 +137,7 @@ ENDS: list[Any] = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("end", "kind", "exit_code", "text"), ENDS)
 def test_the_end_of_one_rank_ends_all_at_once_and_is_explained(
     fit: Fit, tmp_path: Path, end: Callable[[], None], kind: type[BaseException], exit_code: int, text: str

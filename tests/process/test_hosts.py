@@ -215,6 +215,7 @@ def test_nothing_but_the_list_goes_along(
     assert "value-17" not in log.read_text()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("hosts", ["localhost:1,one:1", "one:1,localhost:1"])
 @pytest.mark.parametrize("named", [None, "MY_OWN, MASTER_ADDR,MASTER_PORT"])
 def test_ranks_meet_where_the_user_says_and_not_where_another_launcher_did(

@@ -302,6 +302,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("seed", "moments"), chosen, ids=[f"seed {seed}" for seed, _ in chosen])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("disk", ["", SLOW_DISK], ids=["a quick disk", "a slow disk"])
 def test_what_a_rank_was_told_is_safe_is_safe_after_any_kill(
@@ -320,6 +321,7 @@ def test_what_a_rank_was_told_is_safe_is_safe_after_any_kill(
     assert not (killer.oracle.run / ".staging").exists()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("how", "complaint"),
     [

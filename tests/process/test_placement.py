@@ -84,6 +84,7 @@ def test_workers_that_cannot_be_bound_are_refused(storage: Path, one_cpu: int) -
         fit(storage, numa_binding="exclusive")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(len({cpu % 2 for cpu in CPUS}) < 2, reason="needs an even and an odd CPU")
 @pytest.mark.skipif(
     shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0,

@@ -237,6 +237,7 @@ def talkative() -> None:
     print("printed")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("run", "progress", "notices"),
     [

@@ -147,6 +147,7 @@ def _kill_resting(program: str) -> None:
     wait_until(lambda: not is_alive(victims[0]))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "change",
     [
@@ -289,6 +290,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("end", ["exit", "os._exit", "killed", "stopped", "fork"])
 def test_nothing_is_left_of_a_users_process(tmp_path: Path, test_run_id: str, end: str) -> None:
     script = tmp_path / "script.py"

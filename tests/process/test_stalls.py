@@ -53,7 +53,7 @@ CELLS = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    deal_cells(metafunc, CELLS, sample=4)
+    deal_cells(metafunc, CELLS, sample=2)
 
 
 SCRIPT = """

@@ -251,6 +251,7 @@ def test_the_result_of_the_error_has_the_checkpoint_that_was_reported_after_the_
     assert error["type"] == "PreemptionError"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number: signal.Signals) -> None:
     arguments = ("-m", "distrain.launch", "--num-workers", "2", "--name", "run", "--storage-path")
@@ -263,6 +264,7 @@ def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number
     assert set(running.stopped_at()) == {0, 1}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGHUP, 2), (signal.SIGQUIT, 0)])
 def test_a_closed_terminal_and_a_request_to_quit_stop_a_run_in_good_order(
     start: Start, number: signal.Signals, workers: int

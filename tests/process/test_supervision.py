@@ -268,6 +268,7 @@ WITHOUT_THE_USER = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("victims", WITH_THE_USER, ids="+".join)
 @pytest.mark.parametrize("way", OPPOSITE_WAYS)
 def test_nothing_is_left_after_a_kill_of_the_users_process(
@@ -279,6 +280,7 @@ def test_nothing_is_left_after_a_kill_of_the_users_process(
     assert_nothing_is_left(running, test_run_id)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("victims", WITHOUT_THE_USER, ids="+".join)
 @pytest.mark.parametrize("way", OPPOSITE_WAYS)
 def test_fit_raises_and_nothing_is_left_after_a_kill(
@@ -305,6 +307,7 @@ def test_nothing_is_left_after_killall_python(launch: Launch, test_run_id: str) 
 # -- some are stopped ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stopped", ["guard", "agent", "forkserver", "worker 1"])
 def test_one_that_is_stopped_does_not_outlive_the_users_process(launch: Launch, test_run_id: str, stopped: str) -> None:
     running = launch()
@@ -313,6 +316,7 @@ def test_one_that_is_stopped_does_not_outlive_the_users_process(launch: Launch, 
     assert_nothing_is_left(running, test_run_id)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stopped", [("agent",), ("agent", "guard"), ("agent", "forkserver")], ids="+".join)
 def test_a_stopped_agent_is_lost_when_its_lease_is_over(
     launch: Launch, test_run_id: str, stopped: tuple[str, ...]
@@ -347,6 +351,7 @@ def test_a_stopped_guard_is_woken_up_when_it_is_needed(launch: Launch, test_run_
 EVERYBODY = ("guard", "agent", "forkserver", *(f"worker {rank}" for rank in range(WORKERS)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stopped", [("user",), ("user", *EVERYBODY)], ids=["Ctrl-Z", "all"])
 def test_a_pause_that_is_longer_than_the_lease_does_no_harm(launch: Launch, stopped: tuple[str, ...]) -> None:
     running = launch(LEASE_S="3", end="return")  # on a busy machine, all are silent for a second now and then
@@ -441,6 +446,7 @@ def test_the_stacks_of_those_who_do_not_stop_are_kept(launch: Launch) -> None:
     assert "in hold_the_gil" in stacks["rank_3.txt"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_signal_while_the_run_is_starting_leaves_nothing(
@@ -471,6 +477,7 @@ distrain.DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit(
 # -- train_func comes to its end -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("end", ["return", "raise", "os._exit"])
 @pytest.mark.parametrize("way", OPPOSITE_WAYS)
 def test_what_train_func_started_ends_with_it(launch: Launch, test_run_id: str, way: str, end: str) -> None:

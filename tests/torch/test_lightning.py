@@ -118,6 +118,7 @@ def train_with_a_failure(config: dict[str, Any]) -> None:
         trainer.fit(module, make_loader())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "sharded"])
 def test_a_run_goes_on_after_its_last_epoch_when_a_rank_has_died(storage: Path, tmp_path: Path, sharded: bool) -> None:
     config = {"sharded": sharded, "died": str(tmp_path / "died")}

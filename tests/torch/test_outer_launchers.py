@@ -209,6 +209,7 @@ finally:
 STOPPED_BY = {"torchrun": signal.SIGTERM, "mpirun": signal.SIGUSR1, "srun": signal.SIGUSR1, "pods": signal.SIGTERM}
 
 
+@pytest.mark.sample(1)
 def test_a_signal_stops_all_ranks_at_the_same_step_and_the_next_start_continues(
     start: Callable[..., Started], tmp_path: Path, launcher: Launcher
 ) -> None:

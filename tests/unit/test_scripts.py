@@ -24,7 +24,7 @@ TOOLS = {
     "python": ".venv/bin/python",
     "test_tensorflow": "scripts/test_tensorflow",
 }
-WAITING, COMPUTING = "tests/process/test_waiting.py", "tests/unit/test_computing.py"
+COMPUTING, PROCESSES, HOSTS = "tests/unit/test_computing.py", "tests/process/test_runs.py", "tests/hosts/test_hosts.py"
 TENSORFLOW, STORAGE = "tests/test_tf.py", "tests/process/object_storage/test_storage.py"
 PASSES = "def test_it():\n    assert True\n"
 FAILS = "def test_it():\n    assert not 'right'\n"
@@ -57,17 +57,18 @@ def scripts_test(folder: Path, *arguments: str, failing: str = "") -> subprocess
     return run_script(folder, *arguments)
 
 
-def scripts_test_of(
-    folder: Path, *, waiting: str = PASSES, computing: str = PASSES, tensorflow: str = PASSES, storage: str = PASSES
-) -> subprocess.CompletedProcess[str]:
+PARTS = {
+    "computing": COMPUTING, "processes": PROCESSES, "hosts": HOSTS, "tensorflow": TENSORFLOW, "storage": STORAGE,
+}  # fmt: skip
+
+
+def scripts_test_of(folder: Path, **sources: str) -> subprocess.CompletedProcess[str]:
     """Run a copy of scripts/test in `folder` with the real pytest, where each part has one file of these tests."""
     for name in TOOLS:
         write_tool(folder, name, "")
-    sources = {WAITING: waiting, COMPUTING: computing, TENSORFLOW: tensorflow, STORAGE: storage}
-    for path, source in sources.items():
+    for part, path in PARTS.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(source)
-    (folder / "tests" / "hosts").mkdir()
+        (folder / path).write_text(sources.get(part, PASSES))
     (folder / "pytest.ini").write_text("[pytest]\ntestpaths = tests/unit\n")
     write_tool(folder, "python", f'exec "{sys.executable}" "$@"')
     write_tool(folder, "test_tensorflow", f'exec "{sys.executable}" -m pytest {TENSORFLOW} "$@"')
@@ -93,7 +94,8 @@ def test_success_is_the_status_when_everything_passes(tmp_path, arguments):
     "failing",
     [
         *("setup_venv", "ruff check", "ruff format", "mypy"),
-        *("tests/process", "--ignore=tests/process", "test_tensorflow", "tests/process/object_storage"),
+        *("--ignore=tests/process", "pytest tests/process", "tests/hosts", "test_tensorflow"),
+        "pytest tests/process/object_storage",
     ],
 )
 def test_each_thing_that_fails_makes_it_fail(tmp_path, failing):
@@ -103,7 +105,7 @@ def test_each_thing_that_fails_makes_it_fail(tmp_path, failing):
 def test_all_tests_run_when_some_fail(tmp_path):
     done = scripts_test(tmp_path, failing="--ignore=tests/process")
 
-    assert done.stdout.count("python -m pytest") == 3
+    assert done.stdout.count("python -m pytest") == 4
     assert "test_tensorflow" in done.stdout
 
 
@@ -118,26 +120,26 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path, monkeypatch):
 
 
 def test_tests_that_pass_when_they_run_again_are_flaky(tmp_path):
-    done = scripts_test_of(tmp_path, **dict.fromkeys(("waiting", "computing", "tensorflow", "storage"), FAILS_ONCE))
+    done = scripts_test_of(tmp_path, **dict.fromkeys(PARTS, FAILS_ONCE))
 
     assert done.returncode == 0, done.stdout
-    assert (done.stdout.count("= 1 failed in"), done.stdout.count("= 1 passed in")) == (4, 4)
-    assert done.stdout.count('>       assert not "at first"') == 4
-    first, *others = done.stdout.splitlines()[-5:]
+    assert (done.stdout.count("= 1 failed in"), done.stdout.count("= 1 passed in")) == (5, 5)
+    assert done.stdout.count('>       assert not "at first"') == 5
+    first, *others = done.stdout.splitlines()[-6:]
     assert first.startswith("FLAKY: ")
-    assert others == [f"    {path}::test_it" for path in (WAITING, COMPUTING, TENSORFLOW, STORAGE)]
+    assert others == [f"    {path}::test_it" for path in PARTS.values()]
 
 
 def test_only_failed_tests_run_again(tmp_path):
-    done = scripts_test_of(tmp_path, waiting=FAILS_ONCE + "\ndef test_other():\n    pass\n")
+    done = scripts_test_of(tmp_path, processes=FAILS_ONCE + "\ndef test_other():\n    pass\n")
 
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("= 1 failed, 1 passed in") == 1
-    assert done.stdout.count("= 1 passed in") == 4, "one in each other part, and one that ran again"
+    assert done.stdout.count("= 1 passed in") == 5, "one in each other part, and one that ran again"
 
 
 def test_a_test_that_fails_again_makes_it_fail(tmp_path):
-    done = scripts_test_of(tmp_path, waiting=FAILS_ONCE, tensorflow=FAILS)
+    done = scripts_test_of(tmp_path, processes=FAILS_ONCE, tensorflow=FAILS)
 
     assert done.returncode == 1
     assert "FLAKY" not in done.stdout
@@ -145,7 +147,7 @@ def test_a_test_that_fails_again_makes_it_fail(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("part", "source", "status"), [("waiting", KILLS_PYTEST_ONCE, 1), ("computing", CANNOT_BE_IMPORTED, 2)]
+    ("part", "source", "status"), [("processes", KILLS_PYTEST_ONCE, 1), ("computing", CANNOT_BE_IMPORTED, 2)]
 )
 def test_a_run_that_did_not_reach_its_end_is_not_flaky(tmp_path, part, source, status):
     done = scripts_test_of(tmp_path, **{part: source})

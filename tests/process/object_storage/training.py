@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 
 MODES = (CheckpointUploadMode.SYNC, CheckpointUploadMode.ASYNC)
-varied = pytest.mark.sample(6, of="object storage")
+varied = pytest.mark.sample(4, of="object storage")
 """Marks tests of what is also tested with local storage."""
 KEPT_BY_ALL = {".lock/000001", "events.jsonl", "metrics.jsonl", "return_value.pkl", "run.json"}
 

@@ -139,6 +139,6 @@ def test_the_name_of_a_run_begins_with_that_of_its_script(script: str, stem: str
     assert stem_of(script) == stem
 
 
-@pytest.mark.parametrize("module", ["cli.text", "cli.showing", "coordinator.run_facts", "work.origin"])
+@pytest.mark.parametrize("module", ["system.text", "cli.text", "cli.showing", "coordinator.run_facts", "work.origin"])
 def test_the_examples_of_these_modules_are_right(module: str) -> None:
     assert doctest.testmod(import_module(f"distrain.{module}")).failed == 0

@@ -26,9 +26,9 @@ from distrain.data import streams
 from distrain.data.constructors import as_dataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
+from distrain.data.positions import decode_state
 from distrain.data.sources import MemorySource
 from distrain.errors import DataError
-from distrain.system.positions import decode_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -29,7 +29,7 @@ class Run:
             given = {name: attempt[name] for name in ("started", "training", "ended")}
             timed = {name: None if time is None else STARTED + time for name, time in given.items()}
             made.append({"failure": None, **usual, **attempt, **timed})
-        text = {"name": self.root.name, "status": status, "started": STARTED, "updated": STARTED + took}
+        text = {"name": self.root.name, "run_id": "id", "status": status, "started": STARTED, "updated": STARTED + took}
         self.write("run.json", {**text, "attempts": made, **fields})
 
     def write(self, name: str, content: object) -> None:

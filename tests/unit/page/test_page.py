@@ -171,6 +171,7 @@ def test_a_run_of_an_early_version_lacks_only_what_it_did_not_record(run: Run) -
     run.write(
         "run.json",
         {
+            "run_id": "id",
             "status": "finished",
             "started": 1.0,
             "updated": 9.0,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.runs.listing import NoSuchRun, find_run
+from distrain.runs.listing import WrongArgument, find_run
 from distrain.runs.logs import Follower, attempts_with_logs, log_files, read_lines
 from distrain.system.remote_path import RemotePath
 from tests.unit.runs.made import make_run
@@ -60,7 +60,7 @@ def test_attempts_and_ranks_are_found_by_their_files(run: Run) -> None:
     assert attempts_with_logs(run) == [0, 1]
     assert list(log_files(run, 1)) == [0, 1]
     assert list(log_files(run, 1, [1])) == [1]
-    with pytest.raises(NoSuchRun, match="no log of rank 7; it has those of ranks 0 to 1"):
+    with pytest.raises(WrongArgument, match="no log of rank 7; it has those of ranks 0 to 1"):
         log_files(run, 1, [0, 7])
 
 

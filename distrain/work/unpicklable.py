@@ -1,15 +1,11 @@
-"""Pickling by value, and the search for the part of a value that cannot be pickled. Runs in: coordinator, worker."""
+"""The search for the part of a value that cannot be pickled. Runs in: coordinator, worker."""
 
 from __future__ import annotations
 
-import importlib
-import io
-import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
-import cloudpickle
+from distrain.system.pickling import pickled
 
 _DEEPEST_SEARCH = 6
 _MOST_ITEMS = 100
@@ -17,24 +13,6 @@ _MOST_ITEMS = 100
 
 NamedValue = tuple[str, object]
 """A value and the path to it, for error messages."""
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, which also handles modules of a subclass, such as ``torch.backends.cudnn``."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
-            name = value.__name__
-            if sys.modules.get(name) is value:
-                return importlib.import_module, (name,)
-        return super().reducer_override(value)
-
-
-def pickled(value: object) -> bytes:
-    """Pickle the value; functions and classes that workers cannot import are included."""
-    file = io.BytesIO()
-    _Pickler(file).dump(value)
-    return file.getvalue()
 
 
 def can_pickle(value: object) -> bool:

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
+from distrain.system.pickling import pickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def encode_state(state: Any) -> dict[str, Any]:
     with contextlib.suppress(TypeError, ValueError):
         if json.loads(json.dumps(state)) == state:
             return {"json": state}
-    return {"pickle": base64.b64encode(cloudpickle.dumps(state)).decode()}
+    return {"pickle": base64.b64encode(pickled(state)).decode()}
 
 
 def decode_state(encoded: dict[str, Any]) -> Any:

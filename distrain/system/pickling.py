@@ -1,0 +1,48 @@
+"""Pickling by value: functions and classes that the reader cannot import are included. Runs in: anywhere."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import types
+from collections import ChainMap
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import cloudpickle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Reduce code as cloudpickle does, with the name of its file, which errors, stacks and hang reports show.
+
+    cloudpickle 3.1.3 replaces it by ``<dynamic-code>``. The layout of the arguments depends on the version of Python,
+    but in each the file name is the first text.
+    """
+    make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    file_name = next(index for index, argument in enumerate(arguments) if isinstance(argument, str))
+    return make, (*arguments[:file_name], code.co_filename, *arguments[file_name + 1 :])
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's pickler, with file names, and for modules of a subclass, such as ``torch.backends.cudnn``."""
+
+    dispatch_table: ClassVar[Mapping[type, Any]] = ChainMap(
+        {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
+            name = value.__name__
+            if sys.modules.get(name) is value:
+                return importlib.import_module, (name,)
+        return super().reducer_override(value)
+
+
+def pickled(value: object) -> bytes:
+    """Pickle the value; functions and classes that workers cannot import are included."""
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()

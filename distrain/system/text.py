@@ -1,0 +1,70 @@
+"""Numbers, times and sizes as people read them. Pure. Runs in: anywhere."""
+
+from __future__ import annotations
+
+_UNITS = (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with the precision that people need: at most two units.
+
+    >>> [duration(seconds) for seconds in (0.0123, 8.26, 166, 3600, 3780, 200_000)]
+    ['12 ms', '8.3 s', '2 min 46 s', '1 h', '1 h 03 min', '2 d 07 h']
+    """
+    if seconds < 0.0005:
+        return "0 s"
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, large, smaller, small in _UNITS:
+        if whole >= large:
+            rest = whole % large // small
+            return f"{whole // large} {unit} {rest:02} {smaller}" if rest else f"{whole // large} {unit}"
+    return f"{whole} s"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes.
+
+    >>> [size(count) for count in (0, 999, 1000, 12_345_678, 5_000_000_000_000)]
+    ['0 B', '999 B', '1.0 kB', '12 MB', '5.0 TB']
+    """
+    if count < 1000:
+        return f"{count} B"
+    amount, unit = count / 1000, "kB"
+    for larger in ("MB", "GB", "TB"):
+        if amount >= 999.5:
+            amount, unit = amount / 1000, larger
+    return f"{amount:.1f} {unit}" if amount < 9.95 else f"{amount:.0f} {unit}"
+
+
+def number(value: float) -> str:
+    """Return a metric with six digits.
+
+    >>> number(0.123456789), number(3), number(1e-9)
+    ('0.123457', '3', '1e-09')
+    """
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def rate(per_second: float) -> str:
+    """Return a rate with a fitting unit.
+
+    >>> rate(12.34), rate(0.5), rate(0.001)
+    ('12.3/s', '30.0/min', '3.6/h')
+    """
+    for factor, unit in ((1, "s"), (60, "min")):
+        if per_second * factor >= 1:
+            return f"{per_second * factor:,.1f}/{unit}"
+    return f"{per_second * 3600:.1f}/h"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
