@@ -1,4 +1,4 @@
-"""``distrain logs``, ``stacks`` and ``stop``: what a run does now. Runs in: coordinator."""
+"""``distrain logs``, ``attach``, ``stacks`` and ``stop``: what a run does now. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.text import paint
 from distrain.console.text import duration
-from distrain.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
+from distrain.runs.listing import (
+    ABORTED,
+    FAILED,
+    FINISHED,
+    FOREIGN,
+    KILLED,
+    RUNNING,
+    STARTING,
+    NoSuchRun,
+    Run,
+    argument_for,
+    local_run,
+)
 from distrain.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
 
 if TYPE_CHECKING:
@@ -19,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _POLL_S = 0.1
+_KILLED_EXIT = 137
+"""The exit code that a shell shows after SIGKILL, by which most runs end whose end nobody has noted."""
 _NOTICE_S = 5.0
 """Seconds between two lines that say that a run still has not ended."""
 
@@ -94,6 +108,86 @@ def _no_logs(run: Run) -> str:
         f"there are no logs in {log_folder(run)}: no worker has started yet, or train_func ran in the process of fit() "
         "(num_workers=0, or another launcher), whose output is where you have started it"
     )
+
+
+# -- attach ----------------------------------------------------------------------------------------------------------
+
+
+def attach_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``distrain attach``."""
+    parser = parsers.make_parser(
+        "attach",
+        "Return to a run of this machine: show its output and progress until its end, as in the terminal that started "
+        "it. Ctrl-C leaves the run alone. The exit code is that of `distrain run`.",
+        "  distrain run --detach --name big train.py\n  distrain attach big",
+    )
+    parsers.add_run(parser)
+    parser.add_argument(
+        "-n", type=parsers.number, default=20, metavar="LINES", help="the lines to begin with (default: 20)"
+    )
+    return parser
+
+
+def run_attach(options: argparse.Namespace) -> int:
+    """Show a run until it ends. Return the exit code of the run, 130 after Ctrl-C."""
+    run = parsers.run_of(options)
+    is_at_work = run.state in (RUNNING, STARTING)
+    if not is_at_work:
+        print(f"distrain: {run.name} has ended already", file=sys.stderr)
+    try:
+        if is_at_work or isinstance(run.location, Path):
+            _show_live(run, _begun_here(run) if is_at_work else run, options.n)
+    except KeyboardInterrupt:
+        print(f"\ndistrain: the run goes on; `distrain stop {argument_for(run.path)}` stops it", file=sys.stderr)
+        return 130
+    return _show_end(current(run))
+
+
+def _begun_here(run: Run) -> Run:
+    """Return the run at work in its local directory, once it has begun. Raise NoSuchRun if it is at work elsewhere."""
+    from distrain.storage.remote_store import local_directory_of
+
+    if _host(run) not in (None, platform.node()):
+        raise NoSuchRun(_unreachable(run))
+    local = local_run(str(local_directory_of(run.path)))
+    while local.state == STARTING:
+        time.sleep(_POLL_S)
+        local = current(local)
+    if local.state == FOREIGN:  # it has its files on the machine of fit()
+        raise NoSuchRun(_unreachable(run))
+    return local
+
+
+def _show_live(run: Run, local: Run, last: int) -> None:
+    """Show a run until it has ended. ``local``: its directory on this machine."""
+    from distrain.console.attached import AttachedConsole
+    from distrain.console.run_console import open_console
+    from distrain.console.run_status import RunStatus
+    from distrain.system.consoles import console_threads
+
+    status = RunStatus(run.path, started=time.monotonic() - (time.time() - local.began))
+    status.advice = f"Ctrl-C leaves the run alone; `distrain stop {argument_for(run.path)}` stops it"
+    with console_threads(), open_console("auto" if local.state == RUNNING else "off", status) as console:
+        AttachedConsole(local, console, last).show()
+
+
+def _show_end(run: Run) -> int:
+    """Show how a run has ended, and return the exit code of `distrain run`."""
+    from distrain import errors
+    from distrain.cli.showing import verdict
+    from distrain.cli.text import show_error
+    from distrain.console.attached import is_detached
+    from distrain.runs.details import error_with_type, reports_of
+
+    if run.state == KILLED or not is_detached(run):
+        print(f"distrain: {run.name}: {verdict(run, list(reports_of(run)))}", file=sys.stderr)
+    kind, text = error_with_type(run)
+    if text and run.state in (FAILED, ABORTED):
+        show_error(getattr(errors, kind, errors.DistrainError), text)
+    code = run.manifest.get("exit_code")
+    if run.state == KILLED:
+        return _KILLED_EXIT
+    return code if isinstance(code, int) else int(run.state != FINISHED)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ COMMANDS = {
     "ls": ("listing", "list the runs of a storage path"),
     "show": ("showing", "show one run: its state, attempts, metrics, checkpoints and error"),
     "logs": ("following", "show what the ranks have printed; -f follows"),
+    "attach": ("following", "return to a run: its output and its progress, until it ends"),
     "stacks": ("following", "show where all ranks of a running run are"),
     "stop": ("following", "ask a running run to stop, and wait for its end"),
     "compare": ("showing", "show how runs differ: settings, code, versions, metrics"),
@@ -43,6 +44,7 @@ look at runs
   ls         {ls}
   show       {show}
   logs       {logs}
+  attach     {attach}
   compare    {compare}
   plot       {plot}
   page       {page}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from distrain.system.remote_path import RemotePath
 
 _TAIL_BYTES = 4 << 10
+_CHUNK_BYTES = 1 << 20
+"""Bytes of a growing file that are read at once."""
 _RANK_0 = b'"rank":0'
 """It is in each line of rank 0. Lines of other ranks need not be decoded, and there may be thousands."""
 
@@ -63,7 +64,7 @@ def read_metrics(path: Path | RemotePath, *, rank: int | None = 0) -> Iterator[d
     file has no lines. Raise OSError.
     """
     for number, line in enumerate(_whole_lines(path), start=1):
-        record = _record_in(line, f"line {number} of {path}")
+        record = record_in(line, f"line {number} of {path}")
         if record is not None and (rank is None or record["rank"] == rank):
             yield record
 
@@ -73,11 +74,16 @@ def read_events(path: Path | RemotePath) -> Iterator[dict[str, Any]]:
 
     A damaged line is skipped. A missing file has no lines. Raise OSError.
     """
-    for line in _whole_lines(path):
-        with contextlib.suppress(ValueError):
-            record = json.loads(line.decode())
-            if isinstance(record, dict) and {"time", "event", "attempt"} <= record.keys():
-                yield record
+    yield from (event for line in _whole_lines(path) if (event := event_in(line)) is not None)
+
+
+def event_in(line: bytes) -> dict[str, Any] | None:
+    """Return the event in a line of an events.jsonl, None if the line is damaged."""
+    try:
+        event = json.loads(line.decode())
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and {"time", "event", "attempt"} <= event.keys() else None
 
 
 def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
@@ -87,6 +93,25 @@ def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
     except FileNotFoundError:
         return
     yield from (line for line in lines if line.endswith(b"\n"))
+
+
+def lines_after(path: Path, position: int) -> tuple[list[bytes], int]:
+    """Return some lines of a file from a position on, and the position of the first of them.
+
+    A line that is not written to its end is left out. If the file is shorter, it is another one: it is read from its
+    start. A missing file has no lines.
+    """
+    try:
+        with path.open("rb") as file:
+            if position > file.seek(0, os.SEEK_END):
+                position = 0
+            file.seek(position)
+            data = file.read(_CHUNK_BYTES)
+            while data and b"\n" not in data and (more := file.read(_CHUNK_BYTES)):  # one very long line
+                data += more
+    except FileNotFoundError:
+        return [], position
+    return io.BytesIO(data[: data.rfind(b"\n") + 1]).readlines(), position
 
 
 def last_metrics(path: Path | RemotePath) -> dict[str, Any] | None:
@@ -105,7 +130,7 @@ def last_record(path: str | Path | RemotePath) -> dict[str, Any] | None:
         lines = lines_backwards(file)
         next(lines, None)  # the part after the last newline is empty or torn
         likely = (line for line in lines if _RANK_0 in line.replace(b" ", b"") or not line.endswith(b"}"))
-        records = (_record_in(line, f"one of the last lines of {path}") for line in likely)
+        records = (record_in(line, f"one of the last lines of {path}") for line in likely)
         return next((record for record in records if record is not None and record["rank"] == 0), None)
 
     try:
@@ -117,7 +142,7 @@ def last_record(path: str | Path | RemotePath) -> dict[str, Any] | None:
         return None
 
 
-def _record_in(line: bytes, where: str) -> dict[str, Any] | None:
+def record_in(line: bytes, where: str) -> dict[str, Any] | None:
     """Return the record in a line of a metrics.jsonl. Warn and return None if the line is damaged."""
     try:
         record: dict[str, Any] = json.loads(line.decode())  # json.loads() would take bytes with zeros for UTF-32

@@ -76,6 +76,11 @@ class Run(NamedTuple):
         return [attempt for attempt in listed if isinstance(attempt, dict)] if isinstance(listed, list) else []
 
     @property
+    def attempts_now(self) -> list[dict[str, Any]]:
+        """The attempts of the last ``fit()``, the oldest first."""
+        return [attempt for attempt in self.attempts if _number(attempt.get("started")) >= self.began]
+
+    @property
     def hosts(self) -> dict[str, list[int]]:
         """The hosts of the last attempt, each with its ranks."""
         attempts = self.attempts
@@ -304,6 +309,14 @@ def _checked(run: Run) -> Run:
     if run.state == DAMAGED:
         raise NoSuchRun(f"{run.path} is damaged: {run.problem}")
     return run
+
+
+def argument_for(location: str) -> str:
+    """Return what a command line can name a run by: its name in the default storage path, else its path or URL."""
+    import shlex
+
+    folder, _, name = location.rpartition("/")
+    return name if folder == os.path.expanduser(names.DEFAULT_STORAGE) else shlex.quote(location)
 
 
 def run_names(storage: Path | RemotePath) -> Iterable[str]:
