@@ -134,13 +134,14 @@ def run_attach(options: argparse.Namespace) -> int:
     is_at_work = run.state in (RUNNING, STARTING)
     if not is_at_work:
         print(f"distrain: {run.name} has ended already", file=sys.stderr)
+    has_lines = is_at_work or isinstance(run.location, Path)
     try:
-        if is_at_work or isinstance(run.location, Path):
+        if has_lines:
             _show_live(run, _begun_here(run) if is_at_work else run, options.n)
     except KeyboardInterrupt:
         print(f"\ndistrain: the run goes on; `distrain stop {argument_for(run.path)}` stops it", file=sys.stderr)
         return 130
-    return _show_end(current(run))
+    return _show_end(current(run), has_lines=has_lines)
 
 
 def _begun_here(run: Run) -> Run:
@@ -171,15 +172,15 @@ def _show_live(run: Run, local: Run, last: int) -> None:
         AttachedConsole(local, console, last).show()
 
 
-def _show_end(run: Run) -> int:
-    """Show how a run has ended, and return the exit code of `distrain run`."""
+def _show_end(run: Run, *, has_lines: bool) -> int:
+    """Show how a run has ended, and return the exit code of `distrain run`. ``has_lines``: its last lines are shown."""
     from distrain import errors
     from distrain.cli.showing import verdict
     from distrain.cli.text import show_error
     from distrain.console.attached import is_detached
     from distrain.runs.details import error_with_type, reports_of
 
-    if run.state == KILLED or not is_detached(run):
+    if run.state == KILLED or not (has_lines and is_detached(run)):  # else its last lines say it
         print(f"distrain: {run.name}: {verdict(run, list(reports_of(run)))}", file=sys.stderr)
     kind, text = error_with_type(run)
     if text and run.state in (FAILED, ABORTED):

@@ -6,19 +6,20 @@ shows what run.json, metrics.jsonl and events.jsonl say.
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import sys
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from distrain.console.rank_output import ShownOutput, readable
 from distrain.console.status_lines import is_status_line
 from distrain.decisions.pace import SlowRank
 from distrain.layout import names
-from distrain.layout.lines import event_in, lines_after, record_in
+from distrain.layout.lines import event_in, record_in
 from distrain.layout.lock_probe import is_locked
 from distrain.runs.listing import ENDED, RUNNING, STARTING, Run
 from distrain.runs.logs import POLL_S, Follower, current, log_folder
@@ -86,7 +87,7 @@ class AttachedConsole:
     def _advance(self, now: float, *, is_ending: bool) -> None:
         """Show what is new. run.json is read after the other files, so that it knows the attempts in them."""
         output = [] if self._follower is None else list(self._follower.new_output(is_over=is_ending))
-        reports, events = list(self._reports.new()), list(self._events.new())
+        reports, events = self._reports.new(), self._events.new()
         run = current(self._run)
         for attempt, rank, data in output:
             if attempt > self._attempt:
@@ -160,7 +161,7 @@ class AttachedConsole:
     def _own_lines(self) -> Iterator[str]:
         """Yield the new lines of console.log, without the errors with which runs end."""
         for data in self._lines.new() if self._lines is not None else ():
-            line = without_controls(data.decode(errors="replace").rstrip("\r\n"))
+            line = without_controls(data.decode(errors="replace").rstrip("\r"))
             self._is_in_error = not line.startswith(_OWN) and (self._is_in_error or bool(_ERROR_SCREEN.match(line)))
             if not self._is_in_error:
                 yield line
@@ -221,20 +222,29 @@ def _check_reader() -> None:
 
 
 class _Tail:
-    """The lines that are appended to a file. The first ones are near its end at the time."""
+    """The lines that are appended to a file, from near its end on.
+
+    It stays open: the files of a remote run are deleted at its end, and have their last lines then.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._position = max(0, path.stat().st_size - _RECENT_BYTES) if path.exists() else 0
-        self._is_torn = self._position > 0
-        """True if the next line may be the rest of one."""
+        self._file: IO[bytes] | None = None
+        self._rest = b""
 
-    def new(self) -> Iterator[bytes]:
-        """Yield the whole lines that are new."""
-        while True:
-            lines, position = lines_after(self._path, self._position)
-            if not lines:
-                return
-            self._position = position + sum(map(len, lines))
-            yield from lines[self._is_torn :]
-            self._is_torn = False
+    def new(self) -> list[bytes]:
+        """Return the whole lines that are new."""
+        try:
+            data = self._rest + (self._file or self._open()).read()
+        except FileNotFoundError:
+            return []
+        *lines, self._rest = data.split(b"\n")
+        return lines
+
+    def _open(self) -> IO[bytes]:
+        self._file = self._path.open("rb")
+        start = max(0, self._file.seek(0, os.SEEK_END) - _RECENT_BYTES)
+        self._file.seek(start)
+        if start:
+            self._file.readline()
+        return self._file

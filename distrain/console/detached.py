@@ -155,7 +155,7 @@ class _Parent:
         news = json.loads(data)
         self._run, self._location = news["folder"], news["location"]
         with contextlib.suppress(FileNotFoundError):  # a remote run has ended meanwhile
-            self._console = Path(self._run, CONSOLE).open("rb")
+            self._console = Path(self._run, CONSOLE).open("rb")  # noqa: SIM115 - it is read until this process ends
             self._shown += news["start"]
 
     def _trains(self) -> bool:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from distrain.system.remote_path import RemotePath
 
 _TAIL_BYTES = 4 << 10
-_CHUNK_BYTES = 1 << 20
-"""Bytes of a growing file that are read at once."""
 _RANK_0 = b'"rank":0'
 """It is in each line of rank 0. Lines of other ranks need not be decoded, and there may be thousands."""
 
@@ -93,25 +91,6 @@ def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
     except FileNotFoundError:
         return
     yield from (line for line in lines if line.endswith(b"\n"))
-
-
-def lines_after(path: Path, position: int) -> tuple[list[bytes], int]:
-    """Return some lines of a file from a position on, and the position of the first of them.
-
-    A line that is not written to its end is left out. If the file is shorter, it is another one: it is read from its
-    start. A missing file has no lines.
-    """
-    try:
-        with path.open("rb") as file:
-            if position > file.seek(0, os.SEEK_END):
-                position = 0
-            file.seek(position)
-            data = file.read(_CHUNK_BYTES)
-            while data and b"\n" not in data and (more := file.read(_CHUNK_BYTES)):  # one very long line
-                data += more
-    except FileNotFoundError:
-        return [], position
-    return io.BytesIO(data[: data.rfind(b"\n") + 1]).readlines(), position
 
 
 def last_metrics(path: Path | RemotePath) -> dict[str, Any] | None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.checkpoint import Checkpoint
 from distrain.errors import StorageError
-from distrain.layout.lines import lines_after
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import RunPaths, read_manifest
 from distrain.trackers.reports import (
@@ -31,9 +30,12 @@ from distrain.trackers.tracker import TrackedRun, Tracker, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from distrain.trackers.tracker import Report
 
+_CHUNK_BYTES = 1 << 20
+"""Bytes of a file that are read at once."""
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 _LOCK_S = 10.0
 """Seconds to wait for the tracker process of an earlier ``fit()`` that was killed."""
@@ -109,7 +111,7 @@ class Follower:
     def _new_reports(self, *, is_over: bool) -> Iterator[Report]:
         """Yield the reports that the tracker has not had. Lines count as had once the next one is asked for."""
         progress = self._progress
-        lines, position = lines_after(self._paths.metrics, progress.metrics)
+        lines, position = _whole_lines(self._paths.metrics, progress.metrics)
         is_read = False
         for line in lines:
             if self._all_ranks or is_of_rank_0(line):
@@ -137,7 +139,7 @@ class Follower:
             self._first_steps = first_steps(manifest.get("attempts", []), is_over=over)
 
     def _log_checkpoints(self) -> None:
-        lines, position = lines_after(self._paths.events, self._progress.events)
+        lines, position = _whole_lines(self._paths.events, self._progress.events)
         for line in lines:
             event = None
             with contextlib.suppress(*_DAMAGED):
@@ -167,6 +169,25 @@ class Follower:
         self._state_file.parent.mkdir(exist_ok=True)
         text = json.dumps({**self._progress.as_json(), "state": self._run.state}, indent=1)
         write_atomically(self._state_file, text.encode(), sync=sync)
+
+
+def _whole_lines(path: Path, position: int) -> tuple[list[bytes], int]:
+    """Return some lines of a file from a position on, and the position of the first of them.
+
+    A line that is not written to its end is left out. If the file is shorter, it is another one: it is read from its
+    start. A missing file has no lines.
+    """
+    try:
+        with path.open("rb") as file:
+            if position > file.seek(0, os.SEEK_END):
+                position = 0
+            file.seek(position)
+            data = file.read(_CHUNK_BYTES)
+            while data and b"\n" not in data and (more := file.read(_CHUNK_BYTES)):  # one very long line
+                data += more
+    except FileNotFoundError:
+        return [], position
+    return data[: data.rfind(b"\n") + 1].splitlines(keepends=True), position
 
 
 @contextlib.contextmanager
