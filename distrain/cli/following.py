@@ -21,7 +21,6 @@ from distrain.runs.listing import (
     STARTING,
     NoSuchRun,
     Run,
-    argument_for,
     local_run,
 )
 from distrain.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
@@ -29,6 +28,8 @@ from distrain.runs.logs import Follower, attempts_with_logs, current, log_files,
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
+
+    from distrain.console.run_status import RunStatus
 
 _POLL_S = 0.1
 _KILLED_EXIT = 137
@@ -130,16 +131,20 @@ def attach_parser() -> argparse.ArgumentParser:
 
 def run_attach(options: argparse.Namespace) -> int:
     """Show a run until it ends. Return the exit code of the run, 130 after Ctrl-C."""
+    from distrain.console.run_status import RunStatus
+
     run = parsers.run_of(options)
     is_at_work = run.state in (RUNNING, STARTING)
     if not is_at_work:
         print(f"distrain: {run.name} has ended already", file=sys.stderr)
+    advice = f"`distrain stop {parsers.named_again(options, run)}` stops it"
     has_lines = is_at_work or isinstance(run.location, Path)
     try:
         if has_lines:
-            _show_live(run, _begun_here(run) if is_at_work else run, options.n)
+            status = RunStatus(run.path, started=time.monotonic(), advice=f"Ctrl-C leaves the run alone; {advice}")
+            _show_live(_begun_here(run) if is_at_work else run, status, options.n)
     except KeyboardInterrupt:
-        print(f"\ndistrain: the run goes on; `distrain stop {argument_for(run.path)}` stops it", file=sys.stderr)
+        print(f"\ndistrain: the run goes on; {advice}", file=sys.stderr)
         return 130
     return _show_end(current(run), has_lines=has_lines)
 
@@ -159,17 +164,14 @@ def _begun_here(run: Run) -> Run:
     return local
 
 
-def _show_live(run: Run, local: Run, last: int) -> None:
-    """Show a run until it has ended. ``local``: its directory on this machine."""
+def _show_live(run: Run, status: RunStatus, last: int) -> None:
+    """Show a run in a local directory until it has ended."""
     from distrain.console.attached import AttachedConsole
     from distrain.console.run_console import open_console
-    from distrain.console.run_status import RunStatus
     from distrain.system.consoles import console_threads
 
-    status = RunStatus(run.path, started=time.monotonic() - (time.time() - local.began))
-    status.advice = f"Ctrl-C leaves the run alone; `distrain stop {argument_for(run.path)}` stops it"
-    with console_threads(), open_console("auto" if local.state == RUNNING else "off", status) as console:
-        AttachedConsole(local, console, last).show()
+    with console_threads(), open_console("auto" if run.state == RUNNING else "off", status) as console:
+        AttachedConsole(run, console, last).show()
 
 
 def _show_end(run: Run, *, has_lines: bool) -> int:

@@ -6,6 +6,7 @@ shows what run.json, metrics.jsonl and events.jsonl say.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -74,19 +75,22 @@ class AttachedConsole:
 
     def show(self) -> None:
         """Show the run until it has ended. Raise BrokenPipeError if nobody reads that any more."""
-        is_over = False
-        while not is_over:
-            _check_reader()
-            before = current(self._run)
-            is_over = _has_ended(before)
-            self._advance(time.monotonic(), is_ending=before.state not in (RUNNING, STARTING))
-            self._console.tick(time.monotonic())
-            if not is_over:
-                time.sleep(POLL_S)
+        with self._reports, self._events, self._lines or contextlib.nullcontext():
+            is_over = False
+            while not is_over:
+                _check_reader()
+                before = current(self._run)
+                is_over = _has_ended(before)
+                self._advance(time.monotonic(), is_ending=before.state not in (RUNNING, STARTING))
+                self._console.tick(time.monotonic())
+                if not is_over:
+                    time.sleep(POLL_S)
 
     def _advance(self, now: float, *, is_ending: bool) -> None:
         """Show what is new. run.json is read after the other files, so that it knows the attempts in them."""
-        output = [] if self._follower is None else list(self._follower.new_output(is_over=is_ending))
+        output: list[tuple[int, int, bytes]] = []
+        with contextlib.suppress(FileNotFoundError):  # the local files of a remote run are deleted at its end
+            output += self._follower.new_output(is_over=is_ending) if self._follower is not None else ()
         reports, events = self._reports.new(), self._events.new()
         run = current(self._run)
         for attempt, rank, data in output:
@@ -106,6 +110,7 @@ class AttachedConsole:
     def _note_state(self, run: Run, now: float) -> None:
         """Note the attempt that run.json has, and that its ranks train."""
         attempts, status = run.attempts_now, self._status
+        status.started = _moment(run.began, now) if run.is_run else status.started
         if attempts and attempts[-1]["attempt"] != self._attempt:
             self._begin_attempt(run)
         if attempts and status.phase == "starting" and attempts[-1].get("training"):
@@ -145,12 +150,13 @@ class AttachedConsole:
         if whole and rank < self._last:
             self._console.print_as_it_is(rank, 1, readable(whole + b"\n", rank))
         shown.feed(1, rest)
-        self._status.heard_of(rank, _moment(self._log(rank).stat().st_mtime, now))
+        with contextlib.suppress(FileNotFoundError):
+            self._status.heard_of(rank, _moment(self._log(rank).stat().st_mtime, now))
 
     def _show_own_lines(self) -> None:
         """Show new lines of console.log, without what the footer and the logs have."""
         lines = list(self._own_lines())
-        for line in lines if self._is_caught_up else lines[len(lines) - self._last :]:
+        for line in lines if self._is_caught_up else lines[max(0, len(lines) - self._last) :]:
             text = line
             if self._is_caught_up and self._console.has_footer:
                 if _RANK_LINE.match(line) or is_status_line(line):
@@ -231,6 +237,13 @@ class _Tail:
         self._path = path
         self._file: IO[bytes] | None = None
         self._rest = b""
+
+    def __enter__(self) -> _Tail:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def new(self) -> list[bytes]:
         """Return the whole lines that are new."""

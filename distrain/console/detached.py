@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import shutil
 import signal
 import sys
@@ -19,10 +20,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from distrain.errors import StorageError
-from distrain.layout.names import CONSOLE
-from distrain.runs.listing import RUNNING, argument_for, local_run
+from distrain.layout.names import CONSOLE, DEFAULT_STORAGE
+from distrain.runs.listing import RUNNING, local_run
 from distrain.system import process
-from distrain.system.log import print_to, say
+from distrain.system.log import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +69,7 @@ def _leave_terminal(output_fd: int) -> None:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
 
 
@@ -144,7 +145,9 @@ class _Parent:
     def _show(self) -> None:
         while data := os.pread(self._console.fileno(), _COPY_BYTES, self._shown):
             self._shown += len(data)
-            print_to(sys.stderr, data)
+            with contextlib.suppress(OSError, ValueError):  # the terminal is closed
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
 
     def _read_news(self) -> None:
         """Go on with console.log. The run has copied there what it has written before."""
@@ -167,7 +170,8 @@ class _Parent:
         return is_ours and bool(run.attempts_now) and run.attempts_now[-1].get("training") is not None
 
     def _show_ways_back(self) -> None:
-        known = argument_for(self._location)
+        folder, _, name = self._location.rpartition("/")
+        known = name if folder == os.path.expanduser(DEFAULT_STORAGE) else shlex.quote(self._location)
         say(
             f"the ranks train; the run goes on without this terminal, process {self._child}\n"
             f"    to return to it:  distrain attach {known}\n"

@@ -311,14 +311,6 @@ def _checked(run: Run) -> Run:
     return run
 
 
-def argument_for(location: str) -> str:
-    """Return what a command line can name a run by: its name in the default storage path, else its path or URL."""
-    import shlex
-
-    folder, _, name = location.rpartition("/")
-    return name if folder == os.path.expanduser(names.DEFAULT_STORAGE) else shlex.quote(location)
-
-
 def run_names(storage: Path | RemotePath) -> Iterable[str]:
     """Return the names that may be runs, for the completion of command lines: nothing is opened."""
     return _names_in(storage)

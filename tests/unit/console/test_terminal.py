@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import select
-import signal
-import struct
-import subprocess
 import sys
-import termios
 import textwrap
-import time
 from typing import TYPE_CHECKING
 
-import pyte
 import pytest
+
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,47 +39,6 @@ PROGRAM = """
     run = distrain.RunConfig(name="run", storage_path=sys.argv[1], callbacks=[Printer()])
     DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()
 """
-
-
-class Terminal:
-    """A program on a terminal of its own. ``screen``: what a terminal emulator shows of it."""
-
-    def __init__(self, argv: list[str], columns: int, rows: int) -> None:
-        self.screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=0.5)
-        self._stream = pyte.ByteStream(self.screen)
-        self._fd, other = pty.openpty()
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        environment = {**os.environ, "TERM": "xterm-256color"}
-        self.process = subprocess.Popen(
-            argv, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True
-        )
-        os.close(other)
-
-    def lines(self) -> list[str]:
-        """Everything that is on the screen, and above it, without empty lines at the end."""
-        above = ["".join(row[x].data for x in range(self.screen.columns)) for row in self.screen.history.top]
-        lines = [line.rstrip() for line in [*above, *self.screen.display]]
-        while lines and not lines[-1]:
-            lines.pop()
-        return lines
-
-    def wait_for(self, condition: Callable[[list[str]], bool]) -> list[str]:
-        """Read until the condition is true for the lines, or the program has ended."""
-        deadline = time.monotonic() + 60
-        while not condition(self.lines()):
-            assert time.monotonic() < deadline, "\n".join(self.lines())
-            if select.select([self._fd], [], [], 0.2)[0]:
-                try:
-                    self._stream.feed(os.read(self._fd, 65536))
-                except OSError:  # the program has ended
-                    break
-        return self.lines()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGINT)
-        self.process.wait()
-        os.close(self._fd)
 
 
 @pytest.fixture
