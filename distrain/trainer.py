@@ -33,7 +33,7 @@ from distrain.coordinator.callbacks import Callbacks
 from distrain.coordinator.coordinator import Coordinator
 from distrain.coordinator.host_files import Shipping
 from distrain.coordinator.manifest import RunManifest
-from distrain.coordinator.run_errors import RunErrors
+from distrain.coordinator.run_errors import RunErrors, exit_code_of
 from distrain.coordinator.run_facts import RunFacts, plain
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.decisions.events import RunRequest, RunSummary, Validator
@@ -71,6 +71,7 @@ from distrain.work.functions import check_plain, check_signature
 from distrain.work.origin import script_of, stem_of
 
 if TYPE_CHECKING:
+    from distrain.console.detached import DetachedConsole
     from distrain.data.datasets import RunDatasets
     from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
@@ -252,12 +253,14 @@ def run_work(
     transports: Sequence[Transport] | None = None,
     sys_path: Sequence[str] | None = None,
     on_command_line: bool = False,
+    detached: DetachedConsole | None = None,
 ) -> Result:
     """Train as fit() and the command line do; see :meth:`DataParallelTrainer.fit`.
 
     transports: connections to the hosts; by default those that the ScalingConfig or the environment names.
     sys_path: the module search path of the workers; by default that of this process.
     on_command_line: the user gave options of the command line, not configs, so errors name options.
+    detached: the console of this process, if it has no terminal.
     """
     refuse_after_stop()
     resting_agents.idle_s()  # raises for a bad setting
@@ -282,6 +285,7 @@ def run_work(
         transports=transports,
         sys_path=_clean_path(sys.path if sys_path is None else sys_path),
         on_command_line=on_command_line,
+        detached=detached,
     )
     shipping = request.shipping()
     if scaling.use_gpu or scaling.numa_binding:
@@ -315,6 +319,8 @@ def _train(request: _UserRequest, shipping: Shipping, group: RankGroup | None = 
     name, stem = run.name or run_name(os.environ), stem_of(script_of(request.work))
     store = open_run(run.storage_path, name, run.storage_filesystem, stem=stem)
     try:
+        if request.detached is not None:
+            request.detached.move_to(store.paths, str(store.location))
         with console_threads() if request.starts_workers else contextlib.nullcontext():
             return _Run(store, request, shipping, group).train()
     finally:
@@ -386,6 +392,7 @@ class _UserRequest:
     transports: Sequence[Transport]
     sys_path: list[str]
     on_command_line: bool
+    detached: DetachedConsole | None
     launcher: OuterLauncher | None
 
     @property
@@ -500,7 +507,9 @@ class _Run:
             "failure_config": asdict(request.run.failure_config),
             "run_config": _plain_run_config(request.run),
         }
-        self._facts = RunFacts(script_of(request.work), getattr(request.work, "config", {}))
+        self._facts = RunFacts(
+            script_of(request.work), getattr(request.work, "config", {}), detached=request.detached is not None
+        )
         self._manifest = RunManifest(store, run_id=self._run_id, configs=configs, facts=self._facts)
         self._continued = bool(self._manifest.before)
         self._write_until: float | None = None
@@ -539,8 +548,12 @@ class _Run:
                 runner.run()
             self._write_at_end(self._store.write_last_lines, "the last reports could not be written")
             result, failure = self._conclude(runner.end)
+            self._manifest.exit_code = exit_code_of(failure)
             self._summarize(runner.end, console.status, time.monotonic() - started)
             concluded = True
+        except BaseException as error:
+            self._manifest.exit_code = exit_code_of(error)
+            raise
         finally:
             # Written last: when the manifest says that the run has finished, all its files are there.
             end = runner.end

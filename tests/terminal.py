@@ -11,18 +11,20 @@ import struct
 import subprocess
 import termios
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyte
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 class Terminal:
     """A program on a terminal of its own. ``screen``: what a terminal emulator shows of it."""
 
-    def __init__(self, argv: list[str], columns: int, rows: int) -> None:
+    def __init__(self, argv: list[str], columns: int, rows: int, folder: Path | None = None) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=10_000, ratio=0.5)
         self._stream = pyte.ByteStream(self.screen)
         self._fd, other = pty.openpty()
@@ -34,8 +36,8 @@ class Terminal:
             stdout=other,
             stderr=other,
             env=environment,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            cwd=folder,
+            preexec_fn=partial(_control, other),
         )
         os.close(other)
 
@@ -62,8 +64,23 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
+    def press_ctrl_c(self) -> None:
+        self.type("\x03")
+
+    def hang_up(self) -> None:
+        """Close the window."""
+        os.close(self._fd)
+        self._fd = -1
+
     def close(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGINT)
         self.process.wait()
-        os.close(self._fd)
+        if self._fd >= 0:
+            self.hang_up()
+
+
+def _control(terminal: int) -> None:
+    """Make the terminal that of this process, as a terminal emulator does: its signals come, also that of its end."""
+    os.setsid()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distrain.cli.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
@@ -11,11 +12,14 @@ from distrain.cli.preflight import Preflight
 from distrain.cli.preflight_table import show, show_emptied
 from distrain.cli.slurm_job import batch_job
 from distrain.cli.target import work_of, workers_path
+from distrain.cli.text import show_error
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.connection.choice import hosts_of, transports_for
 from distrain.connection.worker_settings import settings_for
+from distrain.console.detached import run_detached
 from distrain.coordinator.requests import STACKS, ask
-from distrain.errors import DistrainError, LaunchError, PreemptionError, TrainingFailedError, WorkerGroupError
+from distrain.coordinator.run_errors import exit_code_of
+from distrain.errors import DistrainError, LaunchError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from distrain.console.detached import DetachedConsole
     from distrain.hosts.hostfile import HostSpec
     from distrain.work.job import Work
 
@@ -45,6 +50,8 @@ def run_command(
     """
     parser = make_parser(prog)
     options = parse(parser, sys.argv[1:] if arguments is None else arguments)
+    if options.detach and (other := _runs_nothing(options)):
+        parser.error(f"--detach is for runs; leave it out with {other}")
     if options.stacks:
         return _show_stacks(options.stacks)
     if ignored := ignored_options(options):
@@ -59,7 +66,14 @@ def run_command(
         scaling, run = _scaling_config(options, hosts), _run_config(options)
     except (ValueError, TypeError, OSError) as error:
         parser.error(str(error))
-    return _run(work, scaling, run, workers_path(work, user_path))
+    train = partial(_run, work, scaling, run, workers_path(work, user_path))
+    return run_detached(train) if options.detach else train()
+
+
+def _runs_nothing(options: argparse.Namespace) -> str | None:
+    """Return the option that makes the command do something else than to run here, or None."""
+    others = ("stacks", "check", "clear_caches", "slurm", "dry_run")
+    return next((f"--{name.replace('_', '-')}" for name in others if getattr(options, name)), None)
 
 
 # -- configs ---------------------------------------------------------------------------------------------------------
@@ -151,22 +165,17 @@ def _shipping_config(options: argparse.Namespace) -> ShippingConfig:
 # -- actions ---------------------------------------------------------------------------------------------------------
 
 
-def _run(work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str]) -> int:
+def _run(
+    work: Work, scaling: ScalingConfig, run: RunConfig, sys_path: list[str], detached: DetachedConsole | None = None
+) -> int:
     """Train, and return the exit code."""
     try:
-        run_work(work, scaling, run, sys_path=sys_path, on_command_line=True)
-    except KeyboardInterrupt:
-        return _SIGINT_EXIT
-    except PreemptionError as error:
-        return _show_error("stopped", error, error.exit_code)
-    except WorkerGroupError as error:
-        return _show_error("training failed", error, error.exit_code or 1)
-    except LaunchError as error:
-        return _show_error("cannot launch", error, 2)
-    except TrainingFailedError as error:
-        return _show_error("training failed", error, 1)
+        run_work(work, scaling, run, sys_path=sys_path, on_command_line=True, detached=detached)
+    except KeyboardInterrupt as error:
+        return exit_code_of(error)
     except DistrainError as error:
-        return _show_error("cannot launch", error, 2)
+        show_error(type(error), str(error))
+        return exit_code_of(error)
     return 0
 
 
@@ -183,7 +192,8 @@ def _submit(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     try:
         number = job.submit()
     except LaunchError as error:
-        return _show_error("cannot launch", error, 2)
+        show_error(type(error), str(error))
+        return 2
     say(f"submitted as job {number}; run directory {job.run}; Result.from_path({job.run!r}) shows how far it is")
     return 0
 
@@ -223,19 +233,6 @@ def _show_stacks(folder: str) -> int:
     try:
         print(ask(RunPaths(local_directory_of(folder)), STACKS))
     except DistrainError as error:
-        return _show_error("no stacks", error, 2)
+        show_error(type(error), str(error), title="no stacks")
+        return 2
     return 0
-
-
-def _show_error(title: str, error: DistrainError, exit_code: int) -> int:
-    from rich.console import Console
-    from rich.rule import Rule
-    from rich.text import Text
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Rule(f"distrain: {title}", style="red"))
-    first, _, rest = str(error).partition("\n")
-    console.print(Text(first, style="bold red"))
-    if rest:
-        console.print(Text(rest))
-    return exit_code

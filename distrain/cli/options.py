@@ -206,6 +206,12 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time to wait for a lost host to come back, if no others can take its workers (default: 60)",
     )
+    add(
+        "--detach",
+        action="store_true",
+        help="return once the ranks train; the run goes on, also when the terminal is closed; its console is "
+        "console.log in the run directory, and `distrain attach` shows it",
+    )
     shown = ("--ranks-shown", "--console-ranks")
     add(*shown, metavar="0,2-5", help="ranks whose output is shown here (default: all); the logs have everything")
     add(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, NoReturn
 
-from distrain.runs.listing import find_run, storage_at
+from distrain.runs.listing import LAST, find_run, storage_at
 
 if TYPE_CHECKING:
     from distrain.runs.listing import Run
@@ -64,3 +64,11 @@ def run_of(options: argparse.Namespace) -> Run:
 def runs_of(options: argparse.Namespace) -> list[Run]:
     """Return the runs that the options name. Raises NoSuchRun or OSError."""
     return [find_run(run, storage_at(options.storage_path)) for run in options.runs]
+
+
+def named_again(options: argparse.Namespace, run: Run) -> str:
+    """Return the arguments that name the same run in another command."""
+    import shlex
+
+    place = [] if options.storage_path is None else ["--storage-path", options.storage_path]
+    return shlex.join([run.name if options.run == LAST else options.run, *place])

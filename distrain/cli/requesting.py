@@ -20,11 +20,11 @@ def request(run: Run, word: str, argument: str = "") -> str:
         raise NoSuchRun(f"{run.name} is not running: it is {run.state}")
     paths = paths_of(run)
     if not paths.requests.exists():
-        raise NoSuchRun(_unreachable(run))
+        raise NoSuchRun(unreachable(run))
     try:
         return ask(paths, word, argument)
     except StorageError as error:
-        raise NoSuchRun(_unreachable(run) if _host(run) not in (None, platform.node()) else str(error)) from None
+        raise NoSuchRun(unreachable(run) if host_of(run) not in (None, platform.node()) else str(error)) from None
 
 
 def paths_of(run: Run) -> RunPaths:
@@ -35,13 +35,15 @@ def paths_of(run: Run) -> RunPaths:
     return RunPaths(local_directory_of(run.path))
 
 
-def _host(run: Run) -> str | None:
+def host_of(run: Run) -> str | None:
+    """Return the host of fit(), or None if run.json does not say."""
     host = run.manifest.get("host")
     return host if isinstance(host, str) else None
 
 
-def _unreachable(run: Run) -> str:
-    host, pid = _host(run), run.manifest.get("pid")
+def unreachable(run: Run) -> str:
+    """Return why a run cannot be asked here, and what to do instead."""
+    host, pid = host_of(run), run.manifest.get("pid")
     if host is None:
         return f"{run.name} takes no requests on this machine; ask on the machine of fit()"
     if host != platform.node():

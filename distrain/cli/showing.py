@@ -55,7 +55,7 @@ def run_show(options: argparse.Namespace) -> int:
     reports = list(reports_of(run))
     found = screen()
     columns = 120 if found is None else found[0]
-    head = textwrap.wrap(f"{run.name}: {_verdict(run, reports)}", columns, break_on_hyphens=False)
+    head = textwrap.wrap(f"{run.name}: {verdict(run, reports)}", columns, break_on_hyphens=False)
     lines = [coloured(run.state, line) for line in head]
     for label, text in _facts(run):
         if text:
@@ -74,7 +74,7 @@ def _labelled(label: str, lines: Sequence[str]) -> list[str]:
     return [f"{label if i == 0 else '':{_INDENT}}{line}" for i, line in enumerate(lines)]
 
 
-def _verdict(run: Run, reports: Sequence[dict[str, Any]]) -> str:
+def verdict(run: Run, reports: Sequence[dict[str, Any]]) -> str:
     """Return one sentence about the state of the run."""
     lasted = duration((time.time() if run.state == RUNNING else run.ended) - run.began)
     at = _where(reports)

@@ -151,6 +151,8 @@ def _states(status: RunStatus, now: float) -> list[str]:
 
 def _advice(status: RunStatus) -> Text:
     """Return the effect of the next Ctrl-C."""
+    if status.advice:
+        return Text(status.advice, style="dim")
     if status.is_stopping:
         return Text("the run is being stopped; Ctrl-C kills the workers now", style="yellow")
     return Text(f"Ctrl-C: the workers have {status.grace_s:g} s to save a checkpoint, then the run ends", style="dim")

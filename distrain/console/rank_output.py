@@ -85,6 +85,42 @@ def _clean(block: bytes) -> bytes:
     return without_controls("\n".join(lines)).encode()
 
 
+class ShownOutput:
+    """Output of one rank of one attempt on its way to the console: whole lines, and the state of a progress bar."""
+
+    def __init__(self, rank: int, console: RunConsole) -> None:
+        self._rank = rank
+        self._console = console
+        self._streams = _new_streams(has_footer=console.has_footer)
+
+    def feed(self, stream: int, data: bytes) -> None:
+        """Take bytes that the rank wrote to stdout (1) or stderr (2)."""
+        now, cutter = time.monotonic(), self._streams[stream]
+        had_bar = cutter.is_bar
+        self._show(stream, cutter.feed(data, now))
+        self._console.status.heard_of(self._rank, now)
+        if had_bar or cutter.is_bar:
+            self._console.status.ranks[self._rank].bar = cutter.bar.decode()
+
+    def end(self) -> None:
+        """Show the last line, even without a line end."""
+        for number, stream in self._streams.items():
+            self._show(number, stream.end())
+
+    def _show(self, stream: int, block: bytes) -> None:
+        if block:
+            self._console.print(self._rank, stream, readable(block, self._rank), is_bar=b"\r" in block)
+
+
+def readable(block: bytes, rank: int) -> bytes:
+    """Return lines of a rank without what must not be shown, and without the prefix of torch."""
+    block, prefix_of_torch = _clean(block), f"[rank{rank}]:".encode()
+    if prefix_of_torch in block:
+        for prefix in (prefix_of_torch + b" ", prefix_of_torch):
+            block = (b"\n" + block).replace(b"\n" + prefix, b"\n")[1:]
+    return block
+
+
 class RankOutput:
     """Output of one rank of one attempt, shown on the console and written to a file.
 
@@ -95,11 +131,9 @@ class RankOutput:
 
     def __init__(self, rank: int, file: Path, *, console: RunConsole | None, logs: LogFiles | None = None) -> None:
         self._rank = rank
-        self._console = console
-        self._prefix_of_torch = f"[rank{rank}]:".encode()
+        self._shown = None if console is None else ShownOutput(rank, console)
         self._log = Log(file)
         self._logs = logs or LogFiles(Background(None, "log"))
-        self._streams = _new_streams(has_footer=console is not None and console.has_footer)
         self._last: deque[tuple[int, bytes]] = deque()
         """The stream and the bytes of the last pieces of output."""
         self._last_bytes = 0
@@ -108,13 +142,8 @@ class RankOutput:
         """Take bytes that the rank wrote to stdout (1) or stderr (2)."""
         self._logs.add(self._log, data)
         self._keep(stream, data)
-        if self._console is not None:
-            now, cutter = time.monotonic(), self._streams[stream]
-            had_bar = cutter.is_bar
-            self._show(stream, cutter.feed(data, now))
-            self._console.status.heard_of(self._rank, now)
-            if had_bar or cutter.is_bar:
-                self._console.status.ranks[self._rank].bar = cutter.bar.decode()
+        if self._shown is not None:
+            self._shown.feed(stream, data)
 
     def note(self, text: str) -> None:
         """Write a text to the file only, on lines of its own."""
@@ -126,25 +155,13 @@ class RankOutput:
 
     def end(self) -> None:
         """Show the last line, even without a line end."""
-        for number, stream in self._streams.items():
-            self._show(number, stream.end())
+        if self._shown is not None:
+            self._shown.end()
 
     def close(self) -> None:
         """End the output and close the file."""
         self.end()
         self._logs.close()
-
-    def _show(self, stream: int, block: bytes) -> None:
-        if block and self._console is not None:
-            self._console.print(self._rank, stream, self._clean(block), is_bar=b"\r" in block)
-
-    def _clean(self, block: bytes) -> bytes:
-        """Return lines without what must not be shown, and without the prefix of torch."""
-        block = _clean(block)
-        if self._prefix_of_torch in block:
-            for prefix in (self._prefix_of_torch + b" ", self._prefix_of_torch):
-                block = (b"\n" + block).replace(b"\n" + prefix, b"\n")[1:]
-        return block
 
     # -- the last lines -------------------------------------------------------------------------------------------
 
@@ -164,7 +181,7 @@ class RankOutput:
         streams = _new_streams()
         blocks = [streams[number].feed(piece, 0.0) for number, piece in self._last]
         blocks += [stream.end() for stream in streams.values()]
-        lines = self._clean(b"".join(blocks)).decode().split("\n")[:-1]
+        lines = readable(b"".join(blocks), self._rank).decode().split("\n")[:-1]
         return [line[:_LONGEST_KEPT] for line in lines[-_LINES_KEPT:]]
 
 

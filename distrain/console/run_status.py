@@ -51,11 +51,13 @@ class RunStatus:
 
     location: the run directory, as users know it.
     grace_s: the seconds that workers have to stop.
+    advice: the effect of Ctrl-C, if it does not stop the run.
     """
 
     location: str
     started: float
     grace_s: float = 0.0
+    advice: str = ""
     phase: str = "connecting"
     is_stopping: bool = False
     restarts: int = 0

@@ -24,7 +24,8 @@ class RunManifest:
     """The manifest of one run in its directory. Times are seconds since 1970.
 
     Attributes: ``before``, the manifest that an earlier ``fit()`` of this run has left, ``{}`` if there is none;
-    ``agents``, the ids of earlier runs of this process whose agents serve this one.
+    ``agents``, the ids of earlier runs of this process whose agents serve this one; ``exit_code``, with which
+    `distrain run` ends.
     """
 
     def __init__(self, store: RunStore, *, run_id: str, configs: Mapping[str, Any], facts: RunFacts) -> None:
@@ -32,6 +33,7 @@ class RunManifest:
         self._store = store
         self._run_id = run_id
         self.agents: list[str] = []
+        self.exit_code: int | None = None
         self._configs = configs
         self._facts = facts
         self._started = time.time()
@@ -64,6 +66,7 @@ class RunManifest:
             "run_id": self._run_id,
             "agents": self.agents,
             "status": status,
+            "exit_code": self.exit_code,
             "started": self.before.get("started", self._started),
             "continued": self._started if self.before else None,
             "updated": time.time(),

@@ -9,10 +9,13 @@ from distrain.coordinator.stop_signals import exit_code, preempted
 from distrain.decisions.failures import culprit_first, failure_screen, hang_failures
 from distrain.errors import (
     ControllerError,
+    DistrainError,
     HangError,
     LaunchError,
+    PreemptionError,
     ResourcesError,
     StandInError,
+    TrainingFailedError,
     WorkerGroupError,
 )
 from distrain.storage.files import is_full_disk
@@ -21,6 +24,22 @@ from distrain.work.job import original
 
 if TYPE_CHECKING:
     from distrain.decisions.events import HangDetected, RunSummary
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """Return the exit code of `distrain run` for what fit() has raised."""
+    match error:
+        case None:
+            return 0
+        case KeyboardInterrupt():
+            return exit_code("SIGINT")
+        case WorkerGroupError() | PreemptionError():
+            return error.exit_code or 1
+        case TrainingFailedError() if not isinstance(error, LaunchError):
+            return 1
+        case DistrainError():
+            return 2
+    return 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,9 +46,10 @@ class RunFacts:
 
     script: what the user has started, "" if unknown; see :func:`distrain.work.origin.script_of`.
     config: the train_loop_config.
+    detached: the run has no terminal; its console is a file.
     """
 
-    def __init__(self, script: str, config: Any) -> None:
+    def __init__(self, script: str, config: Any, *, detached: bool = False) -> None:
         self._facts = {
             "script": script,
             "train_loop_config": plain(config),
@@ -60,6 +61,7 @@ class RunFacts:
             "python": sys.version.split()[0],
             "versions": _versions(sys.path),
             "argv": without_secrets(sys.argv),
+            "detached": detached,
         }
         self._folder = os.getcwd()
         self._git: dict[str, Any] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
@@ -63,7 +62,7 @@ def read_metrics(path: Path | RemotePath, *, rank: int | None = 0) -> Iterator[d
     file has no lines. Raise OSError.
     """
     for number, line in enumerate(_whole_lines(path), start=1):
-        record = _record_in(line, f"line {number} of {path}")
+        record = record_in(line, f"line {number} of {path}")
         if record is not None and (rank is None or record["rank"] == rank):
             yield record
 
@@ -73,11 +72,16 @@ def read_events(path: Path | RemotePath) -> Iterator[dict[str, Any]]:
 
     A damaged line is skipped. A missing file has no lines. Raise OSError.
     """
-    for line in _whole_lines(path):
-        with contextlib.suppress(ValueError):
-            record = json.loads(line.decode())
-            if isinstance(record, dict) and {"time", "event", "attempt"} <= record.keys():
-                yield record
+    yield from (event for line in _whole_lines(path) if (event := event_in(line)) is not None)
+
+
+def event_in(line: bytes) -> dict[str, Any] | None:
+    """Return the event in a line of an events.jsonl, None if the line is damaged."""
+    try:
+        event = json.loads(line.decode())
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and {"time", "event", "attempt"} <= event.keys() else None
 
 
 def _whole_lines(path: Path | RemotePath) -> Iterator[bytes]:
@@ -105,7 +109,7 @@ def last_record(path: str | Path | RemotePath) -> dict[str, Any] | None:
         lines = lines_backwards(file)
         next(lines, None)  # the part after the last newline is empty or torn
         likely = (line for line in lines if _RANK_0 in line.replace(b" ", b"") or not line.endswith(b"}"))
-        records = (_record_in(line, f"one of the last lines of {path}") for line in likely)
+        records = (record_in(line, f"one of the last lines of {path}") for line in likely)
         return next((record for record in records if record is not None and record["rank"] == 0), None)
 
     try:
@@ -117,7 +121,7 @@ def last_record(path: str | Path | RemotePath) -> dict[str, Any] | None:
         return None
 
 
-def _record_in(line: bytes, where: str) -> dict[str, Any] | None:
+def record_in(line: bytes, where: str) -> dict[str, Any] | None:
     """Return the record in a line of a metrics.jsonl. Warn and return None if the line is damaged."""
     try:
         record: dict[str, Any] = json.loads(line.decode())  # json.loads() would take bytes with zeros for UTF-32

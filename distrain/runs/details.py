@@ -91,9 +91,13 @@ def hangs_of(run: Run) -> int:
 
 def error_of(run: Run) -> str:
     """Return the text of the error of a failed run, "" if there is none."""
-    if run.state != FAILED:
-        return ""
+    return error_with_type(run)[1] if run.state == FAILED else ""
+
+
+def error_with_type(run: Run) -> tuple[str, str]:
+    """Return the name of the type and the text of the error that fit() has raised, "" if there is none."""
     try:
-        return str(json.loads((run.location / names.ERROR_TEXT).read_bytes())["message"])
+        error = json.loads((run.location / names.ERROR_TEXT).read_bytes())
+        return str(error["type"]), str(error["message"])
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        return "", ""

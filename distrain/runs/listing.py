@@ -76,6 +76,11 @@ class Run(NamedTuple):
         return [attempt for attempt in listed if isinstance(attempt, dict)] if isinstance(listed, list) else []
 
     @property
+    def attempts_now(self) -> list[dict[str, Any]]:
+        """The attempts of the last ``fit()``, the oldest first."""
+        return [attempt for attempt in self.attempts if _number(attempt.get("started")) >= self.began]
+
+    @property
     def hosts(self) -> dict[str, list[int]]:
         """The hosts of the last attempt, each with its ranks."""
         attempts = self.attempts

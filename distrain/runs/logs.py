@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import os
 import re
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distrain.layout import names
 from distrain.layout.lines import lines_backwards
@@ -25,6 +26,8 @@ _ATTEMPT = re.compile(r"attempt_(\d+)")
 _RANK = re.compile(r"rank_(\d+)\.log")
 POLL_S = 0.2
 """Seconds between two looks at the logs that are followed."""
+_LONGEST_TAIL = 1 << 20
+"""Bytes in which the last lines of a log that is followed are searched."""
 _STATE_S = 1.0
 """Seconds between two looks at the state of a run whose logs do not grow."""
 
@@ -81,7 +84,7 @@ def _shown(line: bytes) -> str:
 
 
 class Follower:
-    """The new lines of the logs of a local run, attempt after attempt.
+    """What is new in the logs of a local run, attempt after attempt.
 
     attempt: where to begin. last: lines of each rank's log so far that are wanted, None for all.
     """
@@ -93,25 +96,34 @@ class Follower:
         self._last = last
         self._read: dict[int, int] = {}
         """Bytes read of the log of each rank."""
+        self._mid_line: set[int] = set()
+        """The ranks whose output so far does not end with a line end."""
 
     def lines(self) -> Iterator[tuple[int, int, str]]:
         """Yield attempt, rank and line until the run ends. It may be asked for forever: break, or Ctrl-C."""
         looked_at = 0.0
         is_over = False
+        rests: dict[int, bytes] = {}
         while True:
-            found = list(self._new_lines(is_over))
-            yield from found
+            is_new = False
+            for attempt, rank, data in self.new_output(is_over=is_over):
+                *lines, rests[rank] = (rests.get(rank, b"") + data).split(b"\n")
+                is_new = is_new or bool(lines)
+                yield from ((attempt, rank, _shown(line)) for line in lines)
             if is_over:
                 return
-            if not found and time.monotonic() >= looked_at + _STATE_S:
+            if not is_new and time.monotonic() >= looked_at + _STATE_S:
                 looked_at = time.monotonic()
                 is_over = current(self._run).state not in (RUNNING, STARTING)
                 continue
-            if not found:
+            if not is_new:
                 time.sleep(POLL_S)
 
-    def _new_lines(self, is_over: bool) -> Iterator[tuple[int, int, str]]:
-        """Yield what is new in the current attempt. Once a later one has logs, the current one is read to its end."""
+    def new_output(self, *, is_over: bool = False) -> Iterator[tuple[int, int, bytes]]:
+        """Yield attempt, rank and bytes of what is new now.
+
+        Once a later attempt has logs, or the run is over, the output of each rank ends with a line end.
+        """
         later = [number for number in attempts_with_logs(self._run) if self._attempt is None or number > self._attempt]
         if self._attempt is not None:
             yield from self._of_attempt(self._attempt, to_end=bool(later) or is_over)
@@ -119,23 +131,38 @@ class Follower:
             self._attempt, self._read = number, {}
             yield from self._of_attempt(number, to_end=number != later[-1] or is_over)
 
-    def _of_attempt(self, attempt: int, *, to_end: bool) -> Iterator[tuple[int, int, str]]:
+    def _of_attempt(self, attempt: int, *, to_end: bool) -> Iterator[tuple[int, int, bytes]]:
         folder = log_folder(self._run) / f"attempt_{attempt}"
         for rank in _numbers(folder, _RANK):
-            if self._ranks is None or rank in self._ranks:
-                for line in self._of_rank(folder / f"rank_{rank}.log", rank, to_end=to_end):
-                    yield attempt, rank, line
+            if self._ranks is not None and rank not in self._ranks:
+                continue
+            if data := self._of_rank(folder / f"rank_{rank}.log", rank, to_end=to_end):
+                yield attempt, rank, data
         self._last = None  # later lines are all wanted
 
-    def _of_rank(self, file: Any, rank: int, *, to_end: bool) -> list[str]:
-        before = self._read.get(rank, 0)
+    def _of_rank(self, file: Any, rank: int, *, to_end: bool) -> bytes:
         with open(file, "rb") as log:
-            log.seek(before)
-            data = log.read()
-        end = len(data) if to_end else data.rfind(b"\n") + 1
-        self._read[rank] = before + end
-        lines = deque(io.BytesIO(data[:end]), maxlen=None if before else self._last)
-        return [_shown(line) for line in lines]
+            if rank not in self._read and self._last is not None:
+                data = _last_lines(log, self._last)
+            else:
+                log.seek(self._read.get(rank, 0))
+                data = log.read()
+            self._read[rank] = log.tell()
+        if data:
+            (self._mid_line.discard if data.endswith(b"\n") else self._mid_line.add)(rank)
+        if to_end and rank in self._mid_line:
+            self._mid_line.remove(rank)
+            data += b"\n"
+        return data
+
+
+def _last_lines(log: IO[bytes], count: int) -> bytes:
+    """Return the last whole lines of a file, and what follows them. Leave the position at the end."""
+    start = max(0, log.seek(0, os.SEEK_END) - _LONGEST_TAIL)
+    log.seek(start)
+    lines = log.readlines()[1 if start else 0 :]
+    is_torn = bool(lines) and not lines[-1].endswith(b"\n")
+    return b"".join(lines[max(0, len(lines) - count - is_torn) :])
 
 
 def current(run: Run) -> Run:

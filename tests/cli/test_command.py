@@ -101,6 +101,7 @@ def test_the_help_fits_on_a_screen_and_each_command_has_its_own_with_an_example(
     [
         (("lst",), "distrain: error: there is no command 'lst'; did you mean ls?"),
         (("run", "--num-wokers", "2"), "distrain run: error: there is no option --num-wokers"),
+        (("run", "--detach", "--check"), "distrain run: error: --detach is for runs; leave it out with --check"),
         (("show",), "distrain show: error: the following arguments are required: RUN (see --help)"),
         (("show", "x", "--storage-path", "."), "distrain show: error: no run in"),
         (("ls", "missing"), "distrain ls: error: "),
@@ -272,6 +273,7 @@ def test_a_run_whose_process_is_elsewhere_or_takes_no_requests_says_where(distra
     lock = LocalLock(run / ".lock", run)
     place = ("--storage-path", "runs")
     assert "was started on far-away (process 7); run this command there" in distrain("stop", "run", *place).stderr
+    assert "was started on far-away (process 7); run this command there" in distrain("attach", "run", *place).stderr
     os.mkfifo(run / ".requests")
     assert "was started on far-away (process 7)" in distrain("stacks", "run", *place).stderr
     lock.release()

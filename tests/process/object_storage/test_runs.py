@@ -32,6 +32,7 @@ from distrain import (
 )
 from distrain.errors import CheckpointError, WorkerGroupError
 from distrain.storage.file_transfer import hash_files
+from distrain.storage.remote_store import RemoteStore
 from distrain.system.remote_path import RemotePath
 from tests.process import test_validation
 from tests.process.object_storage.training import KEPT_BY_ALL, MODES, train, varied
@@ -118,6 +119,16 @@ def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, buc
     assert sorted(steps) == [0, 0, 1, 1, 2, 2]
     assert one_fit(train, {}, name="run").path == f"{bucket.url}/run-2"
     assert sorted(bucket.files("run")) == sorted(bucket.files("run"))
+
+
+def test_a_run_that_goes_on_appends_to_its_files_of_lines(bucket: Bucket) -> None:
+    run = RemotePath(f"{bucket.url}/run")
+    for name in ("metrics.jsonl", "events.jsonl", "console.log"):
+        (run / name).write_bytes(f"{name}\n".encode())
+    store = RemoteStore(run)
+    paths = (store.paths.metrics, store.paths.events, store.paths.console)
+    assert [path.read_text() for path in paths] == ["metrics.jsonl\n", "events.jsonl\n", "console.log\n"]
+    store.close()
 
 
 def test_a_new_run_starts_from_a_remote_checkpoint(one_fit: Fit, bucket: Bucket) -> None:

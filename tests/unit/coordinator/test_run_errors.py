@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distrain.coordinator.run_errors import RunErrors
+from distrain.coordinator.run_errors import RunErrors, exit_code_of
 from distrain.decisions.events import HangDetected, RunSummary
 from distrain.decisions.states import RunState
 from distrain.errors import (
@@ -94,3 +94,21 @@ def test_a_signal_of_the_user_is_a_preemption(monkeypatch: pytest.MonkeyPatch) -
 def test_ctrl_c_is_a_keyboard_interrupt_and_its_text_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(error_of(stop_reason="SIGINT"), KeyboardInterrupt)
     assert "the run was stopped by SIGINT; start the run again as RunConfig(name='run')" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (KeyboardInterrupt(), 130),
+        (PreemptionError("SIGHUP", exit_code=129), 129),
+        (WorkerGroupError("", worker_failures={}, culprit=0, exit_code=7), 7),
+        (WorkerGroupError("", worker_failures={}, culprit=0, exit_code=0), 1),
+        (ControllerError(""), 1),
+        (LaunchError(""), 2),
+        (ResourcesError(""), 2),
+        (ValueError("of a callback"), 1),
+    ],
+)
+def test_each_error_has_its_exit_code(error: BaseException | None, code: int) -> None:
+    assert exit_code_of(error) == code

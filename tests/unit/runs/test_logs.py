@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,6 @@ from distrain.system.remote_path import RemotePath
 from tests.unit.runs.made import make_run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from distrain.runs.listing import Run
 
 
@@ -84,3 +83,14 @@ def test_a_run_that_has_ended_is_followed_to_its_end(
 def test_what_is_followed_is_shown_as_what_is_read(run: Run) -> None:
     log_files(run, 1)[0].write_bytes(b"10%\r50%\r100%\n\x1b[2Jnext\n")  # type: ignore[union-attr]
     assert [line for _, _, line in Follower(run, [0], 1, None).lines()] == ["100%", "next"]
+
+
+def test_output_is_followed_also_where_no_line_has_ended(run: Run) -> None:
+    file = Path(str(log_files(run, 1)[0]))
+    follower = Follower(run, [0], 1, 1)
+    assert list(follower.new_output()) == [(1, 0, b"10 line 2\nend")]
+    assert list(follower.new_output()) == []
+    with file.open("ab") as log:
+        log.write(b"\r50%")
+    assert list(follower.new_output()) == [(1, 0, b"\r50%")]
+    assert list(follower.new_output(is_over=True)) == [(1, 0, b"\n")]
