@@ -1,4 +1,4 @@
-"""The entry point of ``python -m distrain.launch``; see :mod:`distrain.cli.command`. Runs in: coordinator."""
+"""The entry point of ``python -m distrain.launch``; see :mod:`distrain.launching.command`. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     user_path = list(sys.path)
     if sys.path[:1] in ([""], [os.getcwd()]):
         del sys.path[0]
-    from distrain.cli.command import run_command
+    from distrain.launching.command import run_command
 
     sys.exit(run_command(arguments, user_path))
 

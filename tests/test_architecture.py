@@ -28,7 +28,7 @@ LAYERS = [
     "errors", "system", "layout", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage",
     "trackers", "shipping", "transfer", "result", "runs", "config", "decisions", "page", "worker", "session",
     "collective", "agent", "connection", "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow",
-    "lightning", "huggingface", "cli", "launch", "__main__",
+    "lightning", "huggingface", "launching", "cli", "launch", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
@@ -169,7 +169,7 @@ PUBLIC_MODULES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"cli.target", "lightning"}), ("tensorflow", set())])
+@pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"launching.target", "lightning"}), ("tensorflow", set())])
 def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> None:
     named = {name for name, module in PLAIN.items() if any(own.startswith(leaf) for own in module.own)}
     assert {name for name in named if not name.startswith(f"{leaf}.")} <= allowed
@@ -357,7 +357,7 @@ def test_import_distrain_loads_nothing_large() -> None:
     [
         "import distrain.coordinator.coordinator",
         "import distrain.trainer",
-        "import distrain.cli.command",
+        "import distrain.launching.command",
         "import distrain.torch",
         "from distrain.torch import TorchTrainer",
         "from distrain.tensorflow import TensorflowConfig, TensorflowTrainer",

@@ -1,4 +1,4 @@
-"""The command line: distrain, and python -m distrain.launch, with its checks of hosts.
+"""The command distrain: look at runs, and act on them. Starting them is in distrain.launching.
 
 Runs in: the user's process.
 """

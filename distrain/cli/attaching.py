@@ -98,8 +98,8 @@ def _show_end(run: Run, *, has_lines: bool) -> int:
     """Show how a run has ended, and return the exit code of `distrain run`. ``has_lines``: its last lines are shown."""
     from distrain import errors
     from distrain.cli.showing import verdict
-    from distrain.cli.text import show_error
     from distrain.console.attached import is_detached
+    from distrain.console.error_screen import show_error
     from distrain.runs.details import error_with_type, reports_of
 
     if run.state == KILLED or not (has_lines and is_detached(run)):  # else its last lines say it

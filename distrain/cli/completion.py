@@ -93,7 +93,7 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
 
 def _parser_of(command: str) -> argparse.ArgumentParser | None:
     if command in LAUNCHING:
-        from distrain.cli.options import make_parser
+        from distrain.launching.options import make_parser
 
         return make_parser(f"distrain {command}")
     return command_of(command)[0] if command in COMMANDS else None

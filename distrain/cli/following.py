@@ -53,7 +53,7 @@ def logs_parser() -> argparse.ArgumentParser:
 
 def run_logs(options: argparse.Namespace) -> int:
     """Show logs."""
-    from distrain.cli.options import shown_ranks
+    from distrain.launching.options import shown_ranks
 
     run = parsers.run_of(options)
     try:

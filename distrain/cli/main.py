@@ -81,7 +81,7 @@ def run_main(arguments: Sequence[str], user_path: Sequence[str]) -> int:
         print(f"distrain {__version__}")
         return 0
     if command in LAUNCHING:
-        from distrain.cli.command import run_command
+        from distrain.launching.command import run_command
 
         return run_command(["--check", *rest] if command == "check" else rest, user_path, prog=f"distrain {command}")
     if command not in COMMANDS:

@@ -115,25 +115,3 @@ def table(rows: Sequence[Sequence[str]], columns: int | None, right: Iterable[in
 def cut(text: str, width: int | None) -> str:
     """Return the text with an ellipsis where it exceeds the width; None for no limit."""
     return text if width is None or len(text) <= width else f"{text[: max(width - 1, 0)]}…"
-
-
-def show_error(kind: type[BaseException], text: str, title: str = "") -> None:
-    """Show the error of a run on stderr. ``title``: what has happened, by default what the kind of the error says."""
-    from rich.console import Console  # these take a while, and most commands show no such error
-    from rich.rule import Rule
-    from rich.text import Text
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Rule(f"distrain: {title or _title_of(kind)}", style="red"))
-    first, _, rest = text.partition("\n")
-    console.print(Text(first, style="bold red"))
-    if rest:
-        console.print(Text(rest))
-
-
-def _title_of(kind: type[BaseException]) -> str:
-    from distrain.errors import LaunchError, PreemptionError, TrainingFailedError
-
-    if issubclass(kind, PreemptionError):
-        return "stopped"
-    return "training failed" if issubclass(kind, TrainingFailedError) and kind is not LaunchError else "cannot launch"

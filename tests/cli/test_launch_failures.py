@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distrain.cli.command import run_command
+from distrain.launching.command import run_command
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 

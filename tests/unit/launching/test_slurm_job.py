@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from distrain.cli.options import make_parser, parse
-from distrain.cli.slurm_job import batch_job
+from distrain.launching.options import make_parser, parse
+from distrain.launching.slurm_job import batch_job
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from distrain.cli.preflight import Preflight
+    from distrain.launching.preflight import Preflight
 
 _COLUMNS = (
     *("host", "reached", "python", "distrain", "torch", "cloudpickle", "cwd", "storage", "peers", "address", "clock"),

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.cli.options import is_function
+from distrain.launching.options import is_function
 from distrain.system.ray_names import did_you_mean
 from distrain.work import job
 from distrain.work.main_module import is_archive

@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.cli.options import is_function
 from distrain.errors import LaunchError
+from distrain.launching.options import is_function
 from distrain.storage.paths import choose_run, new_name
 from distrain.system.process import run_with_input
 from distrain.work.origin import stem_of

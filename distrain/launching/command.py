@@ -7,22 +7,22 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distrain.cli.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
-from distrain.cli.preflight import Preflight
-from distrain.cli.preflight_table import show, show_emptied
-from distrain.cli.slurm_job import batch_job
-from distrain.cli.target import work_of, workers_path
-from distrain.cli.text import show_error
 from distrain.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, ShippingConfig
 from distrain.connection.choice import hosts_of, transports_for
 from distrain.connection.worker_settings import settings_for
 from distrain.console.detached import run_detached
+from distrain.console.error_screen import show_error
 from distrain.coordinator.requests import STACKS, ask
 from distrain.coordinator.run_errors import exit_code_of
 from distrain.errors import DistrainError, LaunchError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.hosts.hostfile import check_transport, split_ssh_args, total_slots
+from distrain.launching.options import environment_variables, ignored_options, make_parser, parse, shown_ranks
+from distrain.launching.preflight import Preflight
+from distrain.launching.preflight_table import show, show_emptied
+from distrain.launching.slurm_job import batch_job
+from distrain.launching.target import work_of, workers_path
 from distrain.storage.paths import RunPaths
 from distrain.storage.remote_store import local_directory_of
 from distrain.system.log import say, warn
