@@ -523,8 +523,8 @@ class RunConfig:
     logging_config: see :class:`~distrain.LoggingConfig`.
     shipping_config: see :class:`~distrain.ShippingConfig`.
     progress: how the console shows the progress. ``"live"``: a footer on a terminal, below the output of the workers;
-        ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``, the default: live on a terminal, else
-        plain.
+        in a notebook: a block that is updated; ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``,
+        the default: live on a terminal and in a notebook, else plain.
     verbose: Ray Tune's setting; 0 means log level WARNING.
 
     >>> config = RunConfig(name="mnist", storage_path="~/runs", failure_config=FailureConfig(max_failures=2))

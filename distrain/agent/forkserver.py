@@ -25,9 +25,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distrain.agent.guard import scheduler_signals
+from distrain.agent.huge_pages import huge_page_steps, use_huge_pages
 from distrain.hosts.cgroup import OomWatch
 from distrain.system import process
-from distrain.system.huge_pages import huge_page_steps, use_huge_pages
 from distrain.system.loop import Loop
 from distrain.worker.main import WORKER_PIPES, WorkerFds, run_worker
 

@@ -1,4 +1,4 @@
-"""The lines at the bottom of a terminal that show how far a run is. Runs in: coordinator.
+"""The lines that show how far a run is: at the bottom of a terminal, or in a notebook. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
@@ -30,14 +30,15 @@ _MARKS = {
 """By the state of a rank: its mark and the style of it."""
 
 
-def footer(status: RunStatus, now: float, *, width: int, rows: int) -> list[Text]:
+def footer(status: RunStatus, now: float, *, width: int, rows: int, interrupt: str | None) -> list[Text]:
     """Return the lines of the footer, none of them wider than ``width``.
 
     now: time.monotonic.
+    interrupt: how the user stops the run, such as ``Ctrl-C``; None once it is over.
     """
     lines = [_title(status, now), _progress(status), _metrics(status), _bar(status)]
     if rows >= _FEWEST_ROWS:
-        lines += [_checkpoint(status, now), _ranks(status, now, width), _advice(status)]
+        lines += [_checkpoint(status, now), _ranks(status, now, width), _advice(status, interrupt)]
     shown = [line for line in lines if line is not None]
     for line in shown:
         line.truncate(width - 1, overflow="ellipsis")
@@ -45,7 +46,8 @@ def footer(status: RunStatus, now: float, *, width: int, rows: int) -> list[Text
 
 
 def _joined(*parts: str | Text | None) -> Text:
-    return Text(" · ", style="dim").join(Text(part) if isinstance(part, str) else part for part in parts if part)
+    dot = Text.assemble((" · ", "dim"))
+    return dot.join(Text(part) if isinstance(part, str) else part for part in parts if part)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -72,7 +74,7 @@ def _progress(status: RunStatus) -> Text | None:
     done, total = status.progress
     share = done / total if total else 1.0
     cells = round(_BAR_CELLS * share)
-    bar = Text("━" * cells, style="green") + Text("━" * (_BAR_CELLS - cells), style="dim")
+    bar = Text.assemble(("━" * cells, "green"), ("━" * (_BAR_CELLS - cells), "dim"))
     left = status.left_s()
     text = _joined(
         f"{number(done)}/{number(total)}",
@@ -106,7 +108,7 @@ def _metrics(status: RunStatus) -> Text | None:
 
 def _bar(status: RunStatus) -> Text | None:
     bar = status.bar()
-    return None if bar is None else Text(f"rank {bar[0]}: ", style="dim") + Text.from_ansi(bar[1].strip())
+    return None if bar is None else Text.assemble((f"rank {bar[0]}: ", "dim"), Text.from_ansi(bar[1].strip()))
 
 
 def _checkpoint(status: RunStatus, now: float) -> Text | None:
@@ -149,8 +151,11 @@ def _states(status: RunStatus, now: float) -> list[str]:
     return [state(number) for number in range(len(status.ranks))]
 
 
-def _advice(status: RunStatus) -> Text:
-    """Return the effect of the next Ctrl-C."""
+def _advice(status: RunStatus, interrupt: str | None) -> Text | None:
+    """Return the effect of the next interrupt."""
+    if interrupt is None:
+        return None
     if status.is_stopping:
-        return Text("the run is being stopped; Ctrl-C kills the workers now", style="yellow")
-    return Text(f"Ctrl-C: the workers have {status.grace_s:g} s to save a checkpoint, then the run ends", style="dim")
+        return Text(f"the run is being stopped; {interrupt} kills the workers now", style="yellow")
+    text = f"{interrupt}: the workers have {status.grace_s:g} s to save a checkpoint, then the run ends"
+    return Text(text, style="dim")

@@ -11,6 +11,8 @@ from typing import Any
 
 import cloudpickle
 
+from distrain.system.notebook import cell_of
+
 _DEEPEST_SEARCH = 6
 _MOST_ITEMS = 100
 """Largest collection whose items are searched one by one."""
@@ -20,9 +22,14 @@ NamedValue = tuple[str, object]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, which also handles modules of a subclass, such as ``torch.backends.cudnn``."""
+    """cloudpickle's pickler, which also handles modules of a subclass, such as ``torch.backends.cudnn``.
+
+    The code of a notebook's cell gets the name of the cell as its file name, so that errors and stacks name it.
+    """
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.CodeType) and (cell := cell_of(value.co_filename)):
+            return self.dispatch_table[types.CodeType](value.replace(co_filename=cell))
         if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
             name = value.__name__
             if sys.modules.get(name) is value:

@@ -22,7 +22,7 @@ def running(*, ranks: int = 4, hosts: int = 1) -> RunStatus:
 
 
 def shown(status: RunStatus, now: float = 122.0, *, width: int = 100, rows: int = 40) -> list[str]:
-    return [line.plain for line in footer(status, now, width=width, rows=rows)]
+    return [line.plain for line in footer(status, now, width=width, rows=rows, interrupt="Ctrl-C")]
 
 
 def test_it_says_how_far_the_run_is() -> None:
@@ -100,7 +100,7 @@ def test_while_the_run_is_stopped_it_says_what_another_ctrl_c_does() -> None:
 def test_it_fits(width: int, ranks: int) -> None:
     status = running(ranks=ranks, hosts=min(ranks, 25))
     status.ranks[0].bar = "x" * 500
-    lines = footer(status, 122.0, width=width, rows=40)
+    lines = footer(status, 122.0, width=width, rows=40, interrupt="Ctrl-C")
     assert all(line.cell_len < width for line in lines)
     assert len(lines) <= 7
 

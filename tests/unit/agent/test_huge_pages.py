@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import mmap
 from pathlib import Path
-from distrain.system.huge_pages import use_huge_pages
+from distrain.agent.huge_pages import use_huge_pages
 
 used, sparse = (mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2))
 used.write(bytes(range(1, 256)) * (len(used) // 255))
