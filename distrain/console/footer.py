@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _BAR_CELLS = 30
 _FEWEST_ROWS = 12
 """Rows of a terminal below which the footer has only its most important lines."""
+_MOST_TROUBLES = 2
 _ARROWS = {1: " ↑", 0: "", -1: " ↓"}
 _MARKS = {
     "at work": ("●", "green"),
@@ -26,6 +27,8 @@ _MARKS = {
     "slow": ("◐", "yellow"),
     "silent": ("○", "bold red"),
     "ended": ("✓", "dim"),
+    "memory": ("▲", "bold red"),
+    "GPU": ("◆", "bold red"),
 }
 """By the state of a rank: its mark and the style of it."""
 
@@ -38,7 +41,7 @@ def footer(status: RunStatus, now: float, *, width: int, rows: int, interrupt: s
     """
     lines = [_title(status, now), _progress(status), _metrics(status), _bar(status)]
     if rows >= _FEWEST_ROWS:
-        lines += [_checkpoint(status, now), _ranks(status, now, width), _advice(status, interrupt)]
+        lines += [_checkpoint(status, now), _ranks(status, now, width), *_troubles(status), _advice(status, interrupt)]
     shown = [line for line in lines if line is not None]
     for line in shown:
         line.truncate(width - 1, overflow="ellipsis")
@@ -128,7 +131,7 @@ def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
         for state in states:
             text.append(*_MARKS[state])
         text.append("  ")
-    for state in ("silent", "slow"):
+    for state in ("memory", "GPU", "silent", "slow"):
         if counts[state]:
             ranks = [rank for rank, its in enumerate(states) if its == state]
             text.append(f"{name_ranks(ranks)} {state}  ", style=_MARKS[state][1])
@@ -137,13 +140,22 @@ def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
     return text
 
 
+def _troubles(status: RunStatus) -> list[Text]:
+    """Return in words what is wrong with memory and GPUs of the first ranks. The line of the ranks names all."""
+    troubles = status.troubles()[:_MOST_TROUBLES]
+    return [Text(f"rank {one.rank} on {status.ranks[one.rank].host}: {one.text}", style="red") for one in troubles]
+
+
 def _states(status: RunStatus, now: float) -> list[str]:
     silent, slow = set(status.silent(now)), set(status.slow())
+    troubled = {one.rank: one.kind for one in reversed(status.troubles())}
 
     def state(number: int) -> str:
         rank = status.ranks[number]
         if rank.ended:
             return "ended"
+        if number in troubled:
+            return troubled[number]
         if rank.begun is None:
             return "starting"
         return "silent" if number in silent else "slow" if number in slow else "at work"

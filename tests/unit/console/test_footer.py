@@ -7,6 +7,7 @@ import pytest
 from distrain import wire
 from distrain.console.footer import footer
 from distrain.console.run_status import RunStatus
+from distrain.hosts.troubles import Trouble
 
 
 def running(*, ranks: int = 4, hosts: int = 1) -> RunStatus:
@@ -76,6 +77,19 @@ def test_a_slow_rank_is_marked_and_named() -> None:
             vitals = wire.Vitals(attempt=0, rank=rank, own_s=1.0, waiting_s=0.0, place="", place_s=0.0)
             status.heard_vitals(vitals, 102.0 + step)
     assert "ranks ●◐●●  rank 1 slow  3 at work" in shown(status, 182.0)
+
+
+def test_ranks_with_too_little_memory_and_bad_gpus_are_marked_until_that_is_over() -> None:
+    status = running(hosts=2)
+    text = "97% of the host's memory is used, 41 GB by this rank"
+    short, bad = Trouble(rank=3, kind="memory", text=text), Trouble(rank=0, kind="GPU", text="GPU 0 has failed")
+    assert status.heard_troubles("host1", [short]) == ([short], [])
+    assert status.heard_troubles("host0", [bad]) == ([bad], [])
+    assert "ranks ◆●●▲  rank 3 memory  rank 0 GPU  2 at work" in shown(status)
+    assert f"rank 3 on host1: {text}" in shown(status)
+    assert "rank 0 on host0: GPU 0 has failed" in shown(status)
+    assert status.heard_troubles("host1", []) == ([], [short])
+    assert "ranks ◆●●●  rank 0 GPU  3 at work" in shown(status)
 
 
 def test_ranks_that_wait_together_are_not_silent() -> None:
