@@ -36,7 +36,7 @@ class GpuHealth:
 
 
 def gpu_health(boards: Collection[str]) -> list[GpuHealth]:
-    """Return the health of the GPUs with these UUIDs; of none if there is no usable driver."""
+    """Return the health of the GPUs with these UUIDs; of none if there is no usable driver. Raises nothing."""
     try:
         import pynvml
     except ImportError:
@@ -47,14 +47,24 @@ def gpu_health(boards: Collection[str]) -> list[GpuHealth]:
         return []
     found = []
     try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
+        for index in range(_count(pynvml)):
             with contextlib.suppress(pynvml.NVMLError):  # lost, or of another container: find_gpus() reports that
                 device = pynvml.nvmlDeviceGetHandleByIndex(index)
                 if (board := pynvml.nvmlDeviceGetUUID(device)) in boards:
                     found.append(_health(pynvml, index, board, device))
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
     return found
+
+
+def _count(nvml: Any) -> int:
+    """Return the number of GPUs; 0 if the driver does not answer."""
+    try:
+        count: int = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError:
+        return 0
+    return count
 
 
 def _health(nvml: Any, index: int, board: str, device: Any) -> GpuHealth:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -46,7 +47,7 @@ def memory_troubles(processes: Mapping[int, int], before: Sequence[Trouble]) -> 
     It finds none on systems other than Linux.
 
     processes: the process of each rank.
-    before: the result of the last call. It is returned as long as memory is short.
+    before: the result of the last call. It is returned as long as memory is short and the rank is there.
     """
     uses = [(*use, "the host's memory") for use in _memory_of_host()]
     if (limited := memory_use()) is not None:
@@ -54,7 +55,7 @@ def memory_troubles(processes: Mapping[int, int], before: Sequence[Trouble]) -> 
     used, limit, what = max(uses, key=lambda use: use[0] / use[1], default=(0, 1, ""))
     if not processes or 1 - used / limit > (_ENOUGH_FREE if before else _LEAST_FREE):
         return []
-    if before:
+    if before and before[0].rank in processes:
         return list(before)
     rank, most = max(_memory_of(processes).items(), key=itemgetter(1))
     return [Trouble(rank=rank, kind="memory", text=f"{used / limit:.0%} of {what} is used, {_size(most)} by this rank")]
@@ -62,12 +63,8 @@ def memory_troubles(processes: Mapping[int, int], before: Sequence[Trouble]) -> 
 
 def _memory_of_host() -> list[tuple[int, int]]:
     """Return the bytes in use and all bytes of the host; nothing if they are unknown."""
-    try:
-        lines = [line.split() for line in Path("/proc/meminfo").read_text().splitlines()]
-    except OSError:
-        return []
-    sizes = {parts[0]: int(parts[1]) * 1024 for parts in lines}
-    return [(sizes["MemTotal:"] - sizes["MemAvailable:"], sizes["MemTotal:"])]
+    total, available = (_kilobytes(Path("/proc/meminfo"), name) for name in ("MemTotal", "MemAvailable"))
+    return [(1024 * (total - available), 1024 * total)] if total and available else []
 
 
 def _memory_of(processes: Mapping[int, int]) -> dict[int, int]:
@@ -83,10 +80,18 @@ def _memory_of(processes: Mapping[int, int]) -> dict[int, int]:
 
 
 def _bytes_of(process: Path) -> int:
+    if (rollup := process / "smaps_rollup").exists():
+        return 1024 * _kilobytes(rollup, "Pss")
+    return 1024 * _kilobytes(process / "status", "VmRSS")  # a kernel without the former
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    """Return N of the line ``name: N kB`` of a file; 0 without such a line or file."""
     try:
-        return int((process / "smaps_rollup").read_text().partition("\nPss:")[2].split()[0]) * 1024
-    except FileNotFoundError:  # the kernel was built without it
-        return int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        found = re.search(rf"^{name}:\s*(\d+) kB$", file.read_text(), re.MULTILINE)
+    except OSError:  # the process has ended, or belongs to another user
+        return 0
+    return int(found[1]) if found else 0
 
 
 def _size(count: float) -> str:
