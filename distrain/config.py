@@ -523,8 +523,8 @@ class RunConfig:
     logging_config: see :class:`~distrain.LoggingConfig`.
     shipping_config: see :class:`~distrain.ShippingConfig`.
     progress: how the console shows the progress. ``"live"``: a footer on a terminal, below the output of the workers;
-        ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``, the default: live on a terminal, else
-        plain.
+        in a notebook: a block that is updated; ``"plain"``: a line every 30 seconds; ``"off"``: nothing; ``"auto"``,
+        the default: live on a terminal and in a notebook, else plain.
     debug_rank: rank on which breakpoint() and an exception of train_func open pdb; on other ranks breakpoint() does
         nothing. It opens on the terminal of fit(), else it waits for ``distrain debug``. See docs/debugging.md.
     verbose: Ray Tune's setting; 0 means log level WARNING.

@@ -63,6 +63,8 @@ class DistrainError(Exception):
             print(f"distrain could not train: {error}")
     """
 
+    __slots__ = ("_render_traceback_",)  # IPython calls it; see hide_own_lines(). It must not be pickled
+
 
 class InvalidTransition(DistrainError):
     """A state machine was asked for a move that its table does not allow."""

@@ -26,7 +26,7 @@ from distrain.connection.choice import advice_on_slots, hosts_of, transports_for
 from distrain.connection.slurm import run_name
 from distrain.connection.transport import LocalTransport, Transport
 from distrain.connection.worker_settings import INTERPRETER_VARIABLES, interpreter_entries, settings_for
-from distrain.console.run_console import RunConsole, open_console
+from distrain.console.choice import open_console
 from distrain.console.run_status import RunStatus
 from distrain.console.summary import summary
 from distrain.coordinator.callbacks import Callbacks
@@ -61,6 +61,7 @@ from distrain.storage.remote_store import open_run
 from distrain.system.arguments import check_type
 from distrain.system.consoles import console_threads
 from distrain.system.log import log_level, say, warn
+from distrain.system.notebook import hide_own_lines
 from distrain.system.ray_names import explaining, without
 from distrain.system.remote_path import locate
 from distrain.system.text import duration
@@ -72,6 +73,7 @@ from distrain.work.origin import script_of, stem_of
 
 if TYPE_CHECKING:
     from distrain.console.detached import DetachedConsole
+    from distrain.console.run_console import RunConsole
     from distrain.data.datasets import RunDatasets
     from distrain.hosts.host import HostSettings
     from distrain.hosts.hostfile import HostSpec
@@ -193,6 +195,7 @@ class DataParallelTrainer:
                 validation=self._validation,
             )
         except (DistrainError, KeyboardInterrupt) as error:
+            hide_own_lines(error)
             raise error.with_traceback(None) from None
 
 
@@ -549,7 +552,7 @@ class _Run:
             self._write_at_end(self._store.write_last_lines, "the last reports could not be written")
             result, failure = self._conclude(runner.end)
             self._manifest.exit_code = exit_code_of(failure)
-            self._summarize(runner.end, console.status, time.monotonic() - started)
+            console.show_summary(self._summary(runner.end, console.status, time.monotonic() - started))
             concluded = True
         except BaseException as error:
             self._manifest.exit_code = exit_code_of(error)
@@ -657,7 +660,8 @@ class _Run:
         progress = "off" if is_quiet and self._config.progress == "auto" else self._config.progress
         if not self._request.starts_workers and progress != "off":  # then train_func prints to this terminal itself
             progress = "plain"
-        return open_console(progress, status)
+        logs = self._store.display_path(self._store.paths.log(0, 0, self._log_dir).parent.parent)
+        return open_console(progress, status, logs)
 
     def _runner(self, request: RunRequest, console: RunConsole) -> Coordinator | InProcessRun | LaunchedRun:
         checkpoints, callbacks = self._config.checkpoint_config, self._callbacks
@@ -698,17 +702,16 @@ class _Run:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _summarize(self, end: RunSummary, status: RunStatus, seconds: float) -> None:
+    def _summary(self, end: RunSummary, status: RunStatus, seconds: float) -> str:
         verdict = "stopped" if end.state is RunState.ABORTED else end.state.value
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - seconds))
-        lines = summary(
+        return summary(
             f"{verdict} after {duration(seconds)}; results in {self._store.location}",
             status,
             started_at=began,
             retention=self._config.checkpoint_config,
             checkpoints=self._store.committed,
         )
-        say(lines)
 
     def _conclude(self, end: RunSummary) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""

@@ -18,8 +18,16 @@ SOURCE = """
 #include <unistd.h>
 /* Each letter of FAKE_GPUS is one: g is whole, l lost, p not permitted, m has the MIG instances 0 and 2, e has none.
    Whole ones, too: u is used by the process FAKE_USER, t has memory taken by nobody, s is sick in all ways that can be
-   repaired, f has failed. GPU i has the PCI address 0:(i + 1):0 and 8 GiB, of which 2 are taken for u and t. */
-static const char *gpus(void) { return getenv("FAKE_GPUS"); }
+   repaired, f has failed, b has nearly no memory left. GPU i has the PCI address 0:(i + 1):0 and 8 GiB, of which 2 are
+   taken for u and t. FAKE_GPUS may name a file that has the letters. */
+static const char *gpus(void) {
+    static char text[64];
+    FILE *file = fopen(getenv("FAKE_GPUS"), "r");
+    if (!file) return getenv("FAKE_GPUS");
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    return text;
+}
 static char kind(long device) { return device > 9 ? 'i' : gpus()[device - 1]; }
 int nvmlInitWithFlags(unsigned flags) { return getenv("FAKE_INIT") ? atoi(getenv("FAKE_INIT")) : 0; }
 int nvmlShutdown(void) { return 0; }
@@ -35,7 +43,7 @@ int nvmlDeviceGetUUID(long device, char *text, unsigned size) {
 }
 int nvmlDeviceGetMigMode(long device, unsigned *current, unsigned *pending) {
     *current = kind(device) == 'm' || kind(device) == 'e';
-    return strchr("gutsf", kind(device)) ? 3 : 0;
+    return strchr("gutsfb", kind(device)) ? 3 : 0;
 }
 struct pci { char legacy[16]; unsigned domain, bus, device; };
 int nvmlDeviceGetPciInfo_v3(long device, struct pci *info) {
@@ -43,7 +51,8 @@ int nvmlDeviceGetPciInfo_v3(long device, struct pci *info) {
     return 0;
 }
 int nvmlDeviceGetMemoryInfo(long device, unsigned long long *memory) {
-    memory[0] = 8ull << 30, memory[2] = strchr("ut", kind(device)) ? 2ull << 30 : 0, memory[1] = memory[0] - memory[2];
+    unsigned long long taken = strchr("ut", kind(device)) ? 2ull << 30 : kind(device) == 'b' ? 8100ull << 20 : 0;
+    memory[0] = 8ull << 30, memory[1] = memory[0] - taken, memory[2] = taken;
     return 0;
 }
 int nvmlDeviceGetRemappedRows(long device, unsigned *right, unsigned *wrong, unsigned *pending, unsigned *failed) {

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from distrain import wire
 from distrain.agent.forkserver_link import ForkServerLink
 from distrain.agent.guard import beat, clear_cache, scheduler_signals, stand_guard
+from distrain.agent.health_watch import HealthWatch
 from distrain.agent.host_queries import HostQueries
 from distrain.agent.host_setup import HostSetup
 from distrain.agent.rank_cpus import RankCpus, rank_cpus
@@ -33,7 +34,9 @@ from distrain.system.loop import Loop
 from distrain.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from distrain.hosts.host import Gpu
 
 STACKS_TIMEOUT_S = 1.0
 """Seconds to wait for the stacks of workers that continue to run."""
@@ -105,6 +108,7 @@ class Agent:
         """True while a forkserver of an earlier run gets ready for this one."""
         self._queries = HostQueries(self._loop, self._up.queue)
         self._setup = HostSetup(self._loop, self._up.queue)
+        self._watch = HealthWatch(self._loop, self._up.queue)
         self._relay = WorkerRelay(self._loop, self._up, self._on_broken_pipe)
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -344,6 +348,7 @@ class Agent:
                 if not (self._started and self._stopping):  # else it was killed
                     self._replace_forkserver()
             case "spawned":
+                self._workers[packet["rank"]].pid = packet["pid"]
                 self._up.queue(wire.Spawned(attempt=self._attempt, rank=packet["rank"], pid=packet["pid"]))
             case "failed":
                 self._end_worker(self._workers[packet["rank"]], lost=packet["text"])
@@ -399,6 +404,7 @@ class Agent:
     # -- an attempt -----------------------------------------------------------------------------------------------
 
     def _forget_workers(self) -> None:
+        self._watch.end()
         for worker in self._workers.values():
             worker.close(self._loop)
         self._workers = {}
@@ -431,6 +437,16 @@ class Agent:
         if self._forkserver is None:
             self._start_forkserver()
         self._spawn_waiting()
+        gpus = {fields["rank"]: self._gpus_of(fields["context"]["devices"]) for fields in message.ranks}
+        self._watch.begin(message.attempt, message.health_s, self._processes, gpus)
+
+    def _gpus_of(self, devices: Sequence[int]) -> list[Gpu]:
+        """Return the GPUs of a rank, none on a host with MIG instances. ``devices``: their numbers for CUDA."""
+        gpus = self._queries.gpus
+        return [] if any(gpu.is_mig for gpu in gpus) else [gpus[number] for number in devices if number < len(gpus)]
+
+    def _processes(self) -> dict[int, int]:
+        return {worker.rank: worker.pid for worker in self._living() if worker.pid}
 
     def _spawn_waiting(self) -> None:
         if self._forkserver is None or not self._forkserver.ready or self._cpus is None:
@@ -484,6 +500,7 @@ class Agent:
             return
         self._kill_descendants()
         self._loop.cancel("kill")
+        self._watch.end()
         self._queries.release_ports()
         self._started = False
         self._up.queue(wire.HostIdle(attempt=self._attempt))

@@ -40,6 +40,8 @@ class WorkerPipes:
         self.stacks = b""
         self.child_fds: tuple[int, ...] = (down_read, up_write, out_write, err_write, stacks_write)
         """The worker's ends of the pipes, in the order of :data:`~distrain.worker.main.WORKER_PIPES`."""
+        self.pid = 0
+        """0 until it is known."""
         self.spawned = False
         self.exited = False
         for fd in (out_read, err_read, stacks_read):

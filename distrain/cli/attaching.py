@@ -22,7 +22,7 @@ from distrain.runs.listing import (
     Run,
     local_run,
 )
-from distrain.runs.logs import current
+from distrain.runs.logs import current, log_folder
 
 if TYPE_CHECKING:
     import argparse
@@ -87,10 +87,13 @@ def _begun_here(run: Run) -> Run:
 def _show_live(run: Run, status: RunStatus, last: int) -> None:
     """Show a run in a local directory until it has ended."""
     from distrain.console.attached import AttachedConsole
-    from distrain.console.run_console import open_console
+    from distrain.console.choice import open_console
     from distrain.system.consoles import console_threads
 
-    with console_threads(), open_console("auto" if run.state == RUNNING else "off", status) as console:
+    with (
+        console_threads(),
+        open_console("auto" if run.state == RUNNING else "off", status, str(log_folder(run))) as console,
+    ):
         AttachedConsole(run, console, last).show()
 
 

@@ -1,4 +1,4 @@
-"""The lines at the bottom of a terminal that show how far a run is. Runs in: coordinator.
+"""The lines that show how far a run is: at the bottom of a terminal, or in a notebook. Runs in: coordinator.
 
 Pure: no I/O, no clock.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _BAR_CELLS = 30
 _FEWEST_ROWS = 12
 """Rows of a terminal below which the footer has only its most important lines."""
+_MOST_TROUBLES = 2
 _ARROWS = {1: " ↑", 0: "", -1: " ↓"}
 _MARKS = {
     "at work": ("●", "green"),
@@ -26,18 +27,21 @@ _MARKS = {
     "slow": ("◐", "yellow"),
     "silent": ("○", "bold red"),
     "ended": ("✓", "dim"),
+    "memory": ("▲", "bold red"),
+    "GPU": ("◆", "bold red"),
 }
 """By the state of a rank: its mark and the style of it."""
 
 
-def footer(status: RunStatus, now: float, *, width: int, rows: int) -> list[Text]:
+def footer(status: RunStatus, now: float, *, width: int, rows: int, interrupt: str | None) -> list[Text]:
     """Return the lines of the footer, none of them wider than ``width``.
 
     now: time.monotonic.
+    interrupt: how the user stops the run, such as ``Ctrl-C``; None once it is over.
     """
     lines = [_title(status, now), _progress(status), _metrics(status), _bar(status)]
     if rows >= _FEWEST_ROWS:
-        lines += [_checkpoint(status, now), _ranks(status, now, width), _advice(status)]
+        lines += [_checkpoint(status, now), _ranks(status, now, width), *_troubles(status), _advice(status, interrupt)]
     shown = [line for line in lines if line is not None]
     for line in shown:
         line.truncate(width - 1, overflow="ellipsis")
@@ -45,7 +49,8 @@ def footer(status: RunStatus, now: float, *, width: int, rows: int) -> list[Text
 
 
 def _joined(*parts: str | Text | None) -> Text:
-    return Text(" · ", style="dim").join(Text(part) if isinstance(part, str) else part for part in parts if part)
+    dot = Text.assemble((" · ", "dim"))
+    return dot.join(Text(part) if isinstance(part, str) else part for part in parts if part)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -72,7 +77,7 @@ def _progress(status: RunStatus) -> Text | None:
     done, total = status.progress
     share = done / total if total else 1.0
     cells = round(_BAR_CELLS * share)
-    bar = Text("━" * cells, style="green") + Text("━" * (_BAR_CELLS - cells), style="dim")
+    bar = Text.assemble(("━" * cells, "green"), ("━" * (_BAR_CELLS - cells), "dim"))
     left = status.left_s()
     text = _joined(
         f"{number(done)}/{number(total)}",
@@ -106,7 +111,7 @@ def _metrics(status: RunStatus) -> Text | None:
 
 def _bar(status: RunStatus) -> Text | None:
     bar = status.bar()
-    return None if bar is None else Text(f"rank {bar[0]}: ", style="dim") + Text.from_ansi(bar[1].strip())
+    return None if bar is None else Text.assemble((f"rank {bar[0]}: ", "dim"), Text.from_ansi(bar[1].strip()))
 
 
 def _checkpoint(status: RunStatus, now: float) -> Text | None:
@@ -126,7 +131,7 @@ def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
         for state in states:
             text.append(*_MARKS[state])
         text.append("  ")
-    for state in ("silent", "slow"):
+    for state in ("memory", "GPU", "silent", "slow"):
         if counts[state]:
             ranks = [rank for rank, its in enumerate(states) if its == state]
             text.append(f"{name_ranks(ranks)} {state}  ", style=_MARKS[state][1])
@@ -135,13 +140,22 @@ def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
     return text
 
 
+def _troubles(status: RunStatus) -> list[Text]:
+    """Return in words what is wrong with memory and GPUs of the first ranks. The line of the ranks names all."""
+    troubles = status.troubles()[:_MOST_TROUBLES]
+    return [Text(f"rank {one.rank} on {status.ranks[one.rank].host}: {one.text}", style="red") for one in troubles]
+
+
 def _states(status: RunStatus, now: float) -> list[str]:
     silent, slow = set(status.silent(now)), set(status.slow())
+    troubled = {one.rank: one.kind for one in reversed(status.troubles())}
 
     def state(number: int) -> str:
         rank = status.ranks[number]
         if rank.ended:
             return "ended"
+        if number in troubled:
+            return troubled[number]
         if rank.begun is None:
             return "starting"
         return "silent" if number in silent else "slow" if number in slow else "at work"
@@ -149,10 +163,13 @@ def _states(status: RunStatus, now: float) -> list[str]:
     return [state(number) for number in range(len(status.ranks))]
 
 
-def _advice(status: RunStatus) -> Text:
-    """Return the effect of the next Ctrl-C."""
+def _advice(status: RunStatus, interrupt: str | None) -> Text | None:
+    """Return the effect of the next interrupt."""
     if status.advice:
         return Text(status.advice, style="dim")
+    if interrupt is None:
+        return None
     if status.is_stopping:
-        return Text("the run is being stopped; Ctrl-C kills the workers now", style="yellow")
-    return Text(f"Ctrl-C: the workers have {status.grace_s:g} s to save a checkpoint, then the run ends", style="dim")
+        return Text(f"the run is being stopped; {interrupt} kills the workers now", style="yellow")
+    text = f"{interrupt}: the workers have {status.grace_s:g} s to save a checkpoint, then the run ends"
+    return Text(text, style="dim")

@@ -1,32 +1,18 @@
-"""The console of a run: only lines, or lines above a footer that shows how far the run is. Runs in: coordinator."""
+"""The console of a run that is no terminal and no notebook: only lines. Runs in: coordinator."""
 
 from __future__ import annotations
 
-import io
-import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from distrain.console.folding import Folding
-from distrain.console.footer import footer
 from distrain.console.status_lines import StatusLines
-from distrain.decisions.failures import rank_list
-from distrain.system.consoles import Footer
-from distrain.system.log import print_to, warn
+from distrain.system.log import print_to, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from distrain.console.folding import FoldedLine
     from distrain.console.run_status import RunStatus
-
-_REDRAW_S = 1.0
-_LINES_TOGETHER_S = 0.05
-"""Lines that come within this time are printed together, as the footer is drawn anew after them."""
-_NUMBERS = re.compile(rb"[\d.,:]+")
 
 
 class RunConsole:
@@ -46,7 +32,7 @@ class RunConsole:
     def __enter__(self) -> RunConsole:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
 
     def begin_attempt(self, hosts: Sequence[str]) -> None:
@@ -101,92 +87,6 @@ class RunConsole:
     def close(self) -> None:
         self.flush(time.monotonic())
 
-
-class LiveConsole(RunConsole):
-    """A terminal. Equal lines of several ranks are one line, every line has its time, and a footer shows the progress.
-
-    pinned: the footer, still empty.
-    """
-
-    has_footer = True
-
-    def __init__(self, status: RunStatus, pinned: Footer) -> None:
-        super().__init__(status, shows_progress=False)
-        self._footer = pinned
-        self._folding = Folding(0)
-        self._drawn_at = -_REDRAW_S
-        self._printed_at = 0.0
-        self._is_hidden = False
-        self._painter = Console(
-            file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
-        )
-
-    def begin_attempt(self, hosts: Sequence[str]) -> None:
-        self.flush(time.monotonic())
-        super().begin_attempt(hosts)
-        self._folding = Folding(len(hosts))
-
-    def print(self, rank: int, stream: int, block: bytes, *, is_bar: bool = False) -> None:
-        now = time.monotonic()
-        for line in block[:-1].split(b"\n"):
-            self._folding.add(rank, stream, line, now, _NUMBERS.sub(b"", line) if is_bar else None)
-
-    def hide_footer(self, is_hidden: bool) -> None:
-        if is_hidden != self._is_hidden:
-            self._is_hidden = is_hidden
-            self.flush(time.monotonic())
-
-    def deadline(self) -> float:
-        redraw = self._drawn_at + _REDRAW_S
-        due = self._folding.deadline()
-        return redraw if due is None else min(redraw, max(due, self._printed_at + _LINES_TOGETHER_S))
-
-    def tick(self, now: float) -> None:
-        if now >= self._printed_at + _LINES_TOGETHER_S:
-            self._print_all(self._folding.take(now), now)
-        if now >= self._drawn_at + _REDRAW_S:
-            self._draw(now)
-
-    def flush(self, now: float) -> None:
-        self._print_all(self._folding.take_all(), now)
-        self._draw(now)
-
-    def close(self) -> None:
-        super().close()
-        self._footer.close()
-
-    def _print_all(self, lines: Iterable[FoldedLine], now: float) -> None:
-        wall = time.time() - now
-        text = bytearray()
-        for line in lines:
-            clock = time.strftime("%H:%M:%S", time.localtime(wall + line.at))
-            text += f"{clock} {self._folded_prefix(line)}".encode() + line.text + b"\n"
-        if text:
-            self._footer.print_above(bytes(text))
-            self._printed_at = now
-
-    def _folded_prefix(self, line: FoldedLine) -> str:
-        if len(line.ranks) == 1:
-            return self._prefix(next(iter(line.ranks)))
-        return f"[rank {rank_list(line.ranks).replace(', ', ',')}] "
-
-    def _draw(self, now: float) -> None:
-        self._drawn_at = now
-        columns, rows = self._footer.size()
-        self._painter.file = text = io.StringIO()
-        for line in [] if self._is_hidden else footer(self.status, now, width=columns, rows=rows):
-            self._painter.print(line)
-        self._footer.show(text.getvalue())
-
-
-def open_console(progress: str, status: RunStatus) -> RunConsole:
-    """Return the console of a run. Use it as a context; every line that the run prints belongs into that.
-
-    progress: the value of ``RunConfig.progress``.
-    """
-    if progress in ("auto", "live"):
-        if (pinned := Footer.pin()) is not None:
-            return LiveConsole(status, pinned)
-        if progress == "live":
-            warn("progress='live' has no effect: stdout and stderr are not one terminal, or another run uses it")
-    return RunConsole(status, shows_progress=progress != "off")
+    def show_summary(self, text: str) -> None:
+        """Show the last lines of the run. The console is closed by then."""
+        say(text)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from distrain import wire
     from distrain.decisions.pace import SlowRank
+    from distrain.hosts.troubles import Trouble
 
 _RATE_WINDOW_S = 60.0
 _SAMPLE_S = 0.25
@@ -78,6 +79,8 @@ class RunStatus:
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
     """Times, and the steps or reports of rank 0 that were done by then."""
     _pace: Pace = field(default_factory=Pace)
+    _troubles: dict[str, list[Trouble]] = field(default_factory=dict)
+    """By host: what is wrong with its memory and its GPUs now."""
 
     @property
     def name(self) -> str:
@@ -95,7 +98,7 @@ class RunStatus:
             self.restarts += 1
             self._lost_since = self._lost_since or self._kept_until()
         self.ranks, self._begun = [RankStatus(host, now) for host in hosts], 0
-        self.progress, self._pace = None, Pace(len(hosts), now)
+        self.progress, self._pace, self._troubles = None, Pace(len(hosts), now), {}
         self._samples.clear()
 
     def rank_begins(self, rank: int, now: float) -> None:
@@ -135,6 +138,12 @@ class RunStatus:
     def heard_vitals(self, vitals: wire.Vitals, now: float) -> list[SlowRank]:
         """Note how a rank spends its time. Return the ranks that become slow by that."""
         return self._pace.heard(vitals, self.ranks, now)
+
+    def heard_troubles(self, host: str, troubles: Sequence[Trouble]) -> tuple[list[Trouble], list[Trouble]]:
+        """Note what is wrong on a host now. Return what is new, and what is over."""
+        before, self._troubles[host] = self._troubles.get(host, []), list(troubles)
+        then, now = {one.key for one in before}, {one.key for one in troubles}
+        return [one for one in troubles if one.key not in then], [one for one in before if one.key not in now]
 
     def committed(self, name: str, now: float) -> None:
         """Note the newest checkpoint."""
@@ -206,6 +215,10 @@ class RunStatus:
     def slow(self) -> list[int]:
         """Return the ranks that others wait for, or that make clearly fewer reports than the others."""
         return sorted(rank for rank in self._pace.slow if not self.ranks[rank].ended)
+
+    def troubles(self) -> list[Trouble]:
+        """Return what is wrong with memory and GPUs of ranks that have not ended."""
+        return [one for those in self._troubles.values() for one in those if not self.ranks[one.rank].ended]
 
     def bar(self) -> tuple[int, str] | None:
         """Return the progress bar to show, with its rank: that of the lowest rank that has one."""

@@ -415,6 +415,8 @@ class Coordinator:
                     self._manifest.attempt_trains()
             case wire.Vitals():
                 self._report_handler.handle(message)
+            case wire.Troubles():
+                self._report_handler.heard_troubles(host, message)
             case wire.Outcome():
                 self._on_outcome(host, message)
             case wire.Exited():

@@ -20,6 +20,7 @@ from distrain.decisions.checkpoint_assembly import CheckpointAssembly, Drop, Ref
 from distrain.decisions.events import CheckpointsInProgress, ShowLine
 from distrain.decisions.failures import name_ranks
 from distrain.decisions.report_rows import CallBack, RowAssembly
+from distrain.hosts.troubles import Trouble
 from distrain.storage import retention
 from distrain.storage.commit import Commit, merged_positions, other_data
 from distrain.storage.files import full_disk_hint, is_full_disk
@@ -42,6 +43,8 @@ _ACKNOWLEDGE_AFTER = wire.MOST_UNACKNOWLEDGED // 4
 """Reports of a rank after which it is sent an acknowledgement."""
 _MOST_SLOW_SHOWN = 3
 """Ranks that become slow at the same time and get a line each; the slowest."""
+_MOST_TROUBLES_SHOWN = 5
+"""Troubles with memory and GPUs that get a line each. All GPUs of a run are often full at the same time."""
 _INCOMPARABLE = (DICT_FILE, ".keras")
 """Equal tensors pickle to different bytes, and a ``.keras`` file holds the time at which it was written."""
 
@@ -143,6 +146,7 @@ class ReportHandler:
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
         self._acknowledged: dict[int, int] = {}
+        self._troubles_shown: set[tuple[int, str]] = set()
         self._unacknowledged: dict[int, int] = {}
         """By rank: the report to acknowledge as soon as it is written."""
 
@@ -269,6 +273,23 @@ class ReportHandler:
             self._do(self._rows.reported(rank, index, metrics, ordinal, now))
         in_place = message.folder if message.in_place else ""
         self._do(self._assembly.reported(rank, index, metrics, ordinal, message.files, now, in_place))
+
+    def heard_troubles(self, host: str, message: wire.Troubles) -> None:
+        """Show and record what is wrong with the memory and the GPUs of a host, or is over. A line appears once."""
+        new, over = self._console.status.heard_troubles(host, [Trouble(**fields) for fields in message.troubles])
+        for one in new:
+            if one.key not in self._troubles_shown:
+                self._troubles_shown.add(one.key)
+                self._show_trouble(f"rank {one.rank} on {host}: {one.text}")
+            self._store.append_event("trouble", attempt=self._attempt, host=host, **asdict(one))
+        for one in over:
+            self._store.append_event("trouble_over", attempt=self._attempt, host=host, rank=one.rank, kind=one.kind)
+
+    def _show_trouble(self, text: str) -> None:
+        if len(self._troubles_shown) <= _MOST_TROUBLES_SHOWN:
+            warn(text)
+        elif len(self._troubles_shown) == _MOST_TROUBLES_SHOWN + 1:
+            warn("more ranks have troubles with memory or GPUs; events.jsonl names them")
 
     def _on_slow(self, slow: Sequence[SlowRank]) -> None:
         """Show and record the ranks that have become slow."""

@@ -1,4 +1,4 @@
-"""Limits and kills of the kernel's control groups that contain this process. Runs in: agent, forkserver.
+"""Limits, use and kills of the kernel's control groups that contain this process. Runs in: agent, forkserver.
 
 It reads both versions: cgroup v2 (``memory.max``, ``memory.events``, ``cpu.max``) and v1 (``memory.limit_in_bytes``,
 ``memory.oom_control``, ``cpu.cfs_quota_us``), as described in Documentation/admin-guide/cgroup-{v1,v2} of Linux.
@@ -28,6 +28,16 @@ def cpu_quota() -> float | None:
 def memory_limit() -> int | None:
     """Return the smallest memory limit of the groups in bytes; None without a limit."""
     return min((limit for folder in _own_groups("memory") if (limit := _limit_of(folder))), default=None)
+
+
+def memory_use() -> tuple[int, int] | None:
+    """Return the bytes in use and the limit of the group that is closest to its limit; None without a limit.
+
+    Copies of files do not count: the kernel drops them when it needs room.
+    """
+    limits = {folder: limit for folder in _own_groups("memory") if (limit := _limit_of(folder))}
+    uses = [(_use_of(folder), limit) for folder, limit in limits.items()]
+    return max(uses, key=lambda use: use[0] / use[1], default=None)
 
 
 class OomWatch:
@@ -69,14 +79,26 @@ def _limit_of(folder: Path) -> int | None:
     return int(limit) if limit.isdigit() and int(limit) < _UNLIMITED else None
 
 
+def _use_of(folder: Path) -> int:
+    """Return the bytes that a group with a limit uses, without copies of files."""
+    if (used := _read(folder / "memory.current")).isdigit():
+        prefix = ""
+    elif (used := _read(folder / "memory.usage_in_bytes")).isdigit():
+        prefix = "total_"  # of the groups below, too, as version 2 has it
+    else:
+        return 0
+    files = [_count(folder / "memory.stat", f"{prefix}{kind}_file") for kind in ("active", "inactive")]
+    return max(0, int(used) - sum(files))
+
+
 def _kills_of(folder: Path) -> int:
     return max(_count(folder / "memory.events"), _count(folder / "memory.oom_control"))
 
 
-def _count(path: Path) -> int:
-    """Return N of the line ``oom_kill N`` of a file; 0 without such a line."""
+def _count(path: Path, name: str = "oom_kill") -> int:
+    """Return N of the line ``name N`` of a file; 0 without such a line."""
     lines = (line.split() for line in _read(path).splitlines())
-    return next((int(parts[1]) for parts in lines if len(parts) == 2 and parts[0] == "oom_kill"), 0)
+    return next((int(parts[1]) for parts in lines if len(parts) == 2 and parts[0] == name), 0)
 
 
 def _read(path: Path) -> str:

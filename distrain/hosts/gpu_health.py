@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class GpuHealth:
     """The state of one GPU. What a GPU or its driver does not tell has the value of a healthy and idle one.
 
-    index: its number for nvidia-smi.
+    index: its number for nvidia-smi. board: its UUID.
     memory_bytes, free_bytes: 0 if unknown.
     processes: those that use it, such as ``python (pid 4711)``.
     memory_errors: number of uncorrectable ones since the driver was loaded.
@@ -25,6 +25,7 @@ class GpuHealth:
     """
 
     index: int
+    board: str
     memory_bytes: int = 0
     free_bytes: int = 0
     processes: Sequence[str] = ()
@@ -35,7 +36,7 @@ class GpuHealth:
 
 
 def gpu_health(boards: Collection[str]) -> list[GpuHealth]:
-    """Return the health of the GPUs with these UUIDs; of none if there is no usable driver."""
+    """Return the health of the GPUs with these UUIDs; of none if there is no usable driver. Raises nothing."""
     try:
         import pynvml
     except ImportError:
@@ -46,17 +47,27 @@ def gpu_health(boards: Collection[str]) -> list[GpuHealth]:
         return []
     found = []
     try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
+        for index in range(_count(pynvml)):
             with contextlib.suppress(pynvml.NVMLError):  # lost, or of another container: find_gpus() reports that
                 device = pynvml.nvmlDeviceGetHandleByIndex(index)
-                if pynvml.nvmlDeviceGetUUID(device) in boards:
-                    found.append(_health(pynvml, index, device))
+                if (board := pynvml.nvmlDeviceGetUUID(device)) in boards:
+                    found.append(_health(pynvml, index, board, device))
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
     return found
 
 
-def _health(nvml: Any, index: int, device: Any) -> GpuHealth:
+def _count(nvml: Any) -> int:
+    """Return the number of GPUs; 0 if the driver does not answer."""
+    try:
+        count: int = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError:
+        return 0
+    return count
+
+
+def _health(nvml: Any, index: int, board: str, device: Any) -> GpuHealth:
     def ask(default: Any, question: Callable[..., Any], *arguments: int) -> Any:
         try:
             return question(device, *arguments)
@@ -68,6 +79,7 @@ def _health(nvml: Any, index: int, device: Any) -> GpuHealth:
     is_pending = rows_pending or ask(False, nvml.nvmlDeviceGetRetiredPagesPendingStatus)
     return GpuHealth(
         index=index,
+        board=board,
         memory_bytes=memory.total if memory is not None else 0,
         free_bytes=memory.free if memory is not None else 0,
         processes=[_describe(process) for process in ask([], nvml.nvmlDeviceGetComputeRunningProcesses)],

@@ -5,7 +5,7 @@
     {storage_path}/{name}/
         run.json                    settings, attempts, and how the run ended
         metrics.jsonl               every report of every rank, one line each
-        events.jsonl                commits of checkpoints, and hangs, one line each
+        events.jsonl                what happens: checkpoints, hangs, slow ranks, ...
         console.log                 the console of a run without a terminal (distrain run --detach)
         checkpoint_000000/ ...      committed checkpoints in order, each with its .manifest.json
         damaged-checkpoint_000001/  a checkpoint that differed from its manifest when the run continued

@@ -1,4 +1,4 @@
-"""Distrain's own lines on stderr, for the user. Runs in: anywhere."""
+"""Distrain's own lines, for the user. Runs in: anywhere."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from distrain.system.consoles import has_footer, write_to
+from distrain.system.notebook import is_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +38,15 @@ def warn_once(text: str) -> None:
 
 
 class _Console(logging.Handler):
-    """Print distrain's lines on stderr. Stdout is for the output of the workers."""
+    """Print distrain's lines on stderr. Stdout is for the output of the workers.
+
+    In a notebook, where stderr is red, it is for warnings only.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         clock = time.strftime("%H:%M:%S ") if has_footer(sys.stderr) else ""  # as every line above a footer
-        print_to(sys.stderr, f"{clock}distrain: {record.getMessage()}\n")
+        is_alarming = record.levelno >= logging.WARNING or not is_kernel()
+        print_to(sys.stderr if is_alarming else sys.stdout, f"{clock}distrain: {record.getMessage()}\n")
 
 
 _logger = logging.getLogger("distrain")

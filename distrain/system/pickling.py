@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 
+from distrain.system.notebook import cell_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -19,11 +21,11 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     """Reduce code as cloudpickle does, with the name of its file, which errors, stacks and hang reports show.
 
     cloudpickle 3.1.3 replaces it by ``<dynamic-code>``. The layout of the arguments depends on the version of Python,
-    but in each the file name is the first text.
+    but in each the file name is the first text. The code of a notebook's cell gets the name of the cell.
     """
     make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
     file_name = next(index for index, argument in enumerate(arguments) if isinstance(argument, str))
-    return make, (*arguments[:file_name], code.co_filename, *arguments[file_name + 1 :])
+    return make, (*arguments[:file_name], cell_of(code.co_filename) or code.co_filename, *arguments[file_name + 1 :])
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -257,14 +257,28 @@ class Start(Message):
     """Start these ranks.
 
     ranks: the fields of a :class:`WorkerSpec` for each. rendezvous: the address whose network interface the ranks have
-    to use; empty if they may choose.
+    to use; empty if they may choose. health_s: seconds between two looks at memory and GPUs; see :class:`Troubles`.
 
     Coordinator -> agent; answered by :class:`Spawned` for each rank, and at last by :class:`HostIdle`.
     """
 
     attempt: int
     ranks: list[dict[str, Any]]
+    health_s: float
     rendezvous: str = ""
+
+
+@message
+class Troubles(Message):
+    """All that is wrong with the memory and the GPUs of a host now, if that has changed.
+
+    troubles: the fields of a :class:`~distrain.hosts.troubles.Trouble` for each.
+
+    Agent -> coordinator.
+    """
+
+    attempt: int
+    troubles: list[dict[str, Any]]
 
 
 @message

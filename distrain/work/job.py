@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from distrain.errors import JobError, StandInError
 from distrain.hosts.host import MIRROR
+from distrain.system.notebook import cell_of
 from distrain.system.pickling import pickled
 from distrain.work.functions import call_with_config, check_signature, name_of
 from distrain.work.preload import makes_optimizers, third_party_modules
@@ -243,9 +244,9 @@ def make_job(work: Work, *, workers_per_host: int = 1) -> Job:
 
 
 def _sources_without_files() -> dict[str, list[str]]:
-    """Return the code in ``linecache`` that was not read from a file: the cells of a notebook."""
+    """Return the code in ``linecache`` that was not read from a file: the cells of a notebook, by their names."""
     entries = [entry for entry in list(linecache.cache.values()) if len(entry) == 4 and entry[1] is None]
-    sources = {str(entry[3]): list(entry[2]) for entry in entries}
+    sources = {cell_of(str(entry[3])) or str(entry[3]): list(entry[2]) for entry in entries}
     return sources if sum(entry[0] for entry in entries) <= _LARGEST_SOURCES else {}
 
 

@@ -19,6 +19,7 @@ from distrain.decisions.failures import signal_in_words
 from distrain.decisions.stack_summary import LIBRARY_FILE
 from distrain.errors import DistrainError, Portable
 from distrain.hosts.host import MIRROR
+from distrain.system.notebook import cell_of, with_cells
 from distrain.system.pickling import pickled
 from distrain.work.job import ScriptWork
 
@@ -249,7 +250,10 @@ def _origin(error: BaseException) -> str:
     """Return the innermost line outside of libraries, for an exception that is shown without a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not f.filename.startswith(OWN_FILES) and not LIBRARY_FILE.search(f.filename)]
-    return f" at {os.path.basename(theirs[-1].filename)}:{theirs[-1].lineno}, in {theirs[-1].name}" if theirs else ""
+    if not theirs:
+        return ""
+    file = cell_of(theirs[-1].filename) or os.path.basename(theirs[-1].filename)
+    return f" at {file}:{theirs[-1].lineno}, in {theirs[-1].name}"
 
 
 def _traceback_text(error: BaseException) -> str:
@@ -281,8 +285,11 @@ def _shortened(text: str) -> str:
 
 
 def _with_users_paths(text: str) -> str:
-    """Replace the paths of copies that this host has of the user's files by those of the user's machine."""
-    brought = os.environ.get(MIRROR, "")
+    """Replace the paths of copies that this host has of the user's files by those of the user's machine.
+
+    In a kernel, replace those of cells by the names of the cells. Other workers get code that has these names.
+    """
+    brought, text = os.environ.get(MIRROR, ""), with_cells(text)
     return text.replace(f"{brought}/", "/") if brought else text
 
 

@@ -25,6 +25,7 @@ from distrain.connection.transport import CommandTransport, LocalTransport, Tran
 from distrain.hosts.hostfile import HostSpec
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
+from tests.conftest import wait_until
 from tests.process.object_storage.bucket import BUCKET, Bucket, Door, forget_connections, moto_server
 from tests.tables import choose
 
@@ -41,6 +42,10 @@ SSH_THAT_EXECUTES = 'for command; do :; done; cd /; exec sh -c "$command"'
 
 SSH_THAT_CLEARS_THE_ENVIRONMENT = 'for command; do :; done; cd /; exec env -i PATH=/usr/bin:/bin sh -c "$command"'
 """Run the command without the environment of this machine, which the real ssh would not pass on either."""
+
+
+GROUP_BYTES = 160 << 20
+_CGROUPS = Path("/sys/fs/cgroup/memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +139,27 @@ def when_shown(phrase: str, act: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(listener)
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A cgroup with little memory. Skips where none can be made."""
+    group = _CGROUPS / f"distrain-{uuid.uuid4().hex}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup (v1) can be made here: {error}")
+    try:
+        try:
+            (group / "memory.limit_in_bytes").write_text(str(GROUP_BYTES))
+        except OSError as error:
+            pytest.skip(f"no memory cgroup (v1) can be limited here: {error}")
+        with contextlib.suppress(OSError):  # swap, where it is counted
+            (group / "memory.memsw.limit_in_bytes").write_text(str(GROUP_BYTES))
+        yield group
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), what="the cgroup is empty")
+        group.rmdir()
 
 
 # -- an object store -------------------------------------------------------------------------------------------------

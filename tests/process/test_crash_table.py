@@ -8,7 +8,6 @@ their names (DISTRAIN_TABLE_SEED=N repeats it); ``--all`` takes every cell.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -33,12 +32,11 @@ from distrain.connection.transport import LocalTransport, Transport
 from distrain.decisions import run_machine
 from distrain.trainer import run_work
 from distrain.work.job import FunctionWork
-from tests.conftest import wait_until
-from tests.process.conftest import SSH_THAT_EXECUTES, make_fake_ssh
+from tests.process.conftest import GROUP_BYTES, SSH_THAT_EXECUTES, make_fake_ssh
 from tests.tables import BUSY_FACTOR, deal_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 WORKERS = 3
 SAMPLE = 16
@@ -46,8 +44,6 @@ RAISES_WITHIN_S = 1.0
 HANG_TIMEOUT_S = 1.5
 STOP_GRACE_S = 0.2
 EXIT_TIMEOUT_S = 0.5
-GROUP_BYTES = 160 << 20
-_CGROUPS = Path("/sys/fs/cgroup/memory")
 
 
 # -- what a rank does to itself ---------------------------------------------------------------------------------------
@@ -392,27 +388,6 @@ def cells() -> list[Cell]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     deal_cells(metafunc, cells(), sample=SAMPLE)
-
-
-@pytest.fixture
-def memory_group() -> Iterator[Path]:
-    """A cgroup with little memory. Skips where none can be made."""
-    group = _CGROUPS / f"distrain-{uuid.uuid4().hex}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup (v1) can be made here: {error}")
-    try:
-        try:
-            (group / "memory.limit_in_bytes").write_text(str(GROUP_BYTES))
-        except OSError as error:
-            pytest.skip(f"no memory cgroup (v1) can be limited here: {error}")
-        with contextlib.suppress(OSError):  # swap, where it is counted
-            (group / "memory.memsw.limit_in_bytes").write_text(str(GROUP_BYTES))
-        yield group
-    finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text(), what="the cgroup is empty")
-        group.rmdir()
 
 
 def fit(cell: Cell, strike: Strike, transport: Transport) -> Result:

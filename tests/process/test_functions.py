@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -260,49 +259,6 @@ fit(train, start_method="spawn")
     output(subprocess.run([sys.executable, *flags, "-c", source], capture_output=True, text=True, cwd=tmp_path))
     for run in (tmp_path / "runs").iterdir():
         assert reported(run) == [{"flags": [1, 1, True], "x": {"utf8": True, "dev": True}}] * 2
-
-
-# -- from a notebook -------------------------------------------------------------------------------------------------
-
-RUN_NOTEBOOK = """
-import json, sys, nbformat, nbclient
-cells = [nbformat.v4.new_code_cell(source) for source in json.load(sys.stdin)]
-notebook = nbformat.v4.new_notebook(cells=cells)
-nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-print(json.dumps([[dict(o) for o in cell.outputs] for cell in notebook.cells]))
-"""
-
-
-def run_notebook(cells: list[str], directory: Path) -> list[str]:
-    """The text that each cell showed."""
-    completed = subprocess.run(
-        [sys.executable, "-c", RUN_NOTEBOOK], input=json.dumps(cells), capture_output=True, text=True, cwd=directory
-    )
-    shown: list[list[dict[str, Any]]] = json.loads(output(completed).splitlines()[-1])
-    return ["".join(part.get("text", "") for part in cell) for cell in shown]
-
-
-def test_a_notebook_with_a_cell_edited_in_between(tmp_path: Path) -> None:
-    edited = "def train(config):\n    print('hello from', NAME)\n    return NAME, config"
-    shown = run_notebook(
-        [
-            "import asyncio\n" + PREAMBLE,
-            "NAME = 'first'\n" + edited,
-            "print(fit(train, {'x': 1}))",
-            "NAME = 'second'",
-            "async def main():\n    return fit(train, {'x': 2}, start_method='spawn')\nprint(await main())",
-            ("try:\n    fit(lambda: 1 / 0)\nexcept distrain.WorkerGroupError as error:\n    print(error)"),
-            "await asyncio.sleep(0.01)\nprint('the kernel still works')",
-        ],
-        tmp_path,
-    )
-    assert "('first', {'x': 1})" in shown[2]
-    assert shown[2].count("hello from first") == 2
-    assert "('second', {'x': 2})" in shown[4]
-    assert shown[4].count("hello from second") == 2
-    assert "ZeroDivisionError" in shown[5]
-    assert "in <lambda>\n      fit(lambda: 1 / 0)" in shown[5]
-    assert "the kernel still works" in shown[6]
 
 
 FORKING = """

@@ -7,6 +7,7 @@ import pytest
 from distrain import wire
 from distrain.console.footer import footer
 from distrain.console.run_status import RunStatus
+from distrain.hosts.troubles import Trouble
 
 
 def running(*, ranks: int = 4, hosts: int = 1) -> RunStatus:
@@ -22,7 +23,7 @@ def running(*, ranks: int = 4, hosts: int = 1) -> RunStatus:
 
 
 def shown(status: RunStatus, now: float = 122.0, *, width: int = 100, rows: int = 40) -> list[str]:
-    return [line.plain for line in footer(status, now, width=width, rows=rows)]
+    return [line.plain for line in footer(status, now, width=width, rows=rows, interrupt="Ctrl-C")]
 
 
 def test_it_says_how_far_the_run_is() -> None:
@@ -78,6 +79,19 @@ def test_a_slow_rank_is_marked_and_named() -> None:
     assert "ranks ●◐●●  rank 1 slow  3 at work" in shown(status, 182.0)
 
 
+def test_ranks_with_too_little_memory_and_bad_gpus_are_marked_until_that_is_over() -> None:
+    status = running(hosts=2)
+    text = "97% of the host's memory is used, 41 GB by this rank"
+    short, bad = Trouble(rank=3, kind="memory", text=text), Trouble(rank=0, kind="GPU", text="GPU 0 has failed")
+    assert status.heard_troubles("host1", [short]) == ([short], [])
+    assert status.heard_troubles("host0", [bad]) == ([bad], [])
+    assert "ranks ◆●●▲  rank 3 memory  rank 0 GPU  2 at work" in shown(status)
+    assert f"rank 3 on host1: {text}" in shown(status)
+    assert "rank 0 on host0: GPU 0 has failed" in shown(status)
+    assert status.heard_troubles("host1", []) == ([], [short])
+    assert "ranks ◆●●●  rank 0 GPU  3 at work" in shown(status)
+
+
 def test_ranks_that_wait_together_are_not_silent() -> None:
     assert "ranks ●●●●  4 at work" in shown(running(), 1000.0)
 
@@ -100,7 +114,7 @@ def test_while_the_run_is_stopped_it_says_what_another_ctrl_c_does() -> None:
 def test_it_fits(width: int, ranks: int) -> None:
     status = running(ranks=ranks, hosts=min(ranks, 25))
     status.ranks[0].bar = "x" * 500
-    lines = footer(status, 122.0, width=width, rows=40)
+    lines = footer(status, 122.0, width=width, rows=40, interrupt="Ctrl-C")
     assert all(line.cell_len < width for line in lines)
     assert len(lines) <= 7
 

@@ -226,8 +226,8 @@ def test_a_text_that_was_cut_in_the_middle_of_a_line() -> None:
 
 
 def test_a_function_in_a_notebook() -> None:
-    frames = [("/tmp/ipykernel_77/123456.py", 3, "train")]
-    assert location(stack(frames)) == "in train at 123456.py:3"
+    frames = [("Cell In[7]", 3, "train")]
+    assert location(stack(frames)) == "in train at Cell In[7]:3"
 
 
 # -- all ranks -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distrain.hosts import cgroup
-from distrain.hosts.cgroup import OomWatch, cpu_quota, memory_limit
+from distrain.hosts.cgroup import OomWatch, cpu_quota, memory_limit, memory_use
 
 
 class FakeKernel:
@@ -95,6 +95,22 @@ def test_v1_no_limit_is_a_very_large_number(kernel: FakeKernel) -> None:
     kernel.group("cpu/a", cpu_cfs_quota_us=-1, cpu_cfs_period_us=100_000)
     assert memory_limit() is None
     assert cpu_quota() is None
+
+
+def test_v2_the_group_that_is_closest_to_its_limit_counts_without_copies_of_files(kernel: FakeKernel) -> None:
+    kernel.belong("0::/slice/job")
+    kernel.group("slice", memory_max=1000, memory_current=900, memory_stat="active_file 1\ninactive_file 2")
+    kernel.group(
+        "slice/job", memory_max=800, memory_current=790, memory_stat="anon 5\nactive_file 200\ninactive_file 0"
+    )
+    assert memory_use() == (897, 1000)
+
+
+def test_v1_files_of_the_groups_below_count_too(kernel: FakeKernel) -> None:
+    kernel.belong("4:memory:/a")
+    stat = "inactive_file 1\nactive_file 1\ntotal_inactive_file 30\ntotal_active_file 20"
+    kernel.group("memory/a", memory_limit_in_bytes=100, memory_usage_in_bytes=90, memory_stat=stat)
+    assert memory_use() == (40, 100)
 
 
 def test_v1_and_v2_side_by_side(kernel: FakeKernel) -> None:

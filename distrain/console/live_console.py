@@ -1,0 +1,88 @@
+"""A console that shows lines, and how far the run is, anew every second. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from distrain.console.folding import Folding
+from distrain.console.run_console import RunConsole
+from distrain.decisions.failures import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from distrain.console.folding import FoldedLine
+    from distrain.console.run_status import RunStatus
+
+_REDRAW_S = 1.0
+_LINES_TOGETHER_S = 0.05
+"""Lines that come within this time are printed together, as that costs time, and drawing anew after them."""
+_NUMBERS = re.compile(rb"[\d.,:]+")
+
+
+class LiveConsole(RunConsole):
+    """The base of terminals and notebooks: equal lines of several ranks are one line, and every line has its time."""
+
+    has_footer = True
+
+    def __init__(self, status: RunStatus) -> None:
+        super().__init__(status, shows_progress=False)
+        self._folding = Folding(0)
+        self._drawn_at = -_REDRAW_S
+        self._printed_at = 0.0
+
+    @abstractmethod
+    def _print_lines(self, lines: Sequence[str]) -> None:
+        """Print lines, which have no line ends."""
+
+    @abstractmethod
+    def _draw(self, now: float) -> None:
+        """Show how far the run is."""
+
+    def begin_attempt(self, hosts: Sequence[str]) -> None:
+        self.flush(time.monotonic())
+        super().begin_attempt(hosts)
+        self._folding = Folding(len(hosts))
+
+    def print(self, rank: int, stream: int, block: bytes, *, is_bar: bool = False) -> None:
+        now = time.monotonic()
+        for line in block[:-1].split(b"\n"):
+            self._folding.add(rank, stream, line, now, _NUMBERS.sub(b"", line) if is_bar else None)
+
+    def deadline(self) -> float:
+        redraw = self._drawn_at + _REDRAW_S
+        due = self._folding.deadline()
+        return redraw if due is None else min(redraw, max(due, self._printed_at + _LINES_TOGETHER_S))
+
+    def tick(self, now: float) -> None:
+        if now >= self._printed_at + _LINES_TOGETHER_S:
+            self._print_all(self._folding.take(now), now)
+        if now >= self._drawn_at + _REDRAW_S:
+            self._draw_at(now)
+
+    def flush(self, now: float) -> None:
+        self._print_all(self._folding.take_all(), now)
+        self._draw_at(now)
+
+    def _print_all(self, lines: Iterable[FoldedLine], now: float) -> None:
+        wall = time.time() - now
+        texts = [f"{_clock(wall + line.at)} {self._folded_prefix(line)}{line.text.decode()}" for line in lines]
+        if texts:
+            self._print_lines(texts)
+            self._printed_at = now
+
+    def _folded_prefix(self, line: FoldedLine) -> str:
+        if len(line.ranks) == 1:
+            return self._prefix(next(iter(line.ranks)))
+        return f"[rank {rank_list(line.ranks).replace(', ', ',')}] "
+
+    def _draw_at(self, now: float) -> None:
+        self._drawn_at = now
+        self._draw(now)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,51 @@
+"""The console of a run on a terminal: lines above a footer. Runs in: coordinator."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from distrain.console.footer import footer
+from distrain.console.live_console import LiveConsole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distrain.console.run_status import RunStatus
+    from distrain.system.consoles import Footer
+
+
+class TerminalConsole(LiveConsole):
+    """A terminal. ``pinned``: the footer, still empty."""
+
+    def __init__(self, status: RunStatus, pinned: Footer) -> None:
+        super().__init__(status)
+        self._footer = pinned
+        self._is_hidden = False
+        self._painter = Console(
+            file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
+        )
+
+    def hide_footer(self, is_hidden: bool) -> None:
+        self._is_hidden = is_hidden
+        self.flush(time.monotonic())
+
+    def close(self) -> None:
+        super().close()
+        self._footer.close()
+
+    def _print_lines(self, lines: Sequence[str]) -> None:
+        self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
+
+    def _draw(self, now: float) -> None:
+        if self._is_hidden:
+            self._footer.show("")
+            return
+        columns, rows = self._footer.size()
+        self._painter.file = text = io.StringIO()
+        for line in footer(self.status, now, width=columns, rows=rows, interrupt="Ctrl-C"):
+            self._painter.print(line)
+        self._footer.show(text.getvalue())

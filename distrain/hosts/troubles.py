@@ -1,0 +1,127 @@
+"""Memory and GPUs of this host that are about to end a run, or slow it down. Runs in: agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distrain.hosts.cgroup import memory_use
+from distrain.hosts.gpu_health import gpu_health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from distrain.hosts.gpu_health import GpuHealth
+    from distrain.hosts.host import Gpu
+
+_LEAST_FREE = 0.05
+"""A host that has less than this share of its memory left will soon kill a process."""
+_ENOUGH_FREE = 0.08
+"""Once it has more than this share, it is fine again."""
+_LEAST_FREE_OF_GPU = 0.02
+"""PyTorch keeps memory that it does not use. So a GPU is nearly full in many runs that are fine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What is wrong for a rank. kind: ``memory`` or ``GPU``. text: the fact in words."""
+
+    rank: int
+    kind: str
+    text: str
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Troubles with the same key are the same one, at different times."""
+        return self.rank, self.kind
+
+
+def memory_troubles(processes: Mapping[int, int], before: Sequence[Trouble]) -> list[Trouble]:
+    """Return a trouble of the rank that uses most memory if this host, or its control group, has nearly none left.
+
+    It finds none on systems other than Linux.
+
+    processes: the process of each rank.
+    before: the result of the last call. It is returned as long as memory is short and the rank is there.
+    """
+    uses = [(*use, "the host's memory") for use in _memory_of_host()]
+    if (limited := memory_use()) is not None:
+        uses.append((*limited, f"the memory limit of {_size(limited[1])}"))
+    used, limit, what = max(uses, key=lambda use: use[0] / use[1], default=(0, 1, ""))
+    if not processes or 1 - used / limit > (_ENOUGH_FREE if before else _LEAST_FREE):
+        return []
+    if before and before[0].rank in processes:
+        return list(before)
+    rank, most = max(_memory_of(processes).items(), key=itemgetter(1))
+    return [Trouble(rank=rank, kind="memory", text=f"{used / limit:.0%} of {what} is used, {_size(most)} by this rank")]
+
+
+def _memory_of_host() -> list[tuple[int, int]]:
+    """Return the bytes in use and all bytes of the host; nothing if they are unknown."""
+    total, available = (_kilobytes(Path("/proc/meminfo"), name) for name in ("MemTotal", "MemAvailable"))
+    return [(1024 * (total - available), 1024 * total)] if total and available else []
+
+
+def _memory_of(processes: Mapping[int, int]) -> dict[int, int]:
+    """Return the bytes that each rank uses, with the processes that it has started. Shared memory is divided."""
+    ranks = {pid: rank for rank, pid in processes.items()}
+    used = dict.fromkeys(processes, 0)
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # it has ended
+            rank = ranks.get(os.getsid(pid))
+            if rank is not None:
+                used[rank] += _bytes_of(Path(f"/proc/{pid}"))
+    return used
+
+
+def _bytes_of(process: Path) -> int:
+    if (rollup := process / "smaps_rollup").exists():
+        return 1024 * _kilobytes(rollup, "Pss")
+    return 1024 * _kilobytes(process / "status", "VmRSS")  # a kernel without the former
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    """Return N of the line ``name: N kB`` of a file; 0 without such a line or file."""
+    try:
+        found = re.search(rf"^{name}:\s*(\d+) kB$", file.read_text(), re.MULTILINE)
+    except OSError:  # the process has ended, or belongs to another user
+        return 0
+    return int(found[1]) if found else 0
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.3g} GB"
+
+
+def gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:
+    """Return the troubles of GPUs.
+
+    gpus: those of each rank, as they were when the run began. They are no MIG instances.
+    """
+    health = {found.board: found for found in gpu_health({gpu.board for own in gpus.values() for gpu in own})}
+    found = []
+    for rank, own in gpus.items():
+        texts = [text for gpu in own for text in _problems(gpu, health.get(gpu.board))]
+        found += [Trouble(rank=rank, kind="GPU", text="; ".join(texts))] if texts else []
+    return found
+
+
+def _problems(gpu: Gpu, health: GpuHealth | None) -> Iterator[str]:
+    if health is None:
+        yield f"{gpu.name} at {gpu.pci or gpu.uuid} does not answer any more"
+        return
+    name = f"GPU {health.index}"
+    if health.free_bytes < _LEAST_FREE_OF_GPU * health.memory_bytes:
+        yield f"{1 - health.free_bytes / health.memory_bytes:.0%} of the memory of {name} is used"
+    if health.memory_errors:
+        errors = f"{health.memory_errors} uncorrectable memory error{'s' if health.memory_errors > 1 else ''}"
+        yield f"{name} has had {errors} since its driver was loaded"
+    if health.repair == "failed":
+        yield f"{name} cannot replace its faulty memory"
+    if health.slowed_by:
+        yield f"{name} is slowed down by {' and '.join(health.slowed_by)} ({health.celsius} °C)"
