@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distrain.system.lazy import lazy_names
+from distrain.system.imports import lazy_names
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not see what is imported on first use
     from distrain.backend import BackendConfig as BackendConfig

@@ -179,7 +179,7 @@ def test_a_package_imports_none_of_its_modules() -> None:
     """That is left to whoever uses one. The messages of the protocol are the exception."""
     for name, module in MODULES.items():
         if module.is_package and name != "wire":
-            assert module.own <= {"system.lazy", "system.ray_names"}, name
+            assert module.own <= {"system.imports", "system.ray_names"}, name
 
 
 # -- who owns which mechanism ----------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def _begun_here(run: Run) -> Run:
 
 def _show_live(run: Run, status: RunStatus, last: int) -> None:
     """Show a run in a local directory until it has ended."""
-    from distrain.console.attached import AttachedConsole
+    from distrain.cli.attached_console import AttachedConsole
     from distrain.console.choice import open_console
     from distrain.system.consoles import console_threads
 
@@ -100,8 +100,8 @@ def _show_live(run: Run, status: RunStatus, last: int) -> None:
 def _show_end(run: Run, *, has_lines: bool) -> int:
     """Show how a run has ended, and return the exit code of `distrain run`. ``has_lines``: its last lines are shown."""
     from distrain import errors
+    from distrain.cli.attached_console import is_detached
     from distrain.cli.showing import verdict
-    from distrain.console.attached import is_detached
     from distrain.console.error_screen import show_error
     from distrain.runs.details import error_with_type, reports_of
 

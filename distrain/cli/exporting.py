@@ -16,7 +16,7 @@ from distrain.runs.details import reports_of
 from distrain.runs.export import FORMATS
 from distrain.runs.listing import Run, WrongArgument
 from distrain.storage.retention import flatten
-from distrain.system.extras import require
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
     import argparse

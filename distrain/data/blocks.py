@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distrain.errors import DataError
-from distrain.system.extras import require
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -15,7 +15,7 @@ from distrain.data.files import ArrowDatasetSource, FileSource
 from distrain.data.sources import HuggingFaceSource, ItemSource, MemorySource, RangeSource
 from distrain.data.streams import Stream
 from distrain.system.arguments import check_type
-from distrain.system.extras import require
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from distrain.data.sources import Schema, TableSource
 from distrain.errors import DataError
-from distrain.system.extras import require
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

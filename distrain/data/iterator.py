@@ -13,7 +13,7 @@ from distrain.data.loops import Loops
 from distrain.data.passes import UNEVEN, PassOptions, Worker, make_pass
 from distrain.data.sources import ROWS_AT_ONCE, MemorySource
 from distrain.data.streams import Stream
-from distrain.system.extras import require
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from distrain.runs.details import reports_of
 from distrain.storage.retention import flatten
-from distrain.system.extras import require
+from distrain.system.imports import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

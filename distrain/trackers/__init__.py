@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distrain.system.lazy import lazy_names
+from distrain.system.imports import lazy_names
 
 if TYPE_CHECKING:
     from distrain.trackers.exporting import export as export

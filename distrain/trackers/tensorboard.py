@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from distrain.storage.retention import flatten
-from distrain.system.extras import require
+from distrain.system.imports import require
 from distrain.trackers.tracker import Tracker
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from distrain.system.extras import require
+from distrain.system.imports import require
 from distrain.trackers.tracker import Tracker
 
 if TYPE_CHECKING:

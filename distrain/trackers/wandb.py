@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from distrain.system.extras import require
+from distrain.system.imports import require
 from distrain.trackers.tracker import Tracker
 
 if TYPE_CHECKING:

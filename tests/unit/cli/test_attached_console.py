@@ -6,7 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from distrain.console.attached import AttachedConsole
+from distrain.cli.attached_console import AttachedConsole
 from distrain.console.run_console import RunConsole
 from distrain.console.run_status import RunStatus
 from distrain.runs.listing import local_run

@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are first used. Runs in: every process."""
+"""Imports that come late, or that fail with advice. Runs in: every process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from distrain.system.ray_names import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+
+_EXTRAS = {"numpy": "data", "pyarrow": "data", "matplotlib": "plot", "plotille": "plot"}
+"""The extra of distrain that brings a package."""
 
 
 def lazy_names(
@@ -34,3 +37,13 @@ def lazy_names(
         return value
 
     return get, lambda: sorted({*public, *modules}), public
+
+
+def require(module: str) -> Any:
+    """Import a module of a package that not everybody has. Raises ImportError that says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        wanted = f"'distrain[{_EXTRAS[package]}]'" if package in _EXTRAS else package
+        raise ImportError(f"{error}; install it with: pip install {wanted}", name=module) from error
