@@ -64,7 +64,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, option: str, target: str | None) -> NoReturn:
-    hint = did_you_mean(option, parser._option_string_actions)
+    names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
+    hint = did_you_mean(option.lstrip("-"), names).replace("mean ", "mean --")  # dashes would make all names similar
     if not hint and target and is_function(target):
         hint = f"; {target} is a function, whose config comes from --config and --set"
     parser.error(f"there is no option {option}{hint or '; options of a script come after its name'} (see --help)")
