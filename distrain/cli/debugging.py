@@ -59,6 +59,7 @@ def run_debug(options: argparse.Namespace) -> int:
 
 def main(arguments: list[str]) -> None:
     """Debug a rank on the terminal of its run. ``arguments``: those of ``distrain debug``."""
+    process.leave_group()
     process.take_terminal()
     options = debug_parser().parse_args(arguments)
     run = find_run(options.run, storage_at(None))

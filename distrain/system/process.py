@@ -161,14 +161,18 @@ def spawn_quiet(
 
 
 def spawn_in_terminal(argv: Sequence[str]) -> Process:
-    """Start a process that may call :func:`take_terminal`. Raises OSError."""
+    """Start a process that calls :func:`leave_group` and :func:`take_terminal`. Raises OSError."""
     return subprocess.Popen(list(argv))  # noqa: S603
 
 
+def leave_group() -> None:
+    """Get a process group of its own for this process, which no shell knows. So Ctrl-Z must not stop it."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+
+
 def take_terminal() -> None:
-    """Become the process of its terminal that reads, and that Ctrl-C interrupts, as a shell makes one."""
-    with contextlib.suppress(PermissionError):  # it leads the session, and its process group already
-        os.setpgid(0, os.getpgrp() if os.getpgrp() == os.getpid() else 0)
+    """Let the process group of this process read from its terminal, and be the one that Ctrl-C interrupts."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         with contextlib.suppress(OSError):  # the terminal is closed
