@@ -247,7 +247,8 @@ def test_the_terminal_of_fit_is_the_debuggers_at_breakpoints_and_after_the_failu
         terminal.wait_for(at_prompt("-> breakpoint()"))
         terminal.type("p 'first', step\n")
         terminal.wait_for(at_prompt("('first', 5)"))
-        terminal.type("\x03")  # Ctrl-C does not end the run
+        terminal.press_ctrl_c()  # it does not end the run
+        terminal.wait_for(lambda lines: lines[-2:] == ["(Pdb)", "(Pdb)"])
         terminal.type("c\n")
         terminal.wait_for(at_prompt("rank 1 goes on"))
         terminal.type("p 'second', step\n")
