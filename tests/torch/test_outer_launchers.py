@@ -273,9 +273,10 @@ def train(config):
         child = os.fork()
         if not child:
             os.closerange(1, 3)
-            time.sleep(600)
-        (FOLDER / "child").write_text(str(child))
-        time.sleep(600)
+            time.sleep(60)
+        (FOLDER / "new").write_text(str(child))
+        (FOLDER / "new").rename(FOLDER / "child")
+        time.sleep(60)
     barrier()
 
 said["outcome"] = outcome(train, "run")
@@ -287,9 +288,9 @@ write()
 def test_nobody_waits_for_a_killed_rank(start: Callable[..., Started], tmp_path: Path, victim: int) -> None:
     """Its child, such as a worker of a DataLoader, does not keep its connections open."""
     started = start(launchers.launcher("pods"), launchers.WITHOUT_TORCH + DIES, str(victim), ranks=3)
-    wait_until(lambda: all(file.exists() for file in [*started.files(), tmp_path / "child"]), timeout_s=50)
+    wait_until(lambda: all(file.exists() for file in [*started.files(), tmp_path / "child"]))
     started.processes[victim].send_signal(signal.SIGKILL)
-    codes = started.wait(50)
+    codes = started.wait(20)
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     assert codes == [-signal.SIGKILL if rank == victim else 0 for rank in range(3)], started.output
     for rank, said in enumerate(said_by(started)):
