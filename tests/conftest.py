@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 NOTHING_LEFT_WITHIN_S = 5.0
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; all child processes would inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background job ignores these, and all child processes would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # No deadlines: a busy machine is not a bug.
 settings.register_profile("distrain", deadline=None, suppress_health_check=[HealthCheck.too_slow])

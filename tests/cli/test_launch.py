@@ -67,6 +67,7 @@ print(int(total), args.epochs, os.environ["LOCAL_RANK"], dist.is_initialized())
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_torchrun_script_runs_unmodified(launch: Launch, tmp_path: Path, start_method: str) -> None:
     """Also one that leaves its process group and makes another, over and over."""

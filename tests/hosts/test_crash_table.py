@@ -255,6 +255,7 @@ def test_a_link_that_is_down_for_less_than_the_lease_does_no_harm(
     assert output.splitlines()[-1] == "FINISHED 0", output
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("over", "host"), [("namespaces", "alpha"), ("namespaces", "beta"), ("one_sshd", "beta"), ("fake_ssh", "beta")]
 )

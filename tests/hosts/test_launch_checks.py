@@ -34,6 +34,7 @@ def train():
 TWO = "hosts='alpha:1,beta:1'"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", [f"num_workers=2, {TWO}", "num_workers=1, hosts='beta'"])
 def test_a_launch_says_which_hosts_do_not_see_the_storage(user: User, where: str) -> None:
     with own_disk(user.lab, "beta", user.folder / "runs"):

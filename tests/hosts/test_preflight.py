@@ -112,6 +112,7 @@ def test_an_interface_that_hosts_lack_is_found(user: User) -> None:
     assert user.checks("--hosts", "one:1", "--interface", "ib77").code == 0
 
 
+@pytest.mark.sample(1)
 @over("fake_ssh")
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_the_table_is_as_wide_as_the_terminal(user: User, columns: int) -> None:
@@ -127,6 +128,7 @@ def test_the_table_is_as_wide_as_the_terminal(user: User, columns: int) -> None:
     assert lines[-1] == "2 hosts can train together"
 
 
+@pytest.mark.sample(1)
 @over("fake_ssh", "one_sshd")
 def test_hosts_that_are_one_machine_meet_on_its_loopback(user: User) -> None:
     (user.folder / "hosts").write_text(user.lab.hostfile.read_text())
@@ -188,6 +190,7 @@ def test_a_missing_ssh_is_told(user: User) -> None:
 # -- a host that lacks something -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @over("fake_ssh", "namespaces")
 def test_a_python_that_is_not_there_is_named(user: User) -> None:
     (user.folder / "hosts").write_text("alpha\nbeta python=/nowhere/python\n")
@@ -196,6 +199,7 @@ def test_a_python_that_is_not_there_is_named(user: User) -> None:
     assert text.endswith("or name another interpreter: python= in the hostfile")
 
 
+@pytest.mark.sample(1)
 @over("fake_ssh", "namespaces")
 def test_a_python_without_distrain_is_named_and_a_greeting_is_not_its_words(user: User) -> None:
     python = make_other_python(user.folder / "bare")
@@ -207,6 +211,7 @@ def test_a_python_without_distrain_is_named_and_a_greeting_is_not_its_words(user
     assert f"✗ alpha: its {python} has no torch; install there: torch==" in user.checks().out
 
 
+@pytest.mark.sample(1)
 @over("fake_ssh", "namespaces")
 def test_another_python_is_told_by_its_version(user: User) -> None:
     other = python_with(user.folder / "other", "import platform\nplatform.python_version = lambda: '3.9.1'\n")
@@ -216,6 +221,7 @@ def test_another_python_is_told_by_its_version(user: User) -> None:
     assert "✗ 3.9.1" in ran.out
 
 
+@pytest.mark.sample(1)
 @over("fake_ssh", "namespaces")
 def test_another_distrain_is_named_with_the_command_that_fixes_it(user: User) -> None:
     other = python_with(user.folder / "other", "")
@@ -228,6 +234,7 @@ def test_another_distrain_is_named_with_the_command_that_fixes_it(user: User) ->
     )
 
 
+@pytest.mark.sample(2)
 @over("fake_ssh", "namespaces")
 @pytest.mark.parametrize(("package", "version", "mark"), [("torch", "2.0.0", "!"), ("cloudpickle", "1.0.0", "✗")])
 def test_other_packages_are_told_by_their_version(user: User, package: str, version: str, mark: str) -> None:

@@ -32,6 +32,7 @@ def train():
 # -- placement and rendezvous ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @over("namespaces", "one_sshd")
 def test_torch_trains_over_three_hosts_with_different_slots(user: User) -> None:
     reports = user.trains(OVER_TORCH, "TorchTrainer, num_workers=6, hostfile=hostfile").reports()

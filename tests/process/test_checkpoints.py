@@ -441,6 +441,7 @@ def slow_down_the_reading(monkeypatch: pytest.MonkeyPatch, before: Callable[[], 
     monkeypatch.setattr(file_transfer, "_hash_part", read_later)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_the_hosts_connect_while_the_checkpoint_is_verified_and_the_workers_wait_for_that(
     fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_damaged: bool

@@ -89,6 +89,7 @@ FUNCTIONS: list[Any] = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("function", "expected"), FUNCTIONS)
 def test_functions_of_many_kinds(fit: Fit, function: Callable[..., Any], expected: Any) -> None:
     trainer = DataParallelTrainer(function, train_loop_config={"x": 2}, run_config=RunConfig(storage_path=fit.storage))
@@ -115,6 +116,7 @@ def test_what_cannot_be_pickled_is_named_before_anything_starts(fit: Fit) -> Non
 # -- from a script ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_from_main_with_its_own_classes_and_globals(user_script: Script, start_method: str) -> None:
     source = """
@@ -145,6 +147,7 @@ print("value", value.value)
     assert sorted(lines) == ["[rank 0] in __main__", "[rank 1] in __main__", "value 6"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_processes_of_a_worker_know_what_comes_from_main(user_script: Script, start_method: str) -> None:
     source = """
@@ -182,6 +185,7 @@ def test_from_a_module_beside_the_script(user_script: Script, tmp_path: Path) ->
     assert output(user_script(PREAMBLE + source)) == "('beside', 'model')\n"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_an_edited_module_is_picked_up(user_script: Script, tmp_path: Path, start_method: str) -> None:
     """By a new process, and by the next fit() of the same process, which still has the old one."""
@@ -201,6 +205,7 @@ print(fit(model.train, start_method="{start_method}"))
 SHADOWS = ["queue", "typing", "json", "types", "random", "logging", "socket", "signal", "struct", "numpy", "psutil"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_directory_full_of_modules_that_shadow_others(user_script: Script, tmp_path: Path, start_method: str) -> None:
     """The working directory is on nobody's path: the script is somewhere else."""
@@ -212,6 +217,7 @@ def test_a_directory_full_of_modules_that_shadow_others(user_script: Script, tmp
     assert output(user_script(PREAMBLE + source, start_method, cwd=directory)) == f"{directory}\n"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_users_own_queue_module_is_the_users(user_script: Script, tmp_path: Path, start_method: str) -> None:
     """Beside the script, where it hides the standard library's for the user, and for nobody else."""
@@ -236,6 +242,7 @@ def test_from_the_command_line_of_the_interpreter(tmp_path: Path) -> None:
     assert output(completed) == "imported from here\n"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["with space", "new\nline", 'it\'s "quoted"', "$HOME; echo `id`", "ümläut", "-c"])
 def test_odd_working_directories(user_script: Script, tmp_path: Path, name: str) -> None:
     directory = tmp_path / name
@@ -284,6 +291,7 @@ print(DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit().r
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_forked_child_ends_as_in_a_plain_script(user_script: Script, tmp_path: Path, workers: int) -> None:
     done = user_script(FORKING, str(tmp_path / "runs"), str(workers))

@@ -98,6 +98,7 @@ def test_a_hang_that_may_not_be_retried_blames_those_who_hang_and_not_those_who_
     assert str(again) == str(error)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("matching", [False, True])
 def test_collectives_that_do_not_match_are_shown_early(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], matching: bool
@@ -221,6 +222,7 @@ def test_nonsense_in_the_pipe_of_requests_is_passed_over(fit: Fit) -> None:
 # -- no hang ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sign", ["print", "report"])
 def test_who_gives_a_sign_of_life_does_not_hang(fit: Fit, capsys: pytest.CaptureFixture[str], sign: str) -> None:
     def train() -> str:
@@ -252,6 +254,7 @@ def test_a_worker_that_slept_does_not_hang_once_it_goes_on(fit: Fit, capsys: pyt
     assert "rank 0 in train at test_hangs.py:" in shown
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("hang_timeout_s", [0.15, 0.2, 0.25, 0.3])
 def test_taking_stacks_does_not_kill_workers_that_are_still_starting(fit: Fit, hang_timeout_s: float) -> None:
     """The interpreter of a spawned worker needs that long to start, and installs its signal handler afterwards."""

@@ -515,6 +515,7 @@ except BaseException as error:
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("number", "raised"),
     [("SIGTERM", "PreemptionError the run was stopped by SIGTERM"), ("SIGINT", "KeyboardInterrupt")],

@@ -220,6 +220,7 @@ def fail_while_a_checkpoint_is_stored(config: dict[str, Any]) -> None:
     raise RuntimeError("on purpose")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backoff_s", [0.0, 1.0])
 def test_a_host_that_is_lost_while_its_upload_is_waited_for_is_given_up_in_time(
     hosts: Hosts, backoff_s: float, capfd: pytest.CaptureFixture[str]

@@ -384,6 +384,7 @@ def save_and_raise(config: dict[str, Any]) -> int:
     return first
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("saving", "said"),
     [

@@ -64,6 +64,7 @@ def test_a_report_costs_the_loop_little(fit: Fit) -> None:
     assert fit(train).return_value < 300e-6  # the aim is 100 µs; a shared machine needs some room
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_what_was_reported_survives_the_death_of_the_worker(any_fit: Fit, number: int) -> None:
     def train() -> None:

@@ -173,6 +173,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 # -- ranks that listen -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("number", "said"),
     [(signal.SIGTERM, "PREEMPTED the run was stopped by SIGTERM"), (signal.SIGINT, "ENDED KeyboardInterrupt")],
@@ -319,6 +320,7 @@ def train():
     assert files_of(result.checkpoint) == {"step.txt": "7"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_hangup_that_is_ignored_stops_nothing(start: Start, workers: int) -> None:
     """As after ``nohup``."""
@@ -339,6 +341,7 @@ def train():
     assert "FINISHED undisturbed" in output
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sweep_that_catches_errors_ends_with_the_process(start: Start, workers: int) -> None:
     source = """

@@ -391,6 +391,7 @@ print(trainer.fit().return_value)
 # -- the user asks for the end ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", OPPOSITE_WAYS)
 def test_ctrl_c_stops_the_workers_within_the_grace(launch: Launch, test_run_id: str, way: str) -> None:
     running = launch(way, grace_s=0.3)
@@ -402,6 +403,7 @@ def test_ctrl_c_stops_the_workers_within_the_grace(launch: Launch, test_run_id: 
     assert_nothing_is_left(running, test_run_id)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", OPPOSITE_WAYS)
 def test_a_second_ctrl_c_does_not_wait_for_the_grace(launch: Launch, test_run_id: str, way: str) -> None:
     running = launch(way)
@@ -416,6 +418,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace(launch: Launch, test_run_id
     assert_nothing_is_left(running, test_run_id)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", OPPOSITE_WAYS)
 def test_sigterm_of_the_users_process_stops_the_run(launch: Launch, test_run_id: str, way: str) -> None:
     running = launch(way, grace_s=0.3)

@@ -155,6 +155,7 @@ def test_a_tracker_that_fails_is_named_once_and_neither_the_run_nor_another_trac
     assert "no network" in Path(run, "logs", "trackers.log").read_text()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [2, 0])
 def test_a_tracker_that_hangs_does_not_keep_the_run(
     fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, workers: int

@@ -159,6 +159,7 @@ def sleep(checkpoint: Checkpoint, pids: str) -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.sample(1)
 def test_one_that_takes_too_long_is_ended_with_its_children(every_fit: Callable[..., Result], tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     task = ValidationTaskConfig(fn_kwargs={"pids": str(pids)}, timeout_s=1.5)

@@ -236,6 +236,7 @@ def test_the_store_outlives_a_rank_0_that_finishes_first(storage: Path) -> None:
     assert (line["rank"], line["metrics"]) == (1, {"read": "words"})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("finished", [0, 1])
 def test_waiting_for_a_finished_rank_fails_at_once(storage: Path, finished: int) -> None:
     def train() -> None:

@@ -274,7 +274,8 @@ def train(config):
         if not child:
             os.closerange(1, 3)
             time.sleep(60)
-        (FOLDER / "child").write_text(str(child))
+        (FOLDER / "new").write_text(str(child))
+        (FOLDER / "new").rename(FOLDER / "child")
         time.sleep(60)
     barrier()
 
