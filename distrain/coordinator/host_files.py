@@ -24,6 +24,7 @@ from distrain.shipping.imports import third_party_imports
 from distrain.storage.files import is_full_disk
 from distrain.storage.order_link import OrderLink
 from distrain.system.log import say, warn, warn_once
+from distrain.system.text import count, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -222,7 +223,6 @@ class HostFiles:
         missing = set(answer.missing)
         own = self._project.files if self._project else ()
         by_digest = {file.digest: file for file in own if file.digest in missing}
-        size = sum(file.size for file in by_digest.values())
         state = self._hosts[host]
         if missing - by_digest.keys():  # the project was found again since the host was asked
             self._ask(host)
@@ -232,8 +232,8 @@ class HostFiles:
             self._refuse(host, f"files of your code that were brought to {answer.blobs} are not there")
             return
         if state.tries == 1:
-            count = f"{len(by_digest):,} file{'s' if len(by_digest) > 1 else ''}"
-            say(f"bringing {count} ({_megabytes(size)}) of your code to {host}")
+            total = size(sum(file.size for file in by_digest.values()))
+            say(f"bringing {count(len(by_digest), 'file')} ({total}) of your code to {host}")
             for note in self._project.notes if self._project else ():
                 warn_once(note)
         files = [(file.path, f"{digest[:2]}/{digest}", file.size, digest) for digest, file in by_digest.items()]
@@ -386,7 +386,3 @@ def full_cache_hint(text: str) -> str:
     """Return advice to append to an error of a host's cache with this text, or an empty string."""
     cure = "; free some space there, or name another directory with env.DISTRAIN_CACHE= in the hostfile"
     return cure if is_full_disk(text) else ""
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

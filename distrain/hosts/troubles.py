@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from distrain.hosts.cgroup import memory_use
 from distrain.hosts.gpu_health import gpu_health
+from distrain.system.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -51,14 +52,14 @@ def memory_troubles(processes: Mapping[int, int], before: Sequence[Trouble]) -> 
     """
     uses = [(*use, "the host's memory") for use in _memory_of_host()]
     if (limited := memory_use()) is not None:
-        uses.append((*limited, f"the memory limit of {_size(limited[1])}"))
+        uses.append((*limited, f"the memory limit of {size(limited[1])}"))
     used, limit, what = max(uses, key=lambda use: use[0] / use[1], default=(0, 1, ""))
     if not processes or 1 - used / limit > (_ENOUGH_FREE if before else _LEAST_FREE):
         return []
     if before and before[0].rank in processes:
         return list(before)
     rank, most = max(_memory_of(processes).items(), key=itemgetter(1))
-    return [Trouble(rank=rank, kind="memory", text=f"{used / limit:.0%} of {what} is used, {_size(most)} by this rank")]
+    return [Trouble(rank=rank, kind="memory", text=f"{used / limit:.0%} of {what} is used, {size(most)} by this rank")]
 
 
 def _memory_of_host() -> list[tuple[int, int]]:
@@ -92,10 +93,6 @@ def _kilobytes(file: Path, name: str) -> int:
     except OSError:  # the process has ended, or belongs to another user
         return 0
     return int(found[1]) if found else 0
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.3g} GB"
 
 
 def gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:

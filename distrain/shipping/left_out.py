@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from distrain.errors import LaunchError
+from distrain.system.text import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -79,7 +80,7 @@ class LeftOut:
         if paths := sorted(self._secrets - shipped):
             yield f"not shipped, as they may hold secrets: {some_paths(paths)}; {_CURE}"
         if paths := sorted(self._large - shipped):
-            yield f"not shipped, as they are larger than {_amount(_SMALL_BYTES)}: {some_paths(paths)}; {_CURE}"
+            yield f"not shipped, as they are larger than {size(_SMALL_BYTES)}: {some_paths(paths)}; {_CURE}"
 
 
 def may_hold_secret(path: str) -> bool:
@@ -100,9 +101,9 @@ def too_large(sizes: Mapping[str, int], limit_bytes: int, roots: Iterable[str]) 
 
     sizes: of the files. roots: directories; a part is a file or a directory that is directly in one of them.
     """
-    largest = ", ".join(f"{shown(path)} ({_amount(size)})" for path, size in _heaviest(sizes, roots))
+    largest = ", ".join(f"{shown(path)} ({size(its)})" for path, its in _heaviest(sizes, roots))
     return LaunchError(
-        f"the project has {_amount(sum(sizes.values()))} to ship, and the limit is {_amount(limit_bytes)}. The largest "
+        f"the project has {size(sum(sizes.values()))} to ship, and the limit is {size(limit_bytes)}. The largest "
         f"parts are {largest}. Raise the limit with --ship-limit SIZE or ShippingConfig(limit_bytes=...), "
         f"{_OTHER_CURES}"
     )
@@ -142,7 +143,3 @@ def some_paths(paths: Iterable[str]) -> str:
 def _some(texts: Sequence[str]) -> str:
     further = f" and {len(texts) - _MOST_NAMED:,} more" if len(texts) > _MOST_NAMED else ""
     return ", ".join(texts[:_MOST_NAMED]) + further
-
-
-def _amount(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size:,} bytes"

@@ -70,9 +70,9 @@ def test_the_rank_that_uses_most_of_a_limited_memory_is_named(
     [line] = [line for line in capsys.readouterr().err.splitlines() if "memory" in line]
     prefix, _, used = line.partition("is used, ")
     assert prefix in (
-        f"distrain: rank 1 on otherhost: {share}% of the memory limit of 0.537 GB " for share in range(95, 101)
+        f"distrain: rank 1 on otherhost: {share}% of the memory limit of 537 MB " for share in range(95, 101)
     )
-    assert 0.1 < float(used.removesuffix(" GB by this rank")) < 0.537
+    assert 100 < float(used.removesuffix(" MB by this rank")) < 537
 
 
 def test_the_rank_of_a_gpu_that_fails_is_named(

@@ -229,7 +229,7 @@ def test_what_a_host_lacks_is_brought_there_once(lab: Lab, lines: list[str]) -> 
         (f"c0/{CODE.digest}", CODE.size, CODE.digest)
     ]
     assert order.files[0][0] in (CODE.path, copy.path)
-    assert lines == ["bringing 1 file (0.0 kB) of your code to a"]
+    assert lines == ["bringing 1 file (10 B) of your code to a"]
     assert (lab.mover("a").argv, lab.mover("a").flags) == (("mover", '["ssh", "a"]'), ("-P",))
     assert not lab.is_up
     lab.mover("a").answer(wire.Delivered())

@@ -254,7 +254,7 @@ def test_only_the_directory_is_shipped_of_a_repository_that_is_too_large(reposit
     assert names(project, repository) == ["b/c.py", "b/d.json"]
     [note] = project.notes
     assert note.startswith(
-        f"only {repository}/b is shipped, not the whole repository: the project has 15 bytes to ship"
+        f"only {repository}/b is shipped, not the whole repository: the project has 15 B to ship"
     )
 
 
@@ -268,7 +268,7 @@ def test_large_files_are_left_out_unless_they_are_code(
     assert names(project, repository) == ["large.py", "large.so", "small.csv"]
     [note] = project.notes
     shown = ", ".join(str(repository / f"{n}.csv") for n in range(3))
-    assert note.startswith(f"not shipped, as they are larger than 10 bytes: {shown} and 2 more; ")
+    assert note.startswith(f"not shipped, as they are larger than 10 B: {shown} and 2 more; ")
     assert note.endswith("--ship PATH")
     project = find(repository, named=[f"{n}.csv" for n in range(5)])
     assert len(project.files) == 8
@@ -562,8 +562,8 @@ def test_a_project_that_is_too_large_is_an_error_that_shows_its_largest_parts(pl
     assert find(plain, limit_bytes=310).size == 310
     with pytest.raises(LaunchError) as caught:
         find(plain, limit_bytes=309)
-    parts = f"{plain}/model (180 bytes), {plain}/a.py (90 bytes), {plain}/"
-    assert f"has 310 bytes to ship, and the limit is 309 bytes. The largest parts are {parts}" in str(caught.value)
+    parts = f"{plain}/model (180 B), {plain}/a.py (90 B), {plain}/"
+    assert f"has 310 B to ship, and the limit is 309 B. The largest parts are {parts}" in str(caught.value)
     for cure in ("--ship-limit SIZE", "ShippingConfig(limit_bytes=...)", ".gitignore", "--no-ship"):
         assert cure in str(caught.value)
     with pytest.raises(LaunchError, match=rf"has 0.3 MB to ship.* are {tmp_path}/data \(0.3 MB\), {plain}/model"):
