@@ -566,7 +566,7 @@ def test_a_project_that_is_too_large_is_an_error_that_shows_its_largest_parts(pl
     assert f"has 310 B to ship, and the limit is 309 B. The largest parts are {parts}" in str(caught.value)
     for cure in ("--ship-limit SIZE", "ShippingConfig(limit_bytes=...)", ".gitignore", "--no-ship"):
         assert cure in str(caught.value)
-    with pytest.raises(LaunchError, match=rf"has 0.3 MB to ship.* are {tmp_path}/data \(0.3 MB\), {plain}/model"):
+    with pytest.raises(LaunchError, match=rf"has 300 kB to ship.* are {tmp_path}/data \(300 kB\), {plain}/model"):
         find(plain, limit_bytes=309, named=["../data"])
 
 
