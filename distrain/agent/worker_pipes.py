@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _PAUSE_AT_BYTES = 4 << 20
 """Bytes that wait for the coordinator before the workers have to wait, too."""
 _RESUME_AT_BYTES = 1 << 20
+_AFTER_OUTPUT = {wire.Outcome.__name__, wire.DebuggerPrompt.__name__}
+"""Messages that must not overtake what the worker has printed before."""
 GATHER_S = 0.01
 """Seconds from one look for output to the next. Output that comes meanwhile travels in few large pieces."""
 
@@ -114,8 +116,8 @@ class WorkerRelay:
         self._queue(worker.channel.drain())
 
     def _forward(self, worker: WorkerPipes, frames: list[wire.Frame]) -> None:
-        if any(frame.kind == wire.Outcome.__name__ for frame in frames):
-            self._drain_output(worker)  # printed before the outcome
+        if any(frame.kind in _AFTER_OUTPUT for frame in frames):
+            self._drain_output(worker)
         self._queue(frames)
         self._pause_if_flooded()
         if worker.channel.broken is not None and not worker.exited:

@@ -18,6 +18,7 @@ from distrain import wire
 from distrain.cli import parsers
 from distrain.cli.requesting import paths_of, request
 from distrain.coordinator.requests import DEBUG, STACKS
+from distrain.errors import DistrainError
 from distrain.runs.listing import NoSuchRun, find_run, storage_at
 from distrain.system import process
 from distrain.wire.channel import Channel
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 _NOTICE_S = 1.0
 """Seconds to wait for the rank before a line says where it is."""
-_BANNER = "rank {rank} is stopped. c: continue, q: close the debugger, Ctrl-C: stop it again while it runs"
+_STOPPED = "rank {rank} is stopped. c: continue, q: close the debugger; Ctrl-C while it runs: stop it again"
+_FAILED = "rank {rank} has raised {error}\nLook around; q lets it fail."
 
 
 def debug_parser() -> argparse.ArgumentParser:
@@ -62,9 +64,13 @@ def main(arguments: list[str]) -> None:
     process.leave_group()
     process.take_terminal()
     options = debug_parser().parse_args(arguments)
-    run = find_run(options.run, storage_at(None))
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
+        run = find_run(options.run, storage_at(None))
         _Session(run, _connect(run, options.rank), options.rank).serve()
+    except KeyboardInterrupt:
+        pass
+    except (DistrainError, NoSuchRun, OSError) as error:
+        print(f"distrain debug: error: {error}", file=sys.stderr)
 
 
 def _connect(run: Run, rank: int) -> Channel:
@@ -94,7 +100,10 @@ class _Session:
         self._channel = channel
         self._rank = rank
         self._prompt: wire.DebuggerPrompt | None = None
+        self._error = ""
         self._is_new = True
+        self._is_asked_to_stop = True
+        """True until the rank stops."""
 
     def serve(self) -> int:
         """Show what the debugger says, and send it what the user types. Return the exit code."""
@@ -114,28 +123,37 @@ class _Session:
     def _announce_wait(self) -> None:
         """Show where the rank is, which does not stop at once: native code cannot be interrupted."""
         where = request(self._run, STACKS)
-        print(f"rank {self._rank} stops when it is back from native code, or from a call of distrain:\n{where}")
+        print(
+            f"rank {self._rank} stops when it is back from native code, or from a call of distrain; Ctrl-C ends the "
+            f"wait\n{where}"
+        )
 
     def _handle(self, message: wire.Message) -> str | None:
         """Show what the debugger says. Return why the conversation is over, if it is."""
         if isinstance(message, wire.DebuggerClosed):
-            return message.why or f"rank {self._rank} goes on"
-        if self._is_new:
-            print(_BANNER.format(rank=self._rank))
-            self._is_new = False
+            return message.why or f"rank {self._rank} {'fails now' if self._error else 'goes on'}"
         match message:
             case wire.DebuggerOutput(body=body):
                 sys.stdout.write(body.decode(errors="replace"))
                 sys.stdout.flush()
-            case wire.DebuggerPrompt():
-                self._prompt = message
+            case wire.DebuggerPrompt(error=error):
+                self._prompt, self._error, self._is_asked_to_stop = message, error, False
+                self._greet(error)
         return None
 
+    def _greet(self, error: str) -> None:
+        if self._is_new:
+            print((_FAILED if error else _STOPPED).format(rank=self._rank, error=error))
+            self._is_new = False
+
     def _listen(self) -> list[wire.Frame]:
-        """Wait for the debugger. Ctrl-C stops the rank again."""
+        """Wait for the debugger. Ctrl-C stops the rank again; if that takes too long, a second one raises."""
         try:
             return self._channel.wait()
         except KeyboardInterrupt:
+            if self._is_asked_to_stop:
+                raise
+            self._is_asked_to_stop = True
             self._channel.send(wire.BreakIn(attempt=0, rank=self._rank))
             return []
 

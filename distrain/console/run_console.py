@@ -68,7 +68,7 @@ class RunConsole:
             self._lines.reported(now)
 
     def hide_footer(self, is_hidden: bool) -> None:
-        """Show no footer while another program uses the terminal."""
+        """Show no footer, and keep lines back, while another program uses the terminal."""
 
     def deadline(self) -> float | None:
         """Return when to call :meth:`tick` (time.monotonic), or None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from distrain.system.consoles import Footer
 
 
+_MOST_HELD = 200
+
+
 class TerminalConsole(LiveConsole):
     """A terminal. ``pinned``: the footer, still empty."""
 
@@ -25,12 +29,23 @@ class TerminalConsole(LiveConsole):
         super().__init__(status)
         self._footer = pinned
         self._is_hidden = False
+        self._held: deque[str] = deque(maxlen=_MOST_HELD)
+        """The last lines that came while another program used the terminal."""
+        self._left_out = 0
         self._painter = Console(
             file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
         )
 
     def hide_footer(self, is_hidden: bool) -> None:
+        if is_hidden:
+            self.flush(time.monotonic())
         self._is_hidden = is_hidden
+        held, left_out = list(self._held), self._left_out
+        self._held.clear()
+        self._left_out = 0
+        if left_out:
+            held.insert(0, f"distrain: {left_out} earlier lines are not shown; the logs have them")
+        self._print_lines(held)
         self.flush(time.monotonic())
 
     def close(self) -> None:
@@ -38,7 +53,11 @@ class TerminalConsole(LiveConsole):
         self._footer.close()
 
     def _print_lines(self, lines: Sequence[str]) -> None:
-        self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
+        if self._is_hidden:
+            self._left_out += max(0, len(self._held) + len(lines) - _MOST_HELD)
+            self._held.extend(lines)
+        else:
+            self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
 
     def _draw(self, now: float) -> None:
         if self._is_hidden:

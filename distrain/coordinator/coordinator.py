@@ -466,6 +466,8 @@ class Coordinator:
         self._copies.lost(lost.host)
         ranks = [rank.rank for rank in self.machine.plan.on(lost.host)] if self.machine.plan else []
         self._update_storing(*ranks)
+        for rank in ranks:
+            self._debuggers.rank_ended(rank)
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -87,14 +87,17 @@ class Debuggers:
 
     def begin(self, attempt: int) -> None:
         """Forget the last attempt."""
-        self.close("the workers were restarted")
+        self._disconnect("the workers were restarted")
         self._attempt = attempt
 
-    def close(self, why: str = "the run has ended") -> None:
-        """Disconnect all terminals."""
+    def close(self) -> None:
+        """Disconnect all terminals at the end of the run."""
+        self._disconnect("the run has ended")
+        self._own_terminal.close()
+
+    def _disconnect(self, why: str) -> None:
         for rank in list(self._debuggers):
             self.rank_ended(rank, why)
-        self._own_terminal.close()
 
     # -- ranks ----------------------------------------------------------------------------------------------------
 
@@ -186,13 +189,14 @@ class Debuggers:
         if debugger is None or debugger.terminal is not terminal:
             terminal.close()
             return
-        for frame in frames:
-            match frame.message():
+        messages = [_understood(frame) for frame in frames]
+        for message in messages:
+            match message:
                 case wire.DebuggerInput(line=line) if debugger.prompt is not None:
                     self._answer(rank, line)
                 case wire.BreakIn() if debugger.prompt is None:
                     self._break_in(rank)
-        if not frames:  # it was closed
+        if not messages or None in messages:  # it was closed, or is one of another version of distrain
             terminal.close()
             debugger.terminal = None
             if debugger.prompt is not None:
@@ -208,7 +212,9 @@ class Debuggers:
 
     def _ask_for_terminal(self, prompt: wire.DebuggerPrompt) -> None:
         where = f" in {prompt.place}" if prompt.place else ""
-        say(f"rank {prompt.rank} waits{where} for: distrain debug {self._run} -r {prompt.rank}")
+        what = f"has raised {prompt.error}" if prompt.error else "has stopped"
+        command = f"distrain debug {shlex.quote(self._run)} -r {prompt.rank}"
+        say(f"rank {prompt.rank} {what}{where}, and waits for you; open pdb with: {command}")
 
     def _own_terminal_ended(self, *, was_connected: bool) -> None:
         """Find a terminal for a rank that has reached its next breakpoint before the last terminal was free."""
@@ -257,8 +263,9 @@ class OwnTerminal:
             return
         self._loop.forget(self._pidfd)
         os.close(self._pidfd)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_TERMINAL_TIMEOUT_S)
+        if self.is_connected:  # else it may be waiting for this process
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_TERMINAL_TIMEOUT_S)
         child.kill()  # harmless if it has ended
         child.wait()
         process.take_terminal()
@@ -267,6 +274,15 @@ class OwnTerminal:
 
 def _is_in_foreground() -> bool:
     try:
-        return process.has_pidfds() and sys.stdin.isatty() and os.tcgetpgrp(0) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):  # AttributeError: there is no stdin
+        is_terminal = os.isatty(0) and os.isatty(1) and os.isatty(2)
+        return is_terminal and process.has_pidfds() and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
         return False
+
+
+def _understood(frame: wire.Frame) -> wire.Message | None:
+    """Return the message in a frame, None if it is none of this version of distrain."""
+    try:
+        return frame.message()
+    except Exception:
+        return None

@@ -874,13 +874,15 @@ class DebuggerOutput(FromWorker):
 class DebuggerPrompt(FromWorker):
     """The rank is stopped, and its debugger waits for a line.
 
-    place: the line of the user's code, such as ``load_batch (train.py:31)``.
+    place: the line of the user's code, such as ``load_batch (train.py:31)``. error: the exception that has ended
+    train_func there, if one has.
 
     Worker -> coordinator -> ``distrain debug``; answered by :class:`DebuggerInput`.
     """
 
     prompt: str
     place: str
+    error: str = ""
 
 
 @message

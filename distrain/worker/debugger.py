@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from distrain.worker.remote_pdb import RemotePdb
     from distrain.worker.session import Session, WorkerChannel
 
+_IN_CHILD = (
+    "breakpoint() in a child process of the worker, such as one of a DataLoader, has no debugger; try it with "
+    "num_workers=0 of the DataLoader"
+)
 _NO_DEBUGGER = (
     "breakpoint() in a worker needs a debugger: start the run with RunConfig(debug_rank=0) or --debug-rank 0, or stop "
     "a rank of the running run with `distrain debug RUN -r 0`"
@@ -43,6 +47,7 @@ class Debugger:
         self._is_due = False
         """True if a call of distrain has to end before it can open."""
         self._pdb: RemotePdb | None = None
+        self._pid = os.getpid()
 
     @property
     def _is_for_this_rank(self) -> bool:
@@ -64,7 +69,10 @@ class Debugger:
             self._remote_pdb().post_mortem(error)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._session.is_in_call:
+        if self._pdb is not None and self._pdb.is_at_prompt:
+            if not self._session.is_in_call:  # it evaluates what the user has typed
+                raise KeyboardInterrupt
+        elif self._session.is_in_call:
             self._is_due = True
         elif frame is not None:
             self._open(frame)
@@ -77,6 +85,8 @@ class Debugger:
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
         if os.environ.get("PYTHONBREAKPOINT"):
             return sys.__breakpointhook__(*args, **options)
+        if os.getpid() != self._pid and (self._rank is None or self._is_for_this_rank):
+            raise RuntimeError(_IN_CHILD)
         if self._pdb is not None or self._is_for_this_rank:
             self._open(sys._getframe(1))
         elif self._rank is None:
@@ -85,7 +95,6 @@ class Debugger:
 
     def _open(self, frame: FrameType) -> None:
         self._remote_pdb().stop_at(innermost_users_frame(frame))
-        self._is_due = False  # it was asked for while it was open
 
     def _remote_pdb(self) -> RemotePdb:
         if self._pdb is None:
@@ -96,4 +105,5 @@ class Debugger:
 
     def _on_closed(self, *, by_user: bool) -> None:
         self._pdb = None
+        self._is_due = False  # it was asked for while it was open
         self._is_muted = self._is_muted or by_user

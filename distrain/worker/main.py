@@ -114,7 +114,9 @@ class _NoStdin(io.TextIOBase):
     """The stdin of a worker. Reading raises an error that says why there is no input."""
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
-        raise EOFError("a distrain worker has no terminal for input(); print() works, and pdb does with --debug-rank")
+        raise EOFError(
+            "a distrain worker has no terminal for input(); print() works, and for pdb see docs/debugging.md"
+        )
 
     def read(self, size: int | None = -1) -> str:
         return self.readline()
@@ -141,6 +143,7 @@ def _keep_fds_out_of_children(fds: WorkerFds) -> None:
         os.set_inheritable(fd, False)
 
     def forget_worker() -> None:
+        sys.settrace(None)  # a debugger of the worker cannot be reached from here
         for fd in private:
             with contextlib.suppress(OSError):
                 os.close(fd)

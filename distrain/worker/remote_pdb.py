@@ -31,8 +31,8 @@ class Terminal(io.TextIOBase):
         self._channel = channel
         self._attempt, self._rank = session.context.attempt, session.context.world_rank
         self._text = ""
-        self.place = ""
-        """The line at which the rank is stopped."""
+        self.place = self.error = ""
+        """The line at which the rank is stopped, and the exception that it has raised, if that is why."""
 
     def readable(self) -> bool:
         return True
@@ -50,7 +50,11 @@ class Terminal(io.TextIOBase):
         """Ask for a line. The prompt is what was written after the last line end."""
         self._send_output(self._text.rfind("\n") + 1)
         prompt, self._text = self._text, ""
-        self._channel.send(wire.DebuggerPrompt(attempt=self._attempt, rank=self._rank, prompt=prompt, place=self.place))
+        self._channel.send(
+            wire.DebuggerPrompt(
+                attempt=self._attempt, rank=self._rank, prompt=prompt, place=self.place, error=self.error
+            )
+        )
         return self._session.wait_for_debugger_input()
 
     def close_debugger(self) -> None:
@@ -79,6 +83,8 @@ class RemotePdb(pdb.Pdb):
         self._terminal = terminal
         self._on_closed = on_closed
         self._is_open = True
+        self.is_at_prompt = False
+        """True while the user looks at a frame."""
 
     def stop_at(self, frame: FrameType) -> None:
         """Let the user look at the frame now. Trace afterwards what the user has asked for.
@@ -107,14 +113,18 @@ class RemotePdb(pdb.Pdb):
             innermost = innermost.tb_next
         if innermost is not None:
             self._terminal.place = place_of(innermost.tb_frame)
-        self.message(f"{type(error).__name__}: {error}")
+        self._terminal.error = f"{type(error).__name__}: {error}".partition("\n")[0]
         self.interaction(None, error.__traceback__)
         self._close(by_user=False)
 
     def interaction(self, frame: FrameType | None, *args: Any) -> None:
         if frame is not None:
             self._terminal.place = place_of(frame)
-        super().interaction(frame, *args)
+        self.is_at_prompt = True
+        try:
+            super().interaction(frame, *args)
+        finally:
+            self.is_at_prompt = False
 
     def set_continue(self) -> None:
         super().set_continue()
@@ -132,6 +142,12 @@ class RemotePdb(pdb.Pdb):
         return True
 
     do_q = do_exit = do_EOF = do_quit
+
+    def do_interact(self, arg: str) -> None:
+        """Say that there are no prompts within a prompt."""
+        self.error("it works only in the pdb of a terminal; statements can be typed here, too")
+
+    do_debug = do_interact
 
     def _close(self, *, by_user: bool) -> None:
         if self._is_open:
