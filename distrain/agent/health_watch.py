@@ -28,6 +28,9 @@ class HealthWatch:
         self._loop = loop
         self._send = send
         self._threads = {kind: Background(loop, kind) for kind in ("memory", "GPU")}
+        self._every_s = 0.0
+        self._processes: Callable[[], dict[int, int]] = dict
+        self._gpus: Mapping[int, Sequence[Gpu]] = {}
         self.end()
 
     def begin(
@@ -46,7 +49,7 @@ class HealthWatch:
         self._loop.cancel("health")
         self._attempt = -1
         self._found: dict[str, Sequence[Trouble]] = {}
-        self._told: set[tuple[int, str]] = set()
+        self._told: set[tuple[int, str, str]] = set()
 
     def _look(self) -> None:
         self._loop.call_in("health", self._every_s, self._look)
@@ -58,10 +61,10 @@ class HealthWatch:
     def _do(self, kind: str, look: Callable[[], list[Trouble]]) -> None:
         thread = self._threads[kind]
         if not thread.pending:
-            thread.do(look, partial(self._on_found, self._attempt, kind), lambda error: None)
+            thread.do(partial(_try, look), partial(self._on_found, self._attempt, kind), lambda error: None)
 
-    def _on_found(self, attempt: int, kind: str, found: Sequence[Trouble]) -> None:
-        if attempt != self._attempt:
+    def _on_found(self, attempt: int, kind: str, found: Sequence[Trouble] | None) -> None:
+        if attempt != self._attempt or found is None:
             return
         self._found[kind] = found
         troubles = [trouble for those in self._found.values() for trouble in those]
@@ -69,3 +72,11 @@ class HealthWatch:
         if keys != self._told:
             self._told = keys
             self._send(wire.Troubles(attempt=attempt, troubles=[asdict(trouble) for trouble in troubles]))
+
+
+def _try(look: Callable[[], list[Trouble]]) -> list[Trouble] | None:
+    """Return what was found, None if the look failed: no oddity of a driver or of /proc may end a host."""
+    try:
+        return look()
+    except Exception:
+        return None

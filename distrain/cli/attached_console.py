@@ -192,7 +192,8 @@ class AttachedConsole:
         if event["event"] == "checkpoint":
             self._status.committed(event["name"], _moment(event["time"], now))
         elif event["event"] == "slow" and self._is_caught_up and self._lines is None:
-            warn(str(SlowRank(**{field.name: event[field.name] for field in fields(SlowRank)})))
+            with contextlib.suppress(KeyError, TypeError):  # another version of distrain has written it
+                warn(str(SlowRank(**{field.name: event[field.name] for field in fields(SlowRank)})))
 
 
 def is_detached(run: Run) -> bool:

@@ -1,4 +1,4 @@
-"""``distrain logs``, ``attach``, ``stacks`` and ``stop``: what a run does now. Runs in: coordinator."""
+"""``distrain logs``, ``stacks`` and ``stop``: what a run does now. Runs in: coordinator."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ from typing import TYPE_CHECKING
 from distrain.cli import parsers
 from distrain.cli.requesting import request
 from distrain.cli.text import paint
-from distrain.runs.listing import (
-    ABORTED,
-    FINISHED,
-    RUNNING,
-    STARTING,
-    NoSuchRun,
-    Run,
-)
+from distrain.runs.listing import ABORTED, FINISHED, RUNNING, STARTING, NoSuchRun, Run
 from distrain.runs.logs import Follower, attempts_with_logs, current, log_files, log_folder, read_lines
 from distrain.system.text import duration
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
-
 
 _POLL_S = 0.1
 _NOTICE_S = 5.0

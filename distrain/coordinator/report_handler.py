@@ -146,7 +146,7 @@ class ReportHandler:
         self.report_counts: dict[int, int] = {}
         """By rank: the number of reports in this attempt."""
         self._acknowledged: dict[int, int] = {}
-        self._troubles_shown: set[tuple[int, str]] = set()
+        self._troubles_shown: set[tuple[int, str, str]] = set()
         self._unacknowledged: dict[int, int] = {}
         """By rank: the report to acknowledge as soon as it is written."""
 
@@ -283,7 +283,8 @@ class ReportHandler:
                 self._show_trouble(f"rank {one.rank} on {host}: {one.text}")
             self._store.append_event("trouble", attempt=self._attempt, host=host, **asdict(one))
         for one in over:
-            self._store.append_event("trouble_over", attempt=self._attempt, host=host, rank=one.rank, kind=one.kind)
+            which = {"rank": one.rank, "kind": one.kind, "problem": one.problem}
+            self._store.append_event("trouble_over", attempt=self._attempt, host=host, **which)
 
     def _show_trouble(self, text: str) -> None:
         if len(self._troubles_shown) <= _MOST_TROUBLES_SHOWN:

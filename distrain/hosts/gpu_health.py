@@ -35,8 +35,11 @@ class GpuHealth:
     celsius: int = 0
 
 
-def gpu_health(boards: Collection[str]) -> list[GpuHealth]:
-    """Return the health of the GPUs with these UUIDs; of none if there is no usable driver. Raises nothing."""
+def gpu_health(boards: Collection[str], *, with_processes: bool = True) -> list[GpuHealth]:
+    """Return the health of the GPUs with these UUIDs; of none if there is no usable driver. Raises nothing.
+
+    with_processes: name the processes that use each GPU, which takes longer.
+    """
     try:
         import pynvml
     except ImportError:
@@ -51,7 +54,7 @@ def gpu_health(boards: Collection[str]) -> list[GpuHealth]:
             with contextlib.suppress(pynvml.NVMLError):  # lost, or of another container: find_gpus() reports that
                 device = pynvml.nvmlDeviceGetHandleByIndex(index)
                 if (board := pynvml.nvmlDeviceGetUUID(device)) in boards:
-                    found.append(_health(pynvml, index, board, device))
+                    found.append(_health(pynvml, index, board, device, with_processes=with_processes))
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
@@ -67,7 +70,7 @@ def _count(nvml: Any) -> int:
     return count
 
 
-def _health(nvml: Any, index: int, board: str, device: Any) -> GpuHealth:
+def _health(nvml: Any, index: int, board: str, device: Any, *, with_processes: bool) -> GpuHealth:
     def ask(default: Any, question: Callable[..., Any], *arguments: int) -> Any:
         try:
             return question(device, *arguments)
@@ -77,12 +80,13 @@ def _health(nvml: Any, index: int, board: str, device: Any) -> GpuHealth:
     memory = ask(None, nvml.nvmlDeviceGetMemoryInfo)
     *_, rows_pending, rows_failed = ask((0, 0, 0, 0), nvml.nvmlDeviceGetRemappedRows)  # since Ampere; pages before
     is_pending = rows_pending or ask(False, nvml.nvmlDeviceGetRetiredPagesPendingStatus)
+    processes = ask([], nvml.nvmlDeviceGetComputeRunningProcesses) if with_processes else []
     return GpuHealth(
         index=index,
         board=board,
         memory_bytes=memory.total if memory is not None else 0,
         free_bytes=memory.free if memory is not None else 0,
-        processes=[_describe(process) for process in ask([], nvml.nvmlDeviceGetComputeRunningProcesses)],
+        processes=[_describe(process) for process in processes],
         memory_errors=ask(
             0, nvml.nvmlDeviceGetTotalEccErrors, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         ),

@@ -30,16 +30,20 @@ _LEAST_FREE_OF_GPU = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What is wrong for a rank. kind: ``memory`` or ``GPU``. text: the fact in words."""
+    """A thing that is wrong for a rank.
+
+    kind: ``memory`` or ``GPU``. problem: which of the possible problems of that kind. text: the fact in words.
+    """
 
     rank: int
     kind: str
+    problem: str
     text: str
 
     @property
-    def key(self) -> tuple[int, str]:
+    def key(self) -> tuple[int, str, str]:
         """Troubles with the same key are the same one, at different times."""
-        return self.rank, self.kind
+        return self.rank, self.kind, self.problem
 
 
 def memory_troubles(processes: Mapping[int, int], before: Sequence[Trouble]) -> list[Trouble]:
@@ -59,7 +63,8 @@ def memory_troubles(processes: Mapping[int, int], before: Sequence[Trouble]) -> 
     if before and before[0].rank in processes:
         return list(before)
     rank, most = max(_memory_of(processes).items(), key=itemgetter(1))
-    return [Trouble(rank=rank, kind="memory", text=f"{used / limit:.0%} of {what} is used, {size(most)} by this rank")]
+    text = f"{used / limit:.0%} of {what} is used, {size(most)} by this rank"
+    return [Trouble(rank=rank, kind="memory", problem="full", text=text)]
 
 
 def _memory_of_host() -> list[tuple[int, int]]:
@@ -100,25 +105,27 @@ def gpu_troubles(gpus: Mapping[int, Sequence[Gpu]]) -> list[Trouble]:
 
     gpus: those of each rank, as they were when the run began. They are no MIG instances.
     """
-    health = {found.board: found for found in gpu_health({gpu.board for own in gpus.values() for gpu in own})}
-    found = []
-    for rank, own in gpus.items():
-        texts = [text for gpu in own for text in _problems(gpu, health.get(gpu.board))]
-        found += [Trouble(rank=rank, kind="GPU", text="; ".join(texts))] if texts else []
-    return found
+    boards = {gpu.board for own in gpus.values() for gpu in own}
+    health = {found.board: found for found in gpu_health(boards, with_processes=False)}
+    return [
+        Trouble(rank=rank, kind="GPU", problem=f"{problem} {gpu.board}", text=text)
+        for rank, own in gpus.items()
+        for gpu in own
+        for problem, text in _problems(gpu, health.get(gpu.board))
+    ]
 
 
-def _problems(gpu: Gpu, health: GpuHealth | None) -> Iterator[str]:
+def _problems(gpu: Gpu, health: GpuHealth | None) -> Iterator[tuple[str, str]]:
     if health is None:
-        yield f"{gpu.name} at {gpu.pci or gpu.uuid} does not answer any more"
+        yield "silent", f"{gpu.name} at {gpu.pci or gpu.uuid} does not answer any more"
         return
     name = f"GPU {health.index}"
     if health.free_bytes < _LEAST_FREE_OF_GPU * health.memory_bytes:
-        yield f"{1 - health.free_bytes / health.memory_bytes:.0%} of the memory of {name} is used"
+        yield "full", f"{1 - health.free_bytes / health.memory_bytes:.0%} of the memory of {name} is used"
     if health.memory_errors:
         errors = f"{health.memory_errors} uncorrectable memory error{'s' if health.memory_errors > 1 else ''}"
-        yield f"{name} has had {errors} since its driver was loaded"
+        yield "errors", f"{name} has had {errors} since its driver was loaded"
     if health.repair == "failed":
-        yield f"{name} cannot replace its faulty memory"
+        yield "repair", f"{name} cannot replace its faulty memory"
     if health.slowed_by:
-        yield f"{name} is slowed down by {' and '.join(health.slowed_by)} ({health.celsius} °C)"
+        yield "slow", f"{name} is slowed down by {' and '.join(health.slowed_by)} ({health.celsius} °C)"

@@ -65,7 +65,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
 def _refuse_unknown(parser: argparse.ArgumentParser, option: str, target: str | None) -> NoReturn:
     names = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
-    hint = did_you_mean(option.lstrip("-"), names).replace("mean ", "mean --")  # dashes would make all names similar
+    hint = did_you_mean(option.lstrip("-"), names, prefix="--")
     if not hint and target and is_function(target):
         hint = f"; {target} is a function, whose config comes from --config and --set"
     parser.error(f"there is no option {option}{hint or '; options of a script come after its name'} (see --help)")

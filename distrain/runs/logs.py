@@ -141,13 +141,15 @@ class Follower:
         self._last = None  # later lines are all wanted
 
     def _of_rank(self, file: Any, rank: int, *, to_end: bool) -> bytes:
-        with open(file, "rb") as log:
-            if rank not in self._read and self._last is not None:
-                data = _last_lines(log, self._last)
-            else:
-                log.seek(self._read.get(rank, 0))
-                data = log.read()
-            self._read[rank] = log.tell()
+        data = b""
+        if os.stat(file).st_size != self._read.get(rank):  # few of many logs grow between two looks
+            with open(file, "rb") as log:
+                if rank not in self._read and self._last is not None:
+                    data = _last_lines(log, self._last)
+                else:
+                    log.seek(self._read.get(rank, 0))
+                    data = log.read()
+                self._read[rank] = log.tell()
         if data:
             (self._mid_line.discard if data.endswith(b"\n") else self._mid_line.add)(rank)
         if to_end and rank in self._mid_line:

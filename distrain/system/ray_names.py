@@ -202,12 +202,15 @@ class _Finder:
 sys.meta_path.append(_Finder)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a suggestion for a misspelt word, for the end of an error message; empty if no known word is similar."""
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a suggestion for a misspelt word, for the end of an error message; empty if no known word is similar.
+
+    prefix: what the suggested word begins with in addition, such as dashes, which would make all words similar.
+    """
     import difflib
 
     close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 _Class = TypeVar("_Class", bound=type)

@@ -26,7 +26,7 @@ _IN_CHILD = (
     "num_workers=0 of the DataLoader"
 )
 _NO_DEBUGGER = (
-    "breakpoint() in a worker needs a debugger: start the run with RunConfig(debug_rank=0) or --debug-rank 0, or stop "
+    "breakpoint() in a worker needs a debugger: name a rank with RunConfig(debug_rank=0) or --debug-rank 0, or stop "
     "a rank of the running run with `distrain debug RUN -r 0`"
 )
 

@@ -292,13 +292,15 @@ def test_the_run_directory_gives_odd_errors_back_too(fit: Fit, tmp_path: Path, e
 
 
 def test_a_debugger_in_a_worker_says_where_it_works(fit: Fit) -> None:
-    def train() -> int:
-        breakpoint()
-        return 1
+    def train() -> None:
+        import pdb
+
+        pdb.set_trace()
 
     error = failure(fit, train)
     assert "BdbQuit" in str(error)
-    assert "distrain: a debugger, such as breakpoint(), needs a terminal, which workers do not have: " in str(error)
+    assert "distrain: pdb needs a terminal, which workers do not have: " in str(error)
+    assert "--debug-rank 0" in str(error)
     assert "ScalingConfig(num_workers=0)" in str(error)
 
 

@@ -454,7 +454,7 @@ def test_a_storage_that_fails_while_a_rank_does_is_named(tmp_path: Path, undo: E
     disk = small_disk(tmp_path, undo)
     with pytest.raises(TrainingFailedError) as raised:
         Fit(storage=disk.run.parent)(fill_and_fail, workers=1, failure_config=FailureConfig(max_failures=3))
-    assert "cannot write checkpoint 2 in" in str(raised.value)
+    assert re.search(r"cannot (write|store) checkpoint 2 in", str(raised.value))  # the commit fails, or the copy
     assert NO_SPACE in str(raised.value)
 
 

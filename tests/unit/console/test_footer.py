@@ -82,7 +82,10 @@ def test_a_slow_rank_is_marked_and_named() -> None:
 def test_ranks_with_too_little_memory_and_bad_gpus_are_marked_until_that_is_over() -> None:
     status = running(hosts=2)
     text = "97% of the host's memory is used, 41 GB by this rank"
-    short, bad = Trouble(rank=3, kind="memory", text=text), Trouble(rank=0, kind="GPU", text="GPU 0 has failed")
+    short, bad = (
+        Trouble(rank=3, kind="memory", problem="full", text=text),
+        Trouble(rank=0, kind="GPU", problem="silent", text="GPU 0 has failed"),
+    )
     assert status.heard_troubles("host1", [short]) == ([short], [])
     assert status.heard_troubles("host0", [bad]) == ([bad], [])
     assert "ranks ◆●●▲  rank 3 memory  rank 0 GPU  2 at work" in shown(status)
