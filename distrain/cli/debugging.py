@@ -52,7 +52,7 @@ def debug_parser() -> argparse.ArgumentParser:
 def run_debug(options: argparse.Namespace) -> int:
     """Debug a rank until the debugger is closed."""
     run = parsers.run_of(options)
-    channel = _connect(run, options.rank)
+    channel = connect(run, options.rank)
     try:
         return _Session(run, channel, options.rank).serve()
     finally:
@@ -66,14 +66,14 @@ def main(arguments: list[str]) -> None:
     options = debug_parser().parse_args(arguments)
     try:
         run = find_run(options.run, storage_at(None))
-        _Session(run, _connect(run, options.rank), options.rank).serve()
+        _Session(run, connect(run, options.rank), options.rank).serve()
     except KeyboardInterrupt:
         pass
     except (DistrainError, NoSuchRun, OSError) as error:
         print(f"distrain debug: error: {error}", file=sys.stderr)
 
 
-def _connect(run: Run, rank: int) -> Channel:
+def connect(run: Run, rank: int) -> Channel:
     """Return a connection to the debugger of a rank. Raises NoSuchRun."""
     token = uuid.uuid4().hex
     path = paths_of(run).debugger(token)

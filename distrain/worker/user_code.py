@@ -299,8 +299,8 @@ def _explanation(work: Work | None, error: BaseException) -> str:
     innermost = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
     if any(frame.f_globals.get("__name__") in ("bdb", "pdb") for frame, _ in innermost) and _has_no_stdin():
         text = (
-            "pdb needs a terminal, which workers do not have: name a rank with RunConfig(debug_rank=0) or --debug-rank 0,"
-            " or train in your own process with ScalingConfig(num_workers=0)"
+            "pdb needs a terminal, which workers do not have: name a rank with RunConfig(debug_rank=0) or "
+            "--debug-rank 0, or train in your own process with ScalingConfig(num_workers=0)"
         )
     elif isinstance(error, FileNotFoundError) and MIRROR in os.environ:
         text = (
