@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from distrain.errors import StorageError
-from distrain.layout.names import CONSOLE, DEFAULT_STORAGE
+from distrain.layout.names import CONSOLE, DEFAULT_STORAGE, REQUESTS
 from distrain.runs.listing import RUNNING, local_run
 from distrain.system import process
 from distrain.system.log import say
@@ -172,8 +172,10 @@ class _Parent:
     def _show_ways_back(self) -> None:
         folder, _, name = self._location.rpartition("/")
         known = name if folder == os.path.expanduser(DEFAULT_STORAGE) else shlex.quote(self._location)
+        takes_requests = os.path.exists(os.path.join(self._run, REQUESTS))  # else train_func runs in the child
+        stop = f"distrain stop {known}" if takes_requests else f"kill -TERM {self._child}"
         say(
-            f"the ranks train; the run goes on without this terminal, process {self._child}\n"
+            f"training has begun, and goes on when this terminal is closed (process {self._child})\n"
             f"    to return to it:  distrain attach {known}\n"
-            f"    to stop it:       distrain stop {known}"
+            f"    to stop it:       {stop}"
         )

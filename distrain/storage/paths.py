@@ -126,7 +126,7 @@ class RunPaths:
 
     @property
     def requests(self) -> Path:
-        return self.root / ".requests"
+        return self.root / names.REQUESTS
 
     def answer(self, token: str) -> Path:
         return self.root / names.STACKS / f"answer_{token}.txt"
