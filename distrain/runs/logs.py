@@ -84,7 +84,7 @@ def _shown(line: bytes) -> str:
 
 
 class Follower:
-    """What is new in the logs of a local run, attempt after attempt.
+    """A reader of what is new in the logs of a local run, attempt after attempt.
 
     attempt: where to begin. last: lines of each rank's log so far that are wanted, None for all.
     """

@@ -39,7 +39,7 @@ def fit(function, config=None, num_workers=2, **scaling):
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows."""
+    """The outputs of a cell."""
 
     outputs: list[dict[str, Any]]
 
