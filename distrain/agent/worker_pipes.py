@@ -147,9 +147,13 @@ class WorkerRelay:
             self._forget_output(fd)
 
     def _drain_output(self, worker: WorkerPipes) -> None:
-        """Relay what the pipes hold, and not more: another process may keep writing to them."""
-        for stream in worker.outputs:
-            self._relay_output(worker, stream)
+        """Relay what the pipes hold, and not more: another process may keep writing to them.
+
+        The pipe that was written to first comes first, so that a line does not precede an earlier one of the other.
+        """
+        for key, _ in self._outputs.select(timeout=0):
+            if key.data[0] is worker:
+                self._relay_output(*key.data)
 
     def _pause_if_flooded(self) -> None:
         if self._up.queued_bytes < _PAUSE_AT_BYTES or self._is_paused:
