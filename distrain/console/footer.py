@@ -159,7 +159,7 @@ def _effects(status: RunStatus) -> list[str]:
             f"the workers have {seconds} to save a checkpoint, then the run ends",
             f"{seconds} to save, then the run ends",
         ]
-    if status.metrics:
+    if status.ranks and status.ranks[0].reports:
         why = "as train_func has not called should_stop()"
         return [f"stops the run; no checkpoint is saved, {why}", "stops the run; nothing is saved"]
     return ["stops the run"]

@@ -85,9 +85,8 @@ def _in_words(status: RunStatus, states: list[str], now: float) -> Text:
 
 
 def _detail(status: RunStatus, state: str, ranks: list[int], now: float) -> str:
-    """Return for how long ranks have been silent, and in which line a single rank is slow."""
-    if state == "silent":
-        silent = status.silent(now)
-        return f" for {duration(min(silent[rank] for rank in ranks))}"
-    place = status.slow_place(ranks[0]) if state == "slow" and len(ranks) == 1 else ""
-    return f", in {place}" if place else ""
+    """Return for how long ranks have been silent, and in which line the only one of them is that others wait for."""
+    silent = status.silent(now) if state == "silent" else {}
+    since = f" for {duration(min(silent[rank] for rank in ranks))}" if silent else ""
+    place = status.slow_place(ranks[0]) if state in ("silent", "slow") and len(ranks) == 1 else ""
+    return f"{since}, in {place}" if place else since

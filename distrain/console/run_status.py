@@ -200,10 +200,12 @@ class RunStatus:
 
     @property
     def shown_phase(self) -> str:
-        """The phase as users see it: a run stops as soon as it was asked to."""
+        """The phase as users see it: a run stops as soon as it was asked to, and ports are a part of its start."""
         if self.is_stopping and self.phase not in _ENDS:
             return "stopping"
-        return "restarting" if self.restarts and self.phase in ("reserving", "starting") else self.phase
+        if self.phase in ("reserving", "starting"):
+            return "restarting" if self.restarts else "starting"
+        return self.phase
 
     def rate(self) -> float | None:
         """Return the steps per second of rank 0, or its reports per second if it gives no progress; or None."""

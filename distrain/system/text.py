@@ -52,12 +52,12 @@ def number(value: float) -> str:
 def amount(value: float) -> str:
     """Return a number with about four digits, so that it is quickly read.
 
-    >>> [amount(value) for value in (0.0187153, 1e-9, 3, 0.5, 123.456, 12_345.6, 9_999_999, 12_345_678, 2.5e12)]
-    ['0.01872', '1e-09', '3', '0.5', '123.5', '12,346', '9,999,999', '12.35M', '2.5T']
+    >>> [amount(value) for value in (0.0187153, 1e-9, 3, 0.5, 123.456, 12_345.6, 999_999, 12_345_678, 2.5e12)]
+    ['0.01872', '1e-09', '3', '0.5', '123.5', '12,346', '999,999', '12.35M', '2.5T']
     """
     if not 1000 <= abs(value) < 1e15:
         return f"{value:.4g}" if isinstance(value, float) else str(value)
-    if abs(value) < 1e7:
+    if abs(value) < 1e6:
         return f"{value:,.0f}"
     for unit in "MG":
         value /= 1e6 if unit == "M" else 1e3

@@ -80,7 +80,7 @@ def test_a_rank_for_which_silent_ranks_wait_is_silent() -> None:
                 attempt=0, rank=rank, own_s=own_s, waiting_s=5.0 - own_s, place="sleep (a.py:3)", place_s=own_s
             )
             status.heard_vitals(vitals, float(time_s))
-    assert "ranks ●●○●  rank 2 silent for 58 s  3 at work" in shown(status, 180.0)
+    assert "ranks ●●○●  rank 2 silent for 58 s, in sleep (a.py:3)  3 at work" in shown(status, 180.0)
 
 
 def test_a_silent_rank_is_marked_and_named() -> None:
