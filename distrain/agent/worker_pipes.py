@@ -149,7 +149,7 @@ class WorkerRelay:
     def _drain_output(self, worker: WorkerPipes) -> None:
         """Relay what the pipes hold, and not more: another process may keep writing to them.
 
-        The pipe that was written to first comes first, so that a line does not precede an earlier one of the other.
+        The pipes come in the order in which they became readable, as lines of one may precede those of the other.
         """
         for key, _ in self._outputs.select(timeout=0):
             if key.data[0] is worker:

@@ -34,6 +34,7 @@ PROGRAM = """
             distrain.report({"loss": 1 / step, "step": step}, progress=(step, 40))
             time.sleep(0.1)
         sys.stderr.write("\\n")
+        print("bye")
 
     scaling = distrain.ScalingConfig(num_workers=4)
     run = distrain.RunConfig(name="run", storage_path=sys.argv[1], callbacks=[Printer()])
@@ -74,7 +75,7 @@ def test_lines_scroll_above_a_footer_of_which_nothing_is_left(run: Callable[[int
     stamped = [line[9:] for line in after if line[2:3] == ":" and line[5:6] == ":"]
     assert [line for line in stamped if "epoch" in line] == [f"[rank 0-3] epoch {number}" for number in range(1, 5)]
     assert [line for line in stamped if "only" in line] == ["[rank 1] only one"]
-    assert [line for line in stamped if "bar" in line] == ["[rank 0-3] bar 40"]
+    assert [line for line in stamped if "bar" in line or "bye" in line] == ["[rank 0-3] bar 40", "[rank 0-3] bye"]
     assert [line for line in after if "callback" in line] == [f"callback {step}" for step in range(1, 41)]
     [end] = [number for number, line in enumerate(after) if line.startswith("distrain: finished after ")]
     assert any(line.strip().startswith("metrics:     loss=0.025, step=40") for line in after[end:])
