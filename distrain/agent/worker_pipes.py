@@ -149,9 +149,13 @@ class WorkerRelay:
             self._forget_output(fd)
 
     def _drain_output(self, worker: WorkerPipes) -> None:
-        """Relay what the pipes hold, and not more: another process may keep writing to them."""
-        for stream in worker.outputs:
-            self._relay_output(worker, stream)
+        """Relay what the pipes hold, and not more: another process may keep writing to them.
+
+        The pipes come in the order in which they became readable, as lines of one may precede those of the other.
+        """
+        for key, _ in self._outputs.select(timeout=0):
+            if key.data[0] is worker:
+                self._relay_output(*key.data)
 
     def _pause_if_flooded(self) -> None:
         if self._up.queued_bytes < _PAUSE_AT_BYTES or self._is_paused:

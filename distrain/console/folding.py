@@ -5,8 +5,10 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ WAIT_S = 0.2
 """Seconds for which a line waits for the same line of other ranks."""
 _MOST_WAITING = 2000
 """Lines that may wait. Ranks that print more than that print too much to be read."""
+_NUMBER = attrgetter("number")
 
 
 @dataclass(slots=True)
@@ -44,22 +47,30 @@ class Folding:
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._waiting: deque[FoldedLine] = deque()
-        self._newest: dict[tuple[int, bytes], FoldedLine] = {}
-        """By kind: the newest line that waits."""
+        self._of_kind: defaultdict[tuple[int, bytes], list[FoldedLine]] = defaultdict(list)
+        """By kind: the lines that wait, the oldest first."""
         self._last: dict[int, int] = {}
         """By rank: the number of its last line. It joins only lines after that one, so its lines keep their order."""
         self._count = 0
 
     def add(self, rank: int, stream: int, text: bytes, now: float, key: bytes | None = None) -> None:
-        """Take a line. ``key``: lines with the same key count as equal; by default the text."""
+        """Take a line. ``key``: lines with the same key count as equal; by default the text.
+
+        It joins the oldest line that it can: a later one would keep the next lines of the rank from joining those
+        between the two.
+        """
         kind = (stream, text if key is None else key)
-        same = self._newest.get(kind)
-        if same is None or same.number <= self._last.get(rank, -1):
-            same = self._newest[kind] = FoldedLine(text, kind, now, self._count)
-            self._count += 1
-            self._waiting.append(same)
-        same.ranks.add(rank)
-        self._last[rank] = same.number
+        equal = self._of_kind[kind]
+        place = bisect_right(equal, self._last.get(rank, -1), key=_NUMBER)
+        line = equal[place] if place < len(equal) else self._append(FoldedLine(text, kind, now, self._count))
+        line.ranks.add(rank)
+        self._last[rank] = line.number
+
+    def _append(self, line: FoldedLine) -> FoldedLine:
+        self._count += 1
+        self._waiting.append(line)
+        self._of_kind[line.kind].append(line)
+        return line
 
     def take(self, now: float) -> Iterator[FoldedLine]:
         """Remove and yield the lines that need not wait any longer."""
@@ -79,6 +90,8 @@ class Folding:
 
     def _pop(self) -> FoldedLine:
         line = self._waiting.popleft()
-        if self._newest[line.kind] is line:
-            del self._newest[line.kind]
+        equal = self._of_kind[line.kind]
+        del equal[0]
+        if not equal:
+            del self._of_kind[line.kind]
         return line

@@ -5,32 +5,39 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from distrain.decisions.failures import name_ranks
-from distrain.system.text import duration, number, rate
+from distrain.system.text import amount, count, duration, rate
 
 if TYPE_CHECKING:
     from distrain.console.run_status import RunStatus
 
 _BAR_CELLS = 30
+_FEWEST_BAR_CELLS = 5
 _FEWEST_ROWS = 12
 """Rows of a terminal below which the footer has only its most important lines."""
-_MOST_TROUBLES = 2
+_VERY_LATE = 6
+"""A report is very late, which is red, after so many times the seconds after which it is late."""
 _ARROWS = {1: " ↑", 0: "", -1: " ↓"}
+_GAP = "   "
 _MARKS = {
-    "at work": ("●", "green"),
-    "starting": ("·", "dim"),
-    "slow": ("◐", "yellow"),
-    "silent": ("○", "bold red"),
-    "ended": ("✓", "dim"),
+    "failed": ("✗", "bold red"),
     "memory": ("▲", "bold red"),
     "GPU": ("◆", "bold red"),
+    "silent": ("○", "bold red"),
+    "slow": ("◐", "yellow"),
+    "at work": ("●", "green"),
+    "starting": ("·", "dim"),
+    "stopped": ("■", "dim"),
+    "ended": ("✓", "dim"),
 }
-"""By the state of a rank: its mark and the style of it."""
+"""By the state of a rank: its mark and the style of it. Those that need attention come first."""
+_ATTENTION = ("failed", "memory", "GPU", "silent", "slow")
+_MOST_TROUBLES = 2
 
 
 def footer(status: RunStatus, now: float, *, width: int, rows: int, interrupt: str | None) -> list[Text]:
@@ -39,9 +46,12 @@ def footer(status: RunStatus, now: float, *, width: int, rows: int, interrupt: s
     now: time.monotonic.
     interrupt: how the user stops the run, such as ``Ctrl-C``; None once it is over.
     """
-    lines = [_title(status, now), _progress(status), _metrics(status), _bar(status)]
+    lines = [_title(status, now), _progress(status, now, width), _metrics(status, width), _bar(status)]
     if rows >= _FEWEST_ROWS:
-        lines += [_checkpoint(status, now), _ranks(status, now, width), *_troubles(status), _advice(status, interrupt)]
+        lines += [_checkpoint(status, now), *_rank_lines(status, now, width), *_trouble_lines(status)]
+        lines += [_advice(status, interrupt, width)]
+    elif attention := _attention_lines(status, now):
+        lines[2:3] = attention
     shown = [line for line in lines if line is not None]
     for line in shown:
         line.truncate(width - 1, overflow="ellipsis")
@@ -53,40 +63,51 @@ def _joined(*parts: str | Text | None) -> Text:
     return dot.join(Text(part) if isinstance(part, str) else part for part in parts if part)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' if count != 1 else ''}"
-
-
 def _title(status: RunStatus, now: float) -> Text:
-    hosts = _counted(status.hosts, "host") if status.hosts > 1 else None
     return _joined(
-        Text(status.phase, style="bold"),
+        Text(status.shown_phase, style="bold"),
         duration(now - status.started),
-        _counted(len(status.ranks), "worker") if status.ranks else None,
-        hosts,
-        Text(_counted(status.restarts, "restart"), style="yellow") if status.restarts else None,
+        count(len(status.ranks), "worker") if status.ranks else None,
+        count(status.hosts, "host") if status.hosts > 1 else None,
+        Text(count(status.restarts, "restart"), style="yellow") if status.restarts else None,
         status.name,
     )
 
 
-def _progress(status: RunStatus) -> Text | None:
-    speed = status.rate()
-    if status.progress is None:
-        reports = status.ranks[0].reports if status.ranks else 0
-        return _joined(_counted(reports, "report"), rate(speed) if speed else None) if reports else None
-    done, total = status.progress
+def _progress(status: RunStatus, now: float, width: int) -> Text | None:
+    """Return how far the run is. If the line is too wide, the bar shrinks; the time left is the last part to go."""
+    reports = status.ranks[0].reports if status.ranks else 0
+    if not reports:
+        return None
+    done, total = status.progress or (reports, 0.0)
     share = done / total if total else 1.0
-    cells = round(_BAR_CELLS * share)
-    bar = Text.assemble(("━" * cells, "green"), ("━" * (_BAR_CELLS - cells), "dim"))
-    left = status.left_s()
-    text = _joined(
-        f"{number(done)}/{number(total)}",
-        f"{share:.0%}",
-        rate(speed) if speed else None,
-        f"{duration(left)} left" if left else None,
-        _behind(status, done, total),
-    )
-    return bar + " " + text
+    late_s = status.late_s(now)
+    speed = status.rate() if late_s is None and status.shown_phase == "running" else None
+    left = status.left_s() if speed else None
+    parts: dict[str, str | Text | None] = {
+        "done": f"{amount(done)}/{amount(total)}" if status.progress else count(reports, "report"),
+        "share": f"{share:.0%}" if status.progress else None,
+        "rate": rate(speed) if speed else None,
+        "left": f"{duration(left)} left" if left else None,
+        "late": None if late_s is None else _late(status, late_s),
+        "behind": _behind(status, done, total) if status.progress else None,
+    }
+    for name in ("rate", "behind", "share", "done"):
+        if _joined(*parts.values()).cell_len + _FEWEST_BAR_CELLS + 1 >= width:
+            parts[name] = None
+    text = _joined(*parts.values())
+    room = min(_BAR_CELLS, width - 2 - text.cell_len)
+    return _drawn(share, room) + " " + text if status.progress and room >= _FEWEST_BAR_CELLS else text
+
+
+def _drawn(share: float, cells: int) -> Text:
+    done = min(cells, max(0, round(cells * share)))
+    return Text.assemble(("━" * done, "green"), ("╌" * (cells - done), "dim"))
+
+
+def _late(status: RunStatus, seconds: float) -> Text:
+    style = "bold red" if seconds > _VERY_LATE * status.report_patience_s else "yellow"
+    return Text(f"no report for {duration(seconds)}", style=style)
 
 
 def _behind(status: RunStatus, done: float, total: float) -> Text | None:
@@ -95,18 +116,30 @@ def _behind(status: RunStatus, done: float, total: float) -> Text | None:
     least, place = min(steps, default=(done, 0))
     if done - least <= max(2, total / 50):
         return None
-    return Text(f"rank {place} is at {number(least)}", style="yellow")
+    return Text(f"rank {place} is at {amount(least)}", style="yellow")
 
 
-def _metrics(status: RunStatus) -> Text | None:
-    if not status.metrics:
-        return None
-    shown = (
-        f"{name} {number(value) + _ARROWS[status.trend(name)]}"
-        for name, value in status.metrics.items()
-        if isinstance(value, (int, float))
-    )
-    return Text("   ").join(map(Text, shown))
+def _metrics(status: RunStatus, width: int) -> Text | None:
+    """Return as many metrics as fit, and the number of the others."""
+    numbers = {name: value for name, value in status.metrics.items() if isinstance(value, (int, float))}
+    line = Text()
+    for place, (name, value) in enumerate(numbers.items()):
+        metric = Text.assemble(_GAP if place else "", _metric(name, value, _ARROWS[status.trend(name)]))
+        hidden = len(numbers) - place
+        room = width - line.cell_len - (len(_more(hidden - 1)) if hidden > 1 else 0)
+        if place and metric.cell_len >= room:
+            return line.append(_more(hidden), style="dim")
+        line.append_text(metric)
+    return line or None
+
+
+def _more(hidden: int) -> str:
+    return f"{_GAP}+{hidden} more"
+
+
+def _metric(name: str, value: float, arrow: str) -> Text:
+    is_wrong = isinstance(value, float) and not math.isfinite(value)
+    return Text.assemble(f"{name} ", (amount(value), "bold red" if is_wrong else ""), arrow)
 
 
 def _bar(status: RunStatus) -> Text | None:
@@ -120,40 +153,39 @@ def _checkpoint(status: RunStatus, now: float) -> Text | None:
     return Text(f"{status.checkpoint}, {duration(now - status.checkpoint_at)} ago")
 
 
-def _ranks(status: RunStatus, now: float, width: int) -> Text | None:
-    """Return one mark for each rank if they fit, and which ranks need attention."""
+def _rank_lines(status: RunStatus, now: float, width: int) -> list[Text]:
+    """Return a mark for each rank if they fit, the ranks that need attention, and the numbers of the others."""
     if not status.ranks:
-        return None
+        return []
     states = _states(status, now)
-    counts = Counter(states)
-    text = Text("ranks ")
-    if len(states) <= width // 2:
-        for state in states:
-            text.append(*_MARKS[state])
-        text.append("  ")
-    for state in ("memory", "GPU", "silent", "slow"):
-        if counts[state]:
-            ranks = [rank for rank, its in enumerate(states) if its == state]
-            text.append(f"{name_ranks(ranks)} {state}  ", style=_MARKS[state][1])
-    others = ("at work", "starting", "ended")
-    text.append(", ".join(f"{counts[state]:,} {state}" for state in others if counts[state]), style="dim")
-    return text
+    marks, text = Text("ranks "), _in_words(status, states, now)
+    for state in states:
+        marks.append(*_MARKS[state])
+    if marks.cell_len + 2 + text.cell_len < width:
+        return [marks + "  " + text]
+    return [marks, text] if marks.cell_len < width else [Text("ranks ") + text]
 
 
-def _troubles(status: RunStatus) -> list[Text]:
-    """Return in words what is wrong with memory and GPUs of the first ranks. The line of the ranks names all."""
+def _attention_lines(status: RunStatus, now: float) -> list[Text]:
+    """Return the ranks that need attention, and what is wrong with memory and GPUs of the first of them."""
+    states = [state if state in _ATTENTION else "" for state in _states(status, now)]
+    return [*([_in_words(status, states, now)] if any(states) else []), *_trouble_lines(status)]
+
+
+def _trouble_lines(status: RunStatus) -> list[Text]:
+    """Return what is wrong with memory and GPUs of the first ranks that have such troubles."""
     troubles = status.troubles()[:_MOST_TROUBLES]
     return [Text(f"rank {one.rank} on {status.ranks[one.rank].host}: {one.text}", style="red") for one in troubles]
 
 
 def _states(status: RunStatus, now: float) -> list[str]:
-    silent, slow = set(status.silent(now)), set(status.slow())
+    silent, slow = status.silent(now), set(status.slow())
     troubled = {one.rank: one.kind for one in reversed(status.troubles())}
 
     def state(number: int) -> str:
         rank = status.ranks[number]
-        if rank.ended:
-            return "ended"
+        if rank.end is not None:
+            return rank.end
         if number in troubled:
             return troubled[number]
         if rank.begun is None:
@@ -163,13 +195,46 @@ def _states(status: RunStatus, now: float) -> list[str]:
     return [state(number) for number in range(len(status.ranks))]
 
 
-def _advice(status: RunStatus, interrupt: str | None) -> Text | None:
-    """Return the effect of the next interrupt."""
+def _in_words(status: RunStatus, states: list[str], now: float) -> Text:
+    ranks = {state: [rank for rank, its in enumerate(states) if its == state] for state in _MARKS}
+    parts = [
+        Text(f"{name_ranks(ranks[state])} {state}{_detail(status, state, ranks[state], now)}", style=_MARKS[state][1])
+        for state in _ATTENTION
+        if ranks[state]
+    ]
+    others = [f"{len(those):,} {state}" for state, those in ranks.items() if those and state not in _ATTENTION]
+    return Text("  ").join([*parts, Text(", ".join(others), style="dim")] if others else parts)
+
+
+def _detail(status: RunStatus, state: str, ranks: list[int], now: float) -> str:
+    """Return for how long ranks have been silent, and in which line the only one of them is that others wait for."""
+    silent = status.silent(now) if state == "silent" else {}
+    since = f" for {duration(min(silent[rank] for rank in ranks))}" if silent else ""
+    place = status.slow_place(ranks[0]) if state in ("silent", "slow") and len(ranks) == 1 else ""
+    return f"{since}, in {place}" if place else since
+
+
+def _advice(status: RunStatus, interrupt: str | None, width: int) -> Text | None:
+    """Return the effect of the next interrupt, in the first words that fit."""
     if status.advice:
         return Text(status.advice, style="dim")
     if interrupt is None:
         return None
     if status.is_stopping:
         return Text(f"the run is being stopped; {interrupt} kills the workers now", style="yellow")
-    text = f"{interrupt}: the workers have {status.grace_s:g} s to save a checkpoint, then the run ends"
-    return Text(text, style="dim")
+    texts = [f"{interrupt}: {effect}" for effect in _effects(status)]
+    return Text(next((text for text in texts if len(text) < width), texts[-1]), style="dim")
+
+
+def _effects(status: RunStatus) -> list[str]:
+    """Return the effect of an interrupt, in ever fewer words."""
+    if status.saves_on_stop:
+        seconds = f"{status.grace_s:g} s"
+        return [
+            f"the workers have {seconds} to save a checkpoint, then the run ends",
+            f"{seconds} to save, then the run ends",
+        ]
+    if status.ranks and status.ranks[0].reports:
+        why = "as train_func has not called should_stop()"
+        return [f"stops the run; no checkpoint is saved, {why}", "stops the run; nothing is saved"]
+    return ["stops the run"]

@@ -43,9 +43,10 @@ class LiveConsole(RunConsole):
         """Show how far the run is."""
 
     def begin_attempt(self, hosts: Sequence[str]) -> None:
-        self.flush(time.monotonic())
+        self._print_all(self._folding.take_all(), time.monotonic())
         super().begin_attempt(hosts)
         self._folding = Folding(len(hosts))
+        self._drawn_at = -_REDRAW_S  # draw at the next tick: the state of the run changes right after this
 
     def print(self, rank: int, stream: int, block: bytes, *, is_bar: bool = False) -> None:
         now = time.monotonic()

@@ -34,7 +34,9 @@ _COLUMNS = 120
 _ALL_ROWS = 100
 _COLOURS = {"green": "#2e9e44", "yellow": "#b8860b", "red": "#d9363e", "blue": "#3f7fd9", "cyan": "#17919b"}
 """By name: colours that can be read on white and on black."""
-_PHASES = {"finished": "green", "failed": "red", "stopping": "yellow", "waiting": "yellow", "aborted": "yellow"}
+_PHASES = {"finished": "green", "failed": "red"} | dict.fromkeys(
+    ("stopping", "restarting", "waiting", "aborted"), "yellow"
+)
 """By phase of the run: the colour of the line beside the block."""
 _BLOCK = (
     '<pre style="margin:0.2em 0; padding:0.1em 0 0.1em 0.8em; border-left:3px solid {colour}; background:none; '
@@ -92,7 +94,7 @@ class NotebookConsole(LiveConsole):
             for text in texts:
                 text.truncate(_COLUMNS, overflow="ellipsis")
             lines = [*lines, Text(f"the newest lines; all are in {self._logs}", style="dim"), *texts]
-        colour = _COLOURS[_PHASES.get(self.status.phase, "blue")]
+        colour = _COLOURS[_PHASES.get(self.status.shown_phase, "blue")]
         html = _BLOCK.format(colour=colour, html="\n".join(map(_html, lines)))
         self._block.show("\n".join(line.plain for line in lines), html)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distrain.decisions.pace import Pace
 from distrain.storage.retention import flatten
@@ -23,13 +23,20 @@ if TYPE_CHECKING:
 _RATE_WINDOW_S = 60.0
 _SAMPLE_S = 0.25
 """Seconds between two samples from which the rate is computed."""
+_PATIENCE_INTERVALS = 5
+"""A rank is silent, and a report is late, after so many of the usual intervals between two reports at the earliest."""
 _SILENT_AFTER_S = 20.0
-_SILENT_AFTER_INTERVALS = 5
-"""A rank is silent after so many of its usual intervals without a sign of life, and not before 20 s."""
+_LATE_AFTER_S = 10.0
+_ENDS = ("finished", "failed", "aborted")
 _NO_EXTREMES = math.inf, -math.inf
+_LARGEST = 1e300
+"""The largest number that counts for trends and extremes. Integers may be larger than any float."""
 _TREND_WEIGHT = 0.2
 _TREND_LEAST = 0.005
 """A metric goes up or down if it differs by this share from the average of its last values."""
+
+End: TypeAlias = Literal["ended", "failed", "stopped"]
+"""How a rank has ended: well, by a failure, or because it was stopped."""
 
 
 @dataclass(slots=True)
@@ -39,11 +46,21 @@ class RankStatus:
     host: str
     seen: float
     begun: float | None = None
-    ended: bool = False
+    end: End | None = None
     reports: int = 0
+    reported: float = 0.0
+    """When it made the last of its reports."""
     step: float | None = None
     bar: str = ""
     """The newest state of its progress bar, such as one of tqdm."""
+
+    @property
+    def ended(self) -> bool:
+        return self.end is not None
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.begun is not None and self.end is None
 
 
 @dataclass(slots=True)
@@ -61,6 +78,8 @@ class RunStatus:
     advice: str = ""
     phase: str = "connecting"
     is_stopping: bool = False
+    saves_on_stop: bool = False
+    """True if ranks call should_stop(), so that they can save a checkpoint before they are stopped."""
     restarts: int = 0
     ranks: list[RankStatus] = field(default_factory=list)
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +98,8 @@ class RunStatus:
     _samples: deque[tuple[float, float]] = field(default_factory=deque)
     """Times, and the steps or reports of rank 0 that were done by then."""
     _pace: Pace = field(default_factory=Pace)
+    _slow_places: dict[int, str] = field(default_factory=dict)
+    """By rank that has become slow: where it spends most of its own time, or nothing."""
     _troubles: dict[str, list[Trouble]] = field(default_factory=dict)
     """By host: what is wrong with its memory and its GPUs now."""
 
@@ -98,7 +119,7 @@ class RunStatus:
             self.restarts += 1
             self._lost_since = self._lost_since or self._kept_until()
         self.ranks, self._begun = [RankStatus(host, now) for host in hosts], 0
-        self.progress, self._pace, self._troubles = None, Pace(len(hosts), now), {}
+        self.progress, self._pace, self._slow_places, self._troubles = None, Pace(len(hosts), now), {}, {}
         self._samples.clear()
 
     def rank_begins(self, rank: int, now: float) -> None:
@@ -114,8 +135,9 @@ class RunStatus:
         begun = [rank.begun for rank in self.ranks if rank.begun is not None]
         return max(self.checkpoint_at, min(begun, default=0.0)) or self.started
 
-    def rank_ended(self, rank: int) -> None:
-        self.ranks[rank].ended = True
+    def rank_ended(self, rank: int, end: End) -> None:
+        """Note the end of a rank. Its first end counts: a rank whose work is done may be killed as it exits."""
+        self.ranks[rank].end = self.ranks[rank].end or end
 
     def heard_of(self, rank: int, now: float) -> None:
         """Note that a rank has printed something."""
@@ -126,7 +148,7 @@ class RunStatus:
     ) -> None:
         """Note a report. Called for every one, so it has to be cheap."""
         state = self.ranks[rank]
-        state.seen, state.reports = now, index
+        state.seen, state.reported, state.reports = now, now, index
         if progress is not None:
             state.step = progress[0]
         if rank == 0:
@@ -137,7 +159,9 @@ class RunStatus:
 
     def heard_vitals(self, vitals: wire.Vitals, now: float) -> list[SlowRank]:
         """Note how a rank spends its time. Return the ranks that become slow by that."""
-        return self._pace.heard(vitals, self.ranks, now)
+        slow = self._pace.heard(vitals, self.ranks, now)
+        self._slow_places.update({one.rank: one.place for one in slow})
+        return slow
 
     def heard_troubles(self, host: str, troubles: Sequence[Trouble]) -> tuple[list[Trouble], list[Trouble]]:
         """Note what is wrong on a host now. Return what is new, and what is over."""
@@ -155,7 +179,7 @@ class RunStatus:
             kind = type(value)
             if kind is float or kind is int:
                 low, high = self.extremes.get(name, _NO_EXTREMES)
-                if (value < low or value > high) and math.isfinite(value):
+                if (value < low or value > high) and abs(value) <= _LARGEST:
                     self.extremes[name] = min(low, value), max(high, value)
             elif kind is dict:
                 self._note_metrics(flatten(metrics))
@@ -168,11 +192,20 @@ class RunStatus:
         while self._samples[0][0] < now - _RATE_WINDOW_S and len(self._samples) > 2:
             self._samples.popleft()
         for name, value in self.metrics.items():
-            if isinstance(value, (int, float)) and math.isfinite(value):
+            if isinstance(value, (int, float)) and abs(value) <= _LARGEST:
                 average = self._averages.setdefault(name, value)
                 self._averages[name] = average + _TREND_WEIGHT * (value - average)
 
     # -- what follows ---------------------------------------------------------------------------------------------
+
+    @property
+    def shown_phase(self) -> str:
+        """The phase as users see it: a run stops as soon as it was asked to, and ports are a part of its start."""
+        if self.is_stopping and self.phase not in _ENDS:
+            return "stopping"
+        if self.phase in ("reserving", "starting"):
+            return "restarting" if self.restarts else "starting"
+        return self.phase
 
     def rate(self) -> float | None:
         """Return the steps per second of rank 0, or its reports per second if it gives no progress; or None."""
@@ -191,30 +224,40 @@ class RunStatus:
     def trend(self, name: str) -> int:
         """Return 1 if a metric rises, -1 if it falls, else 0."""
         value, average = self.metrics[name], self._averages.get(name)
-        if average is None or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if average is None or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
             return 0
         least = _TREND_LEAST * abs(average)
         return (value > average + least) - (value < average - least)
 
-    def silent(self, now: float) -> list[int]:
-        """Return the ranks that give no sign of life while others do."""
-        at_work = [rank for rank in self.ranks if rank.begun is not None and not rank.ended]
-        if not at_work:
-            return []
-        newest = max(rank.seen for rank in at_work)
-        return [
-            number
-            for number, rank in enumerate(self.ranks)
-            if rank.begun is not None and not rank.ended and newest - rank.seen > self._patience_s(rank)
-        ]
+    def late_s(self, now: float) -> float | None:
+        """Return the seconds since the last report of rank 0 if the next one is late, or None."""
+        if not self.ranks or not self.ranks[0].is_at_work or not self.ranks[0].reports:
+            return None
+        seconds = now - self.ranks[0].reported
+        return seconds if seconds > self.report_patience_s else None
 
-    def _patience_s(self, rank: RankStatus) -> float:
-        usual_s = (rank.seen - (rank.begun or 0.0)) / max(rank.reports, 1)
-        return max(_SILENT_AFTER_S, _SILENT_AFTER_INTERVALS * usual_s)
+    @property
+    def report_patience_s(self) -> float:
+        """The seconds after which the next report of rank 0 is late."""
+        return _patience_s(self.ranks[0], _LATE_AFTER_S)
+
+    def silent(self, now: float) -> dict[int, float]:
+        """Return the ranks that give no sign of life while others do or wait for them, and for how many seconds."""
+        newest = max((rank.seen for rank in self.ranks if rank.is_at_work), default=0.0)
+        return {
+            number: now - rank.seen
+            for number, rank in enumerate(self.ranks)
+            if rank.is_at_work
+            and (now if number in self._pace.slow else newest) - rank.seen > _patience_s(rank, _SILENT_AFTER_S)
+        }
 
     def slow(self) -> list[int]:
         """Return the ranks that others wait for, or that make clearly fewer reports than the others."""
         return sorted(rank for rank in self._pace.slow if not self.ranks[rank].ended)
+
+    def slow_place(self, rank: int) -> str:
+        """Return where a slow rank spends most of its own time, such as ``load_batch (train.py:31)``, or nothing."""
+        return self._slow_places.get(rank, "")
 
     def troubles(self) -> list[Trouble]:
         """Return what is wrong with memory and GPUs of ranks that have not ended."""
@@ -223,3 +266,8 @@ class RunStatus:
     def bar(self) -> tuple[int, str] | None:
         """Return the progress bar to show, with its rank: that of the lowest rank that has one."""
         return next(((number, rank.bar) for number, rank in enumerate(self.ranks) if rank.bar), None)
+
+
+def _patience_s(rank: RankStatus, least_s: float) -> float:
+    usual_s = (rank.seen - (rank.begun or 0.0)) / max(rank.reports, 1)
+    return max(least_s, _PATIENCE_INTERVALS * usual_s)

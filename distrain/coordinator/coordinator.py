@@ -422,7 +422,7 @@ class Coordinator:
             case wire.Exited():
                 if self._is_training or self.machine.waits_for_checkpoint:
                     self._update_storing(message.rank)
-                self._console.status.rank_ended(message.rank)
+                self._note_end(message.rank, ok=False)
                 self._debuggers.rank_ended(message.rank)
                 reason = native_reason(self._outputs.of(message.rank).last_lines)
                 reports = self._report_handler.report_counts.get(message.rank, 0)
@@ -471,13 +471,17 @@ class Coordinator:
         self._happened(replace(lost, owes=self._report_handler.awaits(ranks)))
 
     def _on_outcome(self, host: str, outcome: wire.Outcome) -> None:
-        self._console.status.rank_ended(outcome.rank)
+        self._note_end(outcome.rank, ok=outcome.ok)
         if outcome.traceback:
             self._outputs.of(outcome.rank).note(outcome.traceback)
         self._report_handler.handle(outcome)
         if not outcome.ok or self.machine.waits_for_checkpoint:
             self._update_storing(*([] if outcome.ok else [outcome.rank]))
         self._happened(events.MessageReceived(host, outcome, self._report_handler.report_counts.get(outcome.rank, 0)))
+
+    def _note_end(self, rank: int, *, ok: bool) -> None:
+        is_stopping = self.machine.state is RunState.STOPPING and not self.machine.waits_for_checkpoint
+        self._console.status.rank_ended(rank, "ended" if ok else "stopped" if is_stopping else "failed")
 
     def _update_storing(self, *failing: int) -> None:
         """Tell the machine what is being stored, before it learns that the ``failing`` ranks have failed.
@@ -495,6 +499,7 @@ class Coordinator:
         self._do(self.machine.handle(event, time.monotonic()))
         status = self._console.status
         status.phase, status.is_stopping = self.machine.state.value, self.machine.was_asked_to_stop
+        status.saves_on_stop = self.machine.saves_on_stop
 
     def _do(self, actions: list[events.Action]) -> None:
         for action in actions:

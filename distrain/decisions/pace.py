@@ -36,9 +36,11 @@ class Progress(Protocol):
     """How far a rank is."""
 
     host: str
-    ended: bool
     reports: int
     step: float | None
+
+    @property
+    def ended(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

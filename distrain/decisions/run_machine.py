@@ -188,6 +188,11 @@ class RunStateMachine:
         return self.stop_reason is not None or self._retry_forbidden
 
     @property
+    def saves_on_stop(self) -> bool:
+        """True if ranks that should stop learn it from should_stop() first, and can save a checkpoint."""
+        return bool(self._stop_consensus.callers and self.request.stop_grace_s)
+
+    @property
     def attempt_is_active(self) -> bool:
         """True if there may be processes of the latest attempt."""
         return self.state in (RunState.STARTING, RunState.RUNNING, RunState.RELEASING, RunState.STOPPING)
@@ -642,7 +647,7 @@ class RunStateMachine:
         if is_repeated or self.state is RunState.STOPPING:
             return self._stop(0.0, now)
         grace_s = self.request.stop_grace_s
-        if self._stop_consensus.callers and grace_s:
+        if self.saves_on_stop:
             self._deadline = now + grace_s
             text = f"{why}: stopping the workers; should_stop() is true, SIGTERM follows after {grace_s:g} s at most"
             announced = self._send_to_ranks(self._stop_consensus.request_stop(), wire.AnnounceStop)

@@ -49,15 +49,34 @@ def number(value: float) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def amount(value: float) -> str:
+    """Return a number with about four digits, so that it is quickly read.
+
+    >>> [amount(value) for value in (0.0187153, 1e-9, 3, 0.5, 123.456, 12_345.6, 999_999, 12_345_678, 2.5e12)]
+    ['0.01872', '1e-09', '3', '0.5', '123.5', '12,346', '999,999', '12.35M', '2.5T']
+    """
+    if not 1000 <= abs(value) < 1e15:
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if abs(value) < 1e6:
+        return f"{value:,.0f}"
+    for unit in "MG":
+        value /= 1e6 if unit == "M" else 1e3
+        if abs(value) < 999.95:
+            return f"{value:.4g}{unit}"
+    return f"{value / 1000:.4g}T"
+
+
 def rate(per_second: float) -> str:
     """Return a rate with a fitting unit.
 
-    >>> rate(12.34), rate(0.5), rate(0.001)
-    ('12.3/s', '30.0/min', '3.6/h')
+    >>> rate(12.34), rate(0.5), rate(0.001), rate(1234.5), rate(1_999_435.5)
+    ('12.3/s', '30.0/min', '3.6/h', '1,234/s', '2.0M/s')
     """
+    if per_second >= 1e6:
+        return f"{per_second / 1e6:,.1f}M/s"
     for factor, unit in ((1, "s"), (60, "min")):
         if per_second * factor >= 1:
-            return f"{per_second * factor:,.1f}/{unit}"
+            return f"{per_second * factor:,.{0 if per_second >= 1000 else 1}f}/{unit}"
     return f"{per_second * 3600:.1f}/h"
 
 

@@ -278,7 +278,7 @@ def test_the_terminal_of_fit_is_the_debuggers_at_breakpoints_and_after_the_failu
         terminal.type("p 'second', step\n")
         terminal.wait_for(at_prompt("('second', 6)"))
         terminal.type("c\n")
-        terminal.wait_for(lambda lines: any(line.startswith("Ctrl-C: the workers have") for line in lines))
+        terminal.wait_for(lambda lines: any(line.startswith("Ctrl-C: stops the run") for line in lines))
         terminal.wait_for(at_prompt("ValueError: on purpose", 'raise ValueError("on purpose")'))
         terminal.type("p 'last', step\n")
         terminal.wait_for(at_prompt("('last', 30)"))

@@ -51,8 +51,20 @@ def test_lines_of_the_same_key_are_folded_and_the_first_is_shown() -> None:
     assert taken(folding, 11.0) == [([0, 1], b"100% 5.1 it/s")]
 
 
+def test_repeated_lines_are_folded_in_their_order() -> None:
+    folding = Folding(4)
+    lines = [b"", b"", b"hello", b"", b"end"]
+    for rank in range(4):
+        for line in lines:
+            folding.add(rank, 1, line, now=10.0)
+    assert taken(folding, 10.0) == [([0, 1, 2, 3], line) for line in lines]
+
+
+TEXTS = st.sampled_from([b"", b"a", b"b", b"c"])
+
+
 @given(
-    printed=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"]), st.floats(0, 0.3))),
+    printed=st.lists(st.tuples(st.integers(0, 3), TEXTS, st.floats(0, 0.3))),
     takes=st.sets(st.integers(0, 40)),
 )
 def test_each_rank_has_all_its_lines_in_order(printed: list[tuple[int, bytes, float]], takes: set[int]) -> None:
@@ -68,3 +80,15 @@ def test_each_rank_has_all_its_lines_in_order(printed: list[tuple[int, bytes, fl
         for its in line.ranks:
             shown[its].append(line.text)
     assert shown == {rank: [text for who, text, _ in printed if who == rank] for rank in range(4)}
+
+
+@given(lines=st.lists(TEXTS, max_size=12), data=st.data())
+def test_equal_output_of_all_ranks_is_shown_once(lines: list[bytes], data: st.DataObject) -> None:
+    """Whatever the order in which the ranks print it, and however often lines are taken meanwhile."""
+    folding, shown = Folding(3), []
+    printed = [0, 0, 0]
+    for rank in data.draw(st.permutations([0, 1, 2] * len(lines))):
+        folding.add(rank, 1, lines[printed[rank]], now=0.0)
+        printed[rank] += 1
+        shown += taken(folding, 0.0)
+    assert shown == [([0, 1, 2], line) for line in lines]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from distrain import wire
@@ -31,16 +33,16 @@ def test_it_says_how_far_the_run_is() -> None:
     status.committed("checkpoint_000001", 120.0)
     assert shown(status) == [
         "running · 22 s · 4 workers · train-1",
-        "━" * 30 + " 20/100 · 20% · 1.0/s · 1 min 20 s left",
+        "━" * 6 + "╌" * 24 + " 20/100 · 20% · 1.0/s · 1 min 20 s left",
         "loss 0.05 ↓   lr 0.1",
         "checkpoint_000001, 2.0 s ago",
         "ranks ●●●●  4 at work",
-        "Ctrl-C: the workers have 10 s to save a checkpoint, then the run ends",
+        "Ctrl-C: stops the run; no checkpoint is saved, as train_func has not called should_stop()",
     ]
 
 
 def test_without_progress_it_counts_reports() -> None:
-    status = RunStatus("/runs/train-1", started=100.0)
+    status = RunStatus("/runs/train-1", started=100.0, phase="running")
     status.begin_attempt(["localhost"], 100.0)
     status.reported(0, 1, {}, None, 101.0)
     status.reported(0, 3, {}, None, 103.0)
@@ -49,14 +51,36 @@ def test_without_progress_it_counts_reports() -> None:
 
 def test_before_the_workers_start_it_has_little_to_say() -> None:
     status = RunStatus("/runs/train-1", started=100.0, grace_s=5)
-    assert shown(status, 101.0)[0] == "connecting · 1.0 s · train-1"
+    assert shown(status, 101.0) == ["connecting · 1.0 s · train-1", "Ctrl-C: stops the run"]
 
 
 def test_restarts_and_hosts_are_named() -> None:
     status = running(hosts=2)
     status.begin_attempt(["host0"] * 2 + ["host1"] * 2, 125.0)
-    assert shown(status, 125.0)[0] == "running · 25 s · 4 workers · 2 hosts · 1 restart · train-1"
+    status.phase = "starting"
+    assert shown(status, 125.0)[0] == "restarting · 25 s · 4 workers · 2 hosts · 1 restart · train-1"
     assert "ranks ····  4 starting" in shown(status, 125.0)
+    assert not any("left" in line for line in shown(status, 125.0))
+
+
+def test_a_late_report_takes_the_place_of_the_rate_and_the_time_left() -> None:
+    status = running()
+    assert "no report" not in shown(status, 132.0)[1]
+    assert shown(status, 133.0)[1] == "━" * 6 + "╌" * 24 + " 20/100 · 20% · no report for 11 s"
+    assert "no report for 1 min 58 s" in shown(status, 240.0)[1]
+
+
+def test_a_rank_for_which_silent_ranks_wait_is_silent() -> None:
+    """A hang: all ranks are quiet, and the samples of one show that it does not wait for the others."""
+    status = running()
+    for time_s in range(130, 180, 5):
+        for rank in range(4):
+            own_s = 5.0 if rank == 2 else 0.0
+            vitals = wire.Vitals(
+                attempt=0, rank=rank, own_s=own_s, waiting_s=5.0 - own_s, place="sleep (a.py:3)", place_s=own_s
+            )
+            status.heard_vitals(vitals, float(time_s))
+    assert "ranks ●●○●  rank 2 silent for 58 s, in sleep (a.py:3)  3 at work" in shown(status, 180.0)
 
 
 def test_a_silent_rank_is_marked_and_named() -> None:
@@ -64,7 +88,7 @@ def test_a_silent_rank_is_marked_and_named() -> None:
     for step in range(21, 60):
         for rank in (0, 1, 3):
             status.reported(rank, step, {}, (step, 100), 102.0 + step)
-    assert "ranks ●●○●  rank 2 silent  3 at work" in shown(status, 162.0)
+    assert "ranks ●●○●  rank 2 silent for 40 s  3 at work" in shown(status, 162.0)
     assert any("rank 2 is at 20" in line for line in shown(status, 162.0))
 
 
@@ -74,9 +98,9 @@ def test_a_slow_rank_is_marked_and_named() -> None:
         for rank in range(4):
             done = step if rank != 1 else 20 + (step - 20) // 2
             status.reported(rank, done, {}, None, 102.0 + step)
-            vitals = wire.Vitals(attempt=0, rank=rank, own_s=1.0, waiting_s=0.0, place="", place_s=0.0)
+            vitals = wire.Vitals(attempt=0, rank=rank, own_s=1.0, waiting_s=0.0, place="load (a.py:3)", place_s=1.0)
             status.heard_vitals(vitals, 102.0 + step)
-    assert "ranks ●◐●●  rank 1 slow  3 at work" in shown(status, 182.0)
+    assert "ranks ●◐●●  rank 1 slow, in load (a.py:3)  3 at work" in shown(status, 182.0)
 
 
 def test_ranks_with_too_little_memory_and_bad_gpus_are_marked_until_that_is_over() -> None:
@@ -106,10 +130,55 @@ def test_a_progress_bar_of_the_user_is_shown_once() -> None:
     assert "rank 1: 1%|█   | 1/100" in shown(status)
 
 
-def test_while_the_run_is_stopped_it_says_what_another_ctrl_c_does() -> None:
+def test_it_says_what_ctrl_c_does_to_ranks_that_call_should_stop() -> None:
+    status = running()
+    status.saves_on_stop = True
+    assert shown(status)[-1] == "Ctrl-C: the workers have 10 s to save a checkpoint, then the run ends"
+    assert shown(status, width=60)[-1] == "Ctrl-C: 10 s to save, then the run ends"
+
+
+def test_while_the_run_is_stopped_it_says_so_and_what_another_ctrl_c_does() -> None:
     status = running()
     status.is_stopping = True
+    assert shown(status)[0].startswith("stopping · ")
     assert shown(status)[-1] == "the run is being stopped; Ctrl-C kills the workers now"
+
+
+def test_ranks_that_were_stopped_or_have_failed_are_not_marked_as_finished() -> None:
+    status = running()
+    status.rank_ended(0, "ended")
+    status.rank_ended(0, "stopped")  # its exit, after its work was done
+    status.rank_ended(1, "stopped")
+    status.rank_ended(2, "failed")
+    assert "ranks ✓■✗●  rank 2 failed  1 at work, 1 stopped, 1 ended" in shown(status)
+
+
+def test_numbers_are_short_and_those_that_are_none_are_red() -> None:
+    status = running()
+    metrics = {"loss": math.nan, "tokens": 123456789, "grad": 0.0187153, "huge": 10**400}
+    status.reported(0, 21, metrics, (1e7, 2e7), 123.0)
+    assert "━" * 15 + "╌" * 15 + " 10M/20M · 50%" in shown(status)[1]
+    line = footer(status, 123.0, width=600, rows=40, interrupt=None)[2]
+    assert line.plain.startswith("loss nan   tokens 123.5M   grad 0.01872   huge 1000")
+    assert [(line.plain[span.start : span.end], span.style) for span in line.spans] == [("nan", "bold red")]
+
+
+def test_metrics_that_do_not_fit_are_counted() -> None:
+    status = running()
+    status.reported(0, 21, {f"metric{number}": number for number in range(1002)}, None, 123.0)
+    assert shown(status, width=60)[2] == "metric0 0   metric1 1   metric2 2   metric3 3   +998 more"
+
+
+def test_on_a_narrow_terminal_the_bar_shrinks_and_the_time_left_stays() -> None:
+    status = running()
+    assert shown(status, width=60)[1] == "━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ 20/100 · 20% · 1.0/s · 1 min 20 s left"
+    assert shown(status, width=40)[1] == "━━╌╌╌╌╌╌ 20/100 · 20% · 1 min 20 s left"
+    assert shown(status, width=20)[1] == "1 min 20 s left"
+
+
+def test_marks_that_do_not_fit_beside_the_words_have_a_line_of_their_own() -> None:
+    assert shown(running(ranks=64), width=80)[3:5] == ["ranks " + "●" * 64, "64 at work"]
+    assert shown(running(ranks=200), width=80)[3] == "ranks 200 at work"
 
 
 @pytest.mark.parametrize("width", [30, 60, 200])
@@ -123,7 +192,10 @@ def test_it_fits(width: int, ranks: int) -> None:
 
 
 def test_a_low_terminal_gets_the_most_important_lines_only() -> None:
-    assert len(shown(running(), rows=10)) == 3
+    status = running()
+    assert [line.split()[0] for line in shown(status, rows=10)[1:]] == ["━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌", "loss"]
+    status.heard_troubles("host0", [Trouble(rank=3, kind="memory", text="97% of the host's memory is used")])
+    assert shown(status, rows=10)[2:] == ["rank 3 memory", "rank 3 on host0: 97% of the host's memory is used"]
 
 
 def test_lost_time_is_from_the_last_checkpoint_until_all_ranks_are_at_work_again() -> None:
