@@ -78,6 +78,8 @@ class RunStatus:
     advice: str = ""
     phase: str = "connecting"
     is_stopping: bool = False
+    is_debugged: bool = False
+    """True while a rank waits for the person who debugs it, and others for that rank."""
     saves_on_stop: bool = False
     """True if ranks call should_stop(), so that they can save a checkpoint before they are stopped."""
     restarts: int = 0
@@ -203,6 +205,8 @@ class RunStatus:
         """The phase as users see it: a run stops as soon as it was asked to, and ports are a part of its start."""
         if self.is_stopping and self.phase not in _ENDS:
             return "stopping"
+        if self.is_debugged:
+            return "stopped by the debugger"
         if self.phase in ("reserving", "starting"):
             return "restarting" if self.restarts else "starting"
         return self.phase
@@ -231,7 +235,7 @@ class RunStatus:
 
     def late_s(self, now: float) -> float | None:
         """Return the seconds since the last report of rank 0 if the next one is late, or None."""
-        if not self.ranks or not self.ranks[0].is_at_work or not self.ranks[0].reports:
+        if self.is_debugged or not self.ranks or not self.ranks[0].is_at_work or not self.ranks[0].reports:
             return None
         seconds = now - self.ranks[0].reported
         return seconds if seconds > self.report_patience_s else None
@@ -243,6 +247,8 @@ class RunStatus:
 
     def silent(self, now: float) -> dict[int, float]:
         """Return the ranks that give no sign of life while others do or wait for them, and for how many seconds."""
+        if self.is_debugged:
+            return {}
         newest = max((rank.seen for rank in self.ranks if rank.is_at_work), default=0.0)
         return {
             number: now - rank.seen

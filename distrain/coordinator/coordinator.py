@@ -576,6 +576,7 @@ class Coordinator:
 
     def _pause_or_resume(self) -> None:
         """Stop the timers of the training while a rank waits for a person: other ranks wait for it."""
+        self._console.status.is_debugged = self._debuggers.is_waiting
         if self._debuggers.is_waiting:
             self._clock.pause()
         elif self._clock.is_paused:

@@ -194,7 +194,8 @@ def test_it_fits(width: int, ranks: int) -> None:
 def test_a_low_terminal_gets_the_most_important_lines_only() -> None:
     status = running()
     assert [line.split()[0] for line in shown(status, rows=10)[1:]] == ["━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌", "loss"]
-    status.heard_troubles("host0", [Trouble(rank=3, kind="memory", text="97% of the host's memory is used")])
+    full = Trouble(rank=3, kind="memory", problem="full", text="97% of the host's memory is used")
+    status.heard_troubles("host0", [full])
     assert shown(status, rows=10)[2:] == ["rank 3 memory", "rank 3 on host0: 97% of the host's memory is used"]
 
 
