@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from distrain.errors import CheckpointError, RankFailure
+from distrain.hosts.hostfile import LOCALHOST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -268,11 +269,21 @@ def name_ranks(ranks: Collection[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + rank_list(ranks)
 
 
+def ranks_have(ranks: Collection[int]) -> str:
+    """Return ``rank 3 has`` or ``ranks 0, 2-5 have``."""
+    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
+
+
 def name_hosts(hosts: Collection[str]) -> str:
     """Return the names of the hosts, or of the first ones and the number of the others."""
     shown = ", ".join(islice(hosts, _MOST_HOSTS_NAMED))
     others = len(hosts) - _MOST_HOSTS_NAMED
     return f"{shown} and {others:,} others" if others > 0 else shown
+
+
+def on_host(host: str) -> str:
+    """Return `` on beta``, or nothing for this machine."""
+    return "" if host == LOCALHOST else f" on {host}"
 
 
 def rank_list(ranks: Iterable[int]) -> str:

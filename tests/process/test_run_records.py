@@ -149,4 +149,4 @@ def test_a_rank_for_which_the_others_wait_in_collectives_is_named(
     [event] = [event for event in read_events(run / "events.jsonl") if event["event"] == "slow"]
     assert (event["rank"], event["between"]) == (1, "collectives")
     assert event["place"].startswith("load_batch (test_run_records.py:")
-    assert "rank 1 on localhost is slow: " in capsys.readouterr().err
+    assert "rank 1 slows the run down" in capsys.readouterr().err

@@ -253,9 +253,7 @@ def test_only_the_directory_is_shipped_of_a_repository_that_is_too_large(reposit
     project = find(repository / "b", limit_bytes=10)
     assert names(project, repository) == ["b/c.py", "b/d.json"]
     [note] = project.notes
-    assert note.startswith(
-        f"only {repository}/b is shipped, not the whole repository: the project has 15 B to ship"
-    )
+    assert note.startswith(f"only {repository}/b is shipped, not the whole repository: the project has 15 B to ship")
 
 
 def test_large_files_are_left_out_unless_they_are_code(
