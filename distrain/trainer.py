@@ -642,6 +642,9 @@ class _Run:
                 f"continuing the unfinished run {self._store.location} "
                 + (f"at {latest.path.name}" if latest else "from scratch (no checkpoint yet)")
             )
+        wanted, name = self._config.name, self._store.location.name
+        if wanted and wanted != name:
+            say(f"run {wanted!r} is finished; this one is {name}")
         say(f"{self._what()}; run directory {self._store.location}")
 
     def _what(self) -> str:

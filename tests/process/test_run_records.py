@@ -31,7 +31,9 @@ class _SlowData(TensorDataset):
         return super().__getitem__(index)
 
 
-def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waited_for(fit: Fit) -> None:
+def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waited_for(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
     def train() -> None:
         checkpoint = distrain.get_checkpoint()
         first = checkpoint.to_dict()["step"] if checkpoint else 0
@@ -48,6 +50,9 @@ def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waite
     assert before["started"] < before["training"] < before["ended"] <= after["started"] < after["training"]
     assert [before["checkpoint"], after["checkpoint"]] == [None, "checkpoint_000000"]
     assert [before["first_step"], after["first_step"]] == [0, 2]
+    said = capsys.readouterr().err
+    assert re.search(r"\n    restarts:    1, which cost .*\n    reports:     4 of rank 0 in the last attempt", said)
+    assert "\n    checkpoints: checkpoint_000002, 3 kept\n" in said
 
     first_steps = {0: 0, 1: 2}
     records = [record for rank in (0, 1) for record in read_metrics(run / "metrics.jsonl", rank=rank)]
