@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 _WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
@@ -139,6 +140,13 @@ def location(text: str) -> str:
             called = frame.function
     phases = [PHASES[frame.function] for frame in frames if frame in ours and frame.function in PHASES]
     return phases[-1] if phases else f"in {frames[0].function} at {frames[0]}"
+
+
+def raised_at(traceback: str) -> str:
+    """Return the user's innermost line of a traceback, such as ``train.py:17``, or an empty string."""
+    frames = [_Frame(file, int(line), "") for file, line in _RAISED.findall(traceback)]
+    users = [frame for frame in frames if not LIBRARY_FILE.search(frame.file)]
+    return str(users[-1]) if users else ""
 
 
 def native_reason(lines: Sequence[str]) -> str:

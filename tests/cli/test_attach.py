@@ -142,7 +142,7 @@ def test_attach_shows_the_footer_leaves_the_run_alone_and_sees_its_restart_and_i
     assert [line[9:] for line in shown if "step 3" in line] == ["[rank 0,1] step 3"] * 2
     for lines in (shown, out.splitlines()):
         text = "\n".join(lines)
-        assert "restart 1 (of 1) from" in " ".join(text.split())
+        assert "restart 1 of 1, from" in " ".join(text.split())
         assert text.index("restart 1") < text.index("distrain: finished after ")
     assert "ranks ●●" not in "".join(shown)
 

@@ -70,7 +70,7 @@ def test_a_hang_is_shown_then_ended_and_retried(fit: Fit, tmp_path: Path, capsys
     assert f"stacks are in {folder}" in shown
     assert_places(shown)
     assert "no rank has made progress for 3 s" in shown
-    assert "restart 1 (of 1)" in shown
+    assert "restart 1 of 1" in shown
     kept = {path.name: path.read_text() for path in folder.iterdir()}
     assert set(kept) == {f"rank_{rank}.txt" for rank in range(WORKERS) if rank != STOPPED}
     assert "in match" in kept["rank_3.txt"]
@@ -147,7 +147,7 @@ def test_a_hang_is_retried_as_often_as_allowed_only(
     with pytest.raises(HangError):
         fit(wait, failure_config=FailureConfig(max_failures=2, hang_timeout_s=0.5))
     shown = capsys.readouterr().err
-    assert "restart 2 (of 2)" in shown
+    assert "restart 2 of 2" in shown
     assert shown.count("no rank has made progress for 0.5 s") == 2
 
 

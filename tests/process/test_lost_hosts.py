@@ -248,7 +248,7 @@ def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pyte
     said = capfd.readouterr().err
     assert "distrain: ranks 2, 3 on two were lost: its agent has ended" in said
     assert "distrain: trying to reach two again\n" in said
-    assert "distrain: restart 1 (of 3) from " in said
+    assert "distrain: restart 1 of 3, from " in said
 
 
 def test_what_the_lost_agent_has_left_ends_before_the_next_attempt(hosts: Hosts) -> None:

@@ -51,6 +51,11 @@ def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waite
     assert [before["checkpoint"], after["checkpoint"]] == [None, "checkpoint_000000"]
     assert [before["first_step"], after["first_step"]] == [0, 2]
     said = capsys.readouterr().err
+    assert re.search(
+        r"distrain: rank \d failed: ValueError: on purpose \(test_run_records\.py:\d+\); "
+        r"its log: attempt_0/rank_\d\.log\ndistrain: restart 1 of 1, from checkpoint_000000\n",
+        said,
+    )
     assert re.search(r"\n    restarts:    1, which cost .*\n    reports:     4 of rank 0 in the last attempt", said)
     assert "\n    checkpoints: checkpoint_000002, 3 kept\n" in said
 

@@ -122,7 +122,7 @@ def test_several_hosts_that_have_reserved_ports_wait_for_the_storage_together(bu
     hosts = [HostSpec(name=name, address=name, slots=1) for name in ("one", "two")]
     work = FunctionWork(function=loses_the_network, config={"until": str(go)}, backend=Listening())
     run = RunConfig(name="run", storage_path=bucket.url, failure_config=FailureConfig(max_failures=1))
-    with Waiter(go, lambda: (bucket.door.hold(), go.touch())), when_shown("restart 1 (of 1)", bucket.door.open):
+    with Waiter(go, lambda: (bucket.door.hold(), go.touch())), when_shown("restart 1 of 1", bucket.door.open):
         result = run_work(
             work,
             ScalingConfig(num_workers=2),
