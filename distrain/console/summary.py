@@ -24,7 +24,13 @@ _MOST_METRICS = 12
 
 
 def summary(
-    verdict: str, status: RunStatus, *, started_at: str, retention: Retention, checkpoints: list[CommittedCheckpoint]
+    verdict: str,
+    status: RunStatus,
+    *,
+    started_at: str,
+    retention: Retention,
+    checkpoints: list[CommittedCheckpoint],
+    advice: str | None = None,
 ) -> str:
     """Return the last lines of a run.
 
@@ -32,8 +38,10 @@ def summary(
     started_at: when it began, as people read it.
     retention: says which metric of a checkpoint is its score.
     checkpoints: those that are kept, the oldest first.
+    advice: how to continue the run, if no error says it.
     """
-    return "\n    ".join([verdict, *_details(status, started_at, retention, checkpoints)])
+    lines = [verdict, *_details(status, started_at, retention, checkpoints)]
+    return "\n    ".join([*lines, f"continue:    {advice}"] if advice else lines)
 
 
 def _details(

@@ -34,7 +34,7 @@ from distrain.decisions.events import (
     StorageFailed,
     Tick,
 )
-from distrain.decisions.failures import culprit_first, name_hosts, name_ranks, on_host
+from distrain.decisions.failures import culprit_first, name_hosts, name_ranks, on_host, stopped_by
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.placement import (
     Rendezvous,
@@ -644,7 +644,7 @@ class RunStateMachine:
         if is_repeated or self.state is RunState.STOPPING:
             return self._stop(0.0, now)
         grace_s = self.request.stop_grace_s
-        pressed = "Ctrl-C" if why == "SIGINT" else why
+        pressed = stopped_by(why)
         again = f"{pressed} again kills the workers now"
         if self._stop_consensus.callers and grace_s:
             self._deadline = now + grace_s

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.decisions.failures import rank_list
+from distrain.decisions.failures import count_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -71,11 +71,11 @@ def summarize_stacks(
     silent: ranks that did not answer when asked for their stacks.
     """
     locations = sorted(_ranks_by_location(stacks).items(), key=lambda item: -len(item[1]))
-    lines = [f"{_count_ranks(ranks)} {where}" for where, ranks in locations]
+    lines = [f"{count_ranks(ranks)} {where}" for where, ranks in locations]
     if silent := sorted(silent):
-        lines.append(f"{_count_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
+        lines.append(f"{count_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
     if finished := sorted(finished):
-        lines.append(f"{_count_ranks(finished)} finished train_func")
+        lines.append(f"{count_ranks(finished)} finished train_func")
     return lines
 
 
@@ -103,7 +103,7 @@ def mismatched_collectives(stacks: Mapping[int, str]) -> list[str]:
     for rank, found in waiting.items():
         groups.setdefault(found, []).append(rank)
     return [
-        f"{_count_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
+        f"{count_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
         for (where, *names), ranks in groups.items()
     ]
 
@@ -199,7 +199,3 @@ def _frames(text: str) -> list[_Frame]:
     """Return the frames of one thread, innermost first."""
     found = (_FRAME.match(line) for line in text.splitlines())
     return [_Frame(match["file"], int(match["line"]), match["function"]) for match in found if match]
-
-
-def _count_ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({rank_list(ranks)})"

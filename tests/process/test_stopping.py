@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -261,7 +262,8 @@ def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number
     running.ask(number)
     code, output, _ = running.end()
     assert code == 128 + number, output
-    assert "start the run again with --name run to continue at checkpoint_0" in output
+    assert re.search(r"\ncheckpoint: checkpoint_0\d+, at step \d+\n", output)
+    assert "\ncontinue:   start the run again with --name run\n" in output
     assert set(running.stopped_at()) == {0, 1}
 
 
