@@ -650,10 +650,10 @@ class RunStateMachine:
             self._deadline = now + grace_s
             text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint. {again}"
             return [ShowLine(text), *self._send_to_ranks(self._stop_consensus.request_stop(), wire.AnnounceStop)]
-        unsaved = (
-            "" if self._stop_consensus.callers else "; no checkpoint is saved, as no rank has called should_stop()"
-        )
-        return [ShowLine(f"{pressed}: the run stops within {grace_s:g} s{unsaved}. {again}"), *self._stop(grace_s, now)]
+        text = f"{pressed}: the run stops within {grace_s:g} s"
+        if not self._stop_consensus.callers:
+            text += "; no checkpoint is saved, as no rank has called should_stop()"
+        return [ShowLine(f"{text}. {again}"), *self._stop(grace_s, now)]
 
     def _send_stop_orders(self, orders: Iterable[StopOrder]) -> list[Action]:
         return [
