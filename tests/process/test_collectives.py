@@ -177,9 +177,7 @@ def test_a_rank_that_has_finished_is_named(any_fit: Fit) -> None:
         if distrain.get_context().get_world_rank() != 2:
             barrier()
 
-    with pytest.raises(
-        WorkerGroupError, match=r"rank\(s\) 2 finished train_func without calling barrier\(\)"
-    ) as raised:
+    with pytest.raises(WorkerGroupError, match=r"rank 2 finished train_func without calling barrier\(\)") as raised:
         any_fit(train, workers=3)
     assert raised.value.culprit in (0, 1)
     assert "every rank must call it" in str(raised.value)
@@ -191,7 +189,7 @@ def test_a_rank_that_finishes_long_before_is_named_too(fit: Fit) -> None:
         if rank == 1:
             return ""
         time.sleep(0.3)
-        with pytest.raises(CollectiveError, match=r"rank\(s\) 1 finished"):
+        with pytest.raises(CollectiveError, match=r"rank 1 finished"):
             barrier()
         return "caught"
 

@@ -439,7 +439,7 @@ def test_an_abort_by_nccls_watchdog_is_a_consequence_of_the_rank_that_others_wai
     assert "the cause may lie with rank 1" in screen
     assert "killed by SIGABRT (6) during training, not by distrain" in screen
     assert caught in screen
-    assert re.search(r"rank 1 in \w+ at test_failures.py:\d+", screen)
+    assert re.search(r"rank 1 was stopped by distrain, in \w+ at test_failures.py:\d+", screen)
     assert "frame #0" not in screen
 
 

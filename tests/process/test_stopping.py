@@ -248,7 +248,7 @@ def test_the_result_of_the_error_has_the_checkpoint_that_was_reported_after_the_
     running.wait_for("trains-0", "trains-1")
     running.ask(signal.SIGTERM)
     _, output, _ = running.end()
-    assert "checkpoint_000000" in output.partition("PREEMPTED")[2].splitlines()[0]
+    assert re.search(r"\ncontinue: .* checkpoint_000000\n", output.partition("PREEMPTED")[2])
     error = json.loads((running.run / "error.json").read_text())
     assert error["type"] == "PreemptionError"
 
