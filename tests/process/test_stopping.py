@@ -208,7 +208,7 @@ def wait_until_asked(running: Running) -> None:
     """Until the user's process has told its workers; then whoever waits for that may go on."""
     assert running.user.stdout is not None
     for line in running.user.stdout:
-        if "stopping the workers" in line:
+        if "SIGTERM: the run stops" in line:
             break
     (running.place / "asked").touch()
 
