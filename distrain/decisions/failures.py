@@ -11,7 +11,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from distrain.errors import CheckpointError, RankFailure
-from distrain.hosts.hostfile import LOCALHOST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -307,7 +306,7 @@ def name_hosts(hosts: Collection[str]) -> str:
 
 def on_host(host: str) -> str:
     """Return `` on beta``, or nothing for this machine."""
-    return "" if host == LOCALHOST else f" on {host}"
+    return "" if host == "localhost" else f" on {host}"
 
 
 def rank_list(ranks: Iterable[int]) -> str:
