@@ -37,6 +37,7 @@ from distrain.coordinator.run_errors import RunErrors, exit_code_of
 from distrain.coordinator.run_facts import RunFacts, plain
 from distrain.coordinator.stop_signals import refuse_after_stop
 from distrain.decisions.events import RunRequest, RunSummary, Validator
+from distrain.decisions.failures import stopped_by
 from distrain.decisions.placement import shares_of, workers_on
 from distrain.decisions.states import RunState
 from distrain.errors import (
@@ -550,7 +551,7 @@ class _Run:
             with console:
                 runner.run()
             self._write_at_end(self._store.write_last_lines, "the last reports could not be written")
-            result, failure = self._conclude(runner.end)
+            result, failure = self._conclude(runner.end, console.status)
             self._manifest.exit_code = exit_code_of(failure)
             console.show_summary(self._summary(runner.end, console.status, time.monotonic() - started))
             concluded = True
@@ -571,13 +572,16 @@ class _Run:
                 trackers.close(status)
         self._callbacks.after_run(result, failure)
         seconds = time.monotonic() - started
-        if (failure is not None or seconds >= _PAGE_AFTER_S) and not (end.storage_failed or self._store.is_stalled):
+        if (failure is not None or seconds >= _PAGE_AFTER_S) and self._can_write_page(end):
             from distrain.page.writer import write_page_at_end  # short runs need none
 
             write_page_at_end(self._store.location, seconds)
         if failure is not None:
             raise failure
         return result
+
+    def _can_write_page(self, end: RunSummary) -> bool:
+        return not (end.storage_failed or self._store.is_stalled)
 
     def _start_trackers(self, request: RunRequest) -> TrackerLink | None:
         """Start the process that logs the run to its trackers. If that fails, only warn."""
@@ -642,6 +646,9 @@ class _Run:
                 f"continuing the unfinished run {self._store.location} "
                 + (f"at {latest.path.name}" if latest else "from scratch (no checkpoint yet)")
             )
+        wanted, name = self._config.name, self._store.location.name
+        if wanted and wanted != name:
+            say(f"run {wanted!r} is finished; this one is {name}")
         say(f"{self._what()}; run directory {self._store.location}")
 
     def _what(self) -> str:
@@ -703,7 +710,9 @@ class _Run:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _summary(self, end: RunSummary, status: RunStatus, seconds: float) -> str:
+        reason = None if end.state is RunState.FINISHED else end.stop_reason
         verdict = "stopped" if end.state is RunState.ABORTED else end.state.value
+        verdict = f"stopped by {stopped_by(reason)}" if reason else verdict
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - seconds))
         return summary(
             f"{verdict} after {duration(seconds)}; results in {self._store.location}",
@@ -711,9 +720,10 @@ class _Run:
             started_at=began,
             retention=self._config.checkpoint_config,
             checkpoints=self._store.committed,
+            advice=self._run_errors(end, status).how_to_continue if reason == "SIGINT" else None,
         )
 
-    def _conclude(self, end: RunSummary) -> tuple[Result, BaseException | None]:
+    def _conclude(self, end: RunSummary, status: RunStatus) -> tuple[Result, BaseException | None]:
         """Make the Result, and the exception to raise if the run did not finish."""
         value = end.value
         if value is not None:
@@ -730,7 +740,7 @@ class _Run:
         )
         if end.state is RunState.FINISHED:
             return result, None
-        error = self._run_errors(end, result).error()
+        error = self._run_errors(end, status).error()
         if isinstance(error, TrainingFailedError):
             error.result = result
             failed = error
@@ -756,17 +766,19 @@ class _Run:
         if (blob := pickle_or_none(error)) is not None:
             write_atomically(self._store.paths.error_pickle, blob)
 
-    def _run_errors(self, end: RunSummary, result: Result) -> RunErrors:
-        name, logs = self._store.location.name, None
+    def _run_errors(self, end: RunSummary, status: RunStatus) -> RunErrors:
+        name, logs, latest = self._store.location.name, None, self._store.latest
         if self._request.starts_workers and end.attempt >= self._manifest.first_attempt:
             logs = self._store.display_path(self._store.paths.log(end.attempt, 0, self._log_dir).parent)
         named = f"with --name {shlex.quote(name)}" if self._request.on_command_line else f"as RunConfig(name={name!r})"
         return RunErrors(
             summary=end,
-            run=result.path,
+            run=str(self._store.location),
             name=named,
-            checkpoint=Path(result.checkpoint.path).name if result.checkpoint else None,
+            step="{:,} of {:,}".format(*status.progress) if status.progress else None,
+            checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,
+            page=self._store.display_path(self._store.paths.page) if self._can_write_page(end) else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from distrain.console.run_console import RunConsole
@@ -29,5 +30,15 @@ def open_console(progress: str, status: RunStatus, logs: str) -> RunConsole:
 
             return TerminalConsole(status, pinned)
         if progress == "live":
-            warn("progress='live' has no effect: stdout and stderr are not one terminal, or another run uses it")
+            warn(f"progress='live' has no effect: {_why_no_footer()}")
     return RunConsole(status, shows_progress=progress != "off")
+
+
+def _why_no_footer() -> str:
+    for name in ("stdout", "stderr"):
+        try:
+            if not getattr(sys, name).isatty():
+                return f"{name} is no terminal"
+        except (AttributeError, ValueError):  # the user has closed or replaced it
+            return f"{name} is no terminal"
+    return "another run has its footer in this terminal, or stdout and stderr are two terminals, or it is too small"

@@ -24,7 +24,13 @@ _MOST_METRICS = 12
 
 
 def summary(
-    verdict: str, status: RunStatus, *, started_at: str, retention: Retention, checkpoints: list[CommittedCheckpoint]
+    verdict: str,
+    status: RunStatus,
+    *,
+    started_at: str,
+    retention: Retention,
+    checkpoints: list[CommittedCheckpoint],
+    advice: str | None = None,
 ) -> str:
     """Return the last lines of a run.
 
@@ -32,8 +38,10 @@ def summary(
     started_at: when it began, as people read it.
     retention: says which metric of a checkpoint is its score.
     checkpoints: those that are kept, the oldest first.
+    advice: how to continue the run, if no error says it.
     """
-    return "\n    ".join([verdict, *_details(status, started_at, retention, checkpoints)])
+    lines = [verdict, *_details(status, started_at, retention, checkpoints)]
+    return "\n    ".join([*lines, f"continue:    {advice}"] if advice else lines)
 
 
 def _details(
@@ -41,10 +49,11 @@ def _details(
 ) -> Iterator[str]:
     yield f"started:     {started_at}"
     if status.restarts:
-        yield f"restarts:    {status.restarts}; {duration(status.lost_s)} lost by them"
+        yield f"restarts:    {status.restarts}, which cost {duration(status.lost_s)}"
     if status.ranks and (reports := status.ranks[0].reports):
         speed = status.rate()
-        yield f"reports:     {reports:,} of rank 0" + (f", {rate(speed)} at the end" if speed else "")
+        where = " in the last attempt" if status.restarts else ""
+        yield f"reports:     {reports:,} of rank 0{where}" + (f", {rate(speed)} at the end" if speed else "")
     if status.metrics:
         shown = [_metric(name, status, retention) for name in status.metrics][:_MOST_METRICS]
         others = len(status.metrics) - len(shown)
@@ -78,4 +87,4 @@ def _checkpoints(checkpoints: list[CommittedCheckpoint], retention: Retention) -
     if name is not None and has_metric(best.metrics, name):
         yield f"the best by {name} is {best.path.name}"
     if len(checkpoints) > 1:
-        yield f"{len(checkpoints)} are kept"
+        yield f"{len(checkpoints)} kept"

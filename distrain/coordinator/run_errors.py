@@ -48,18 +48,22 @@ class RunErrors:
 
     run: the run directory, a path or URL.
     name: how the user names the run to continue it, such as ``as RunConfig(name='run')``.
-    checkpoint: the name of the latest checkpoint, if there is one.
+    step: how far the latest attempt was, such as ``21 of 120``, if that is known.
+    checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18``, if there is one.
     logs: the directory of the logs of the latest attempt, if there are any.
+    page: the page of the run, if it is written.
     """
 
     summary: RunSummary
     run: str
     name: str
+    step: str | None
     checkpoint: str | None
     logs: str | None
+    page: str | None
 
     def error(self) -> BaseException:
-        """Return the exception to raise. Show the text that a KeyboardInterrupt cannot carry."""
+        """Return the exception to raise. Show what else went wrong before Ctrl-C, as that exception has no text."""
         summary = self.summary
         if summary.stop_reason is not None:
             return self._stop_error(summary.stop_reason)
@@ -68,8 +72,7 @@ class RunErrors:
         if summary.failures and not self._problem_explains_failures():
             return self._worker_group_error()
         if summary.storage_failed:
-            advice = f"once that is fixed, {self._how_to_continue()}"
-            return ControllerError(f"{summary.problem}\n{advice}\nrun:  {self.run}")
+            return ControllerError("\n".join([str(summary.problem), *self._facts("once that is fixed, ")]))
         if summary.resources_missing:
             return ResourcesError(summary.problem)
         problem = summary.problem or "all workers have ended, but no rank has failed; their logs may show why"
@@ -85,7 +88,7 @@ class RunErrors:
 
     def _stop_error(self, reason: str) -> BaseException:
         summary = self.summary
-        lines = [f"the run was stopped by {reason}; {self._how_to_continue()}"]
+        lines: list[str] = []
         requested = {exit_code("SIGTERM"), exit_code(reason)}
         own = [f for f in summary.failures if not f.consequence and f.exit_code not in requested]
         if own:
@@ -93,10 +96,11 @@ class RunErrors:
             lines += ["meanwhile, there was a failure:", *(f"    {line}" for line in screen.splitlines())]
         if summary.where:
             lines += ["ranks that did not stop in time were killed:", *(f"    {line}" for line in summary.where)]
-        lines += [*self._other_problems(), f"run:  {self.run}"]
+        lines += self._other_problems()
         if reason != "SIGINT":
-            return preempted("\n".join(lines), reason)
-        warn("\n    ".join(lines))
+            return preempted("\n".join([f"the run was stopped by {reason}", *lines, *self._facts()]), reason)
+        if lines:
+            warn("\n    ".join(lines))
         return KeyboardInterrupt()
 
     def _hang_error(self, hung: HangDetected) -> HangError:
@@ -149,13 +153,21 @@ class RunErrors:
     def _postscript(self) -> list[str]:
         """Return the last lines of every failure's text."""
         summary = self.summary
-        lines = [*summary.earlier_attempts, *([summary.no_retry] if summary.no_retry else [])]
-        if self.logs is not None:
-            lines.append(f"logs: {self.logs}")
-        if self.checkpoint is not None:
-            lines.append(self._how_to_continue())
-        return [*lines, f"run:  {self.run}"]
+        return [*summary.earlier_attempts, *([summary.no_retry] if summary.no_retry else []), *self._facts()]
 
-    def _how_to_continue(self) -> str:
-        start = f"continue at {self.checkpoint}" if self.checkpoint else "train from scratch (no checkpoint yet)"
-        return f"start the run again {self.name} to {start}"
+    def _facts(self, condition: str = "") -> list[str]:
+        """Return how far the run was, its files, and how to continue it, which ``condition`` allows."""
+        can_continue = self.checkpoint or self.summary.entered
+        facts = {
+            "step": self.step,
+            "checkpoint": self.checkpoint,
+            "logs": self.logs,
+            "page" if self.page else "run": self.page or self.run,
+            "continue": f"{condition}{self.how_to_continue}" if can_continue else None,
+        }
+        return [f"{label + ':':<12}{fact}" for label, fact in facts.items() if fact]
+
+    @property
+    def how_to_continue(self) -> str:
+        """What the user has to do to continue the run."""
+        return f"start the run again {self.name}" + ("" if self.checkpoint else ", from scratch (no checkpoint yet)")

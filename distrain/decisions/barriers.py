@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distrain.decisions.events import ShowLine
-from distrain.decisions.failures import rank_list
+from distrain.decisions.failures import name_ranks, ranks_have
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,8 +84,7 @@ class BarrierTracker:
             call = min(self._waiting.values(), key=lambda call: call.until)
             return self._refuse(
                 call.index,
-                f"rank(s) {rank_list(self._missing())} have not come to {call.operation} within "
-                f"{call.until - call.since:g} s",
+                f"{ranks_have(self._missing())} not come to {call.operation} within {call.until - call.since:g} s",
             )
         if now < self._warn_at():
             return []
@@ -93,8 +92,8 @@ class BarrierTracker:
         self._warned_index = call.index
         return [
             ShowLine(
-                f"rank(s) {rank_list(self._waiting)} have been waiting in {call.operation} for {WARN_AFTER_S:g} s; "
-                f"rank(s) {rank_list(self._missing())} have not called it yet"
+                f"{ranks_have(self._waiting)} waited in {call.operation} for {WARN_AFTER_S:g} s; "
+                f"{ranks_have(self._missing())} not called it. distrain stacks shows where all ranks are"
             )
         ]
 
@@ -121,7 +120,7 @@ class BarrierTracker:
         ahead = [rank for rank, call in self._waiting.items() if call.index == latest]
         behind = [rank for rank, call in self._waiting.items() if call.index == index]
         operation = self._waiting[behind[0]].operation
-        return f"rank(s) {rank_list(ahead)} gave up waiting in {operation}, call number {index}, and continued"
+        return f"{name_ranks(ahead)} gave up waiting in {operation}, call number {index}, and continued"
 
     def _impossible(self, index: int) -> str:
         """Return why the waiting ranks cannot meet any more."""
@@ -129,11 +128,11 @@ class BarrierTracker:
         for rank, call in sorted(self._waiting.items()):
             ranks_of.setdefault(call.operation, []).append(rank)
         if len(ranks_of) > 1:
-            calls = ", ".join(f"rank(s) {rank_list(ranks)} called {name}" for name, ranks in ranks_of.items())
+            calls = ", ".join(f"{name_ranks(ranks)} called {name}" for name, ranks in ranks_of.items())
             return f"the ranks do not meet in the same collective, as their call number {index}: {calls}"
         return (
-            f"rank(s) {rank_list(self._finished)} finished train_func without calling {next(iter(ranks_of))}, in "
-            f"which rank(s) {rank_list(self._waiting)} wait (their call number {index}); every rank must call it"
+            f"{name_ranks(self._finished)} finished train_func without calling {next(iter(ranks_of))}, in "
+            f"which {ranks_have(self._waiting)} waited (call number {index}); every rank must call it"
         )
 
     def _refuse(self, index: int, why: str) -> list[EndCall]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distrain.decisions.events import ShowLine
-from distrain.decisions.failures import rank_list
+from distrain.decisions.failures import name_ranks, ranks_have
 from distrain.decisions.report_rows import ReportCounts
 from distrain.storage.commit import Commit, CommittedFile
 
@@ -595,7 +595,7 @@ class CheckpointAssembly:
             return []
         return self._warn_once(
             "written off",
-            f"checkpoint {ordinal} was committed without rank(s) {rank_list(silent)}, which have not called report() "
+            f"checkpoint {ordinal} was committed without {name_ranks(silent)}: no call of report() "
             f"for {self._missing_rank_s:g} s (CheckpointConfig.missing_rank_s).",
         )
 
@@ -620,12 +620,12 @@ class CheckpointAssembly:
             return []
         missing = self._missing(pending, now)
         if fetching := [rank for rank in missing if self._ranks[rank].is_fetching]:
-            why = f"rank(s) {rank_list(fetching)} wait for the files of a checkpoint to read"
+            why = f"{ranks_have(fetching)} to wait for the files of a checkpoint to read"
         else:
-            why = f"rank(s) {rank_list(missing)} brought earlier ones, but not this one"
+            why = f"{name_ranks(missing)} brought earlier ones, but not this one"
         return self._warn_once(
             "missing",
-            f"checkpoint {ordinal} of rank(s) {rank_list(pending.parts)} is not complete: {why}. It is committed when "
+            f"checkpoint {ordinal} of {name_ranks(pending.parts)} is not complete: {why}. It is committed when "
             "they bring it or finish.",
         )
 

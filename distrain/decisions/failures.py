@@ -30,7 +30,7 @@ _CONSEQUENCE = re.compile(
 )
 
 _SIGNAL_HINTS: dict[int, str] = {
-    signal.SIGKILL: "often by the kernel when the host is out of memory, or by a kill -9",
+    signal.SIGKILL: "often the kernel does it, when the host is out of memory",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or /dev/shm is full",
     signal.SIGABRT: "native code gave up; its message, if it had one, is in the log",
@@ -150,19 +150,19 @@ def _kind(exited: wire.Exited) -> str:
 
 def _death(exited: wire.Exited, *, entered: bool, reason: str) -> str:
     """Describe how a process ended without an outcome."""
-    memory = f" (peak memory {exited.max_rss_bytes / 2**20:.0f} MiB)" if exited.max_rss_bytes else ""
+    memory = f"; peak memory {exited.max_rss_bytes / 2**20:.0f} MiB" if exited.max_rss_bytes else ""
     when = "during training" if entered else "before it entered train_func"
     if exited.lost is not None:
         return f"lost: {exited.lost}"
     if _kind(exited) == "memory":
-        return f"was killed by the kernel for lack of memory {when}{memory}: {_limit(exited)}"
+        return f"was killed by the kernel for lack of memory {when}: {_limit(exited)}{memory}"
     if exited.signal is not None:
         hint = (exited.signal == signal.SIGABRT and reason) or _SIGNAL_HINTS.get(exited.signal)
         if exited.signal == signal.SIGKILL and exited.oom_limit_bytes is not None:
-            hint = "perhaps by the kernel, which killed processes for lack of memory on this host, or by a kill -9"
-        killed = f"was killed by {signal_in_words(exited.signal)} {when}, not sent by distrain{memory}"
-        return f"{killed}: {hint}" if hint else killed
-    return f"exited with code {exited.exit_code} {when}{memory}, without an exception: os._exit()?"
+            hint = "perhaps the kernel did it, which killed processes for lack of memory on this host"
+        killed = f"was killed by {signal_in_words(exited.signal)} {when}, not by distrain"
+        return f"{killed}{f': {hint}' if hint else ''}{memory}"
+    return f"exited with code {exited.exit_code} {when}, without an exception: os._exit()?{memory}"
 
 
 def _limit(exited: wire.Exited) -> str:
@@ -194,9 +194,17 @@ def failure_screen(
     for number, group in enumerate(_grouped(culprit_first(failures))):
         lines += _group_lines(group, last_lines, is_first=number == 0)
     if stopped:
-        lines.append(f"{name_ranks(stopped)}: stopped by distrain")
-        lines += [f"    {line}" for line in where]
+        lines += _stopped_lines(stopped, where)
     return "\n".join(lines)
+
+
+def _stopped_lines(stopped: Sequence[int], where: Sequence[str]) -> list[str]:
+    """Name the ranks that distrain stopped, and what they were doing: in the same line if it was the same."""
+    text = f"{name_ranks(stopped)} {'was' if len(stopped) == 1 else 'were'} stopped by distrain"
+    together = f"{count_ranks(stopped)} in "
+    if len(where) == 1 and where[0].startswith(together):
+        return [f"{text}, in {where[0].removeprefix(together)}"]
+    return [text, *(f"    {line}" for line in where)]
 
 
 def _unknown_culprit(*, stopped: Sequence[int], finished: Sequence[int]) -> list[str]:
@@ -219,11 +227,13 @@ def _unknown_culprit(*, stopped: Sequence[int], finished: Sequence[int]) -> list
 def _group_lines(group: Sequence[RankFailure], last_lines: Mapping[int, Sequence[str]], *, is_first: bool) -> list[str]:
     first = group[0]
     ranks, hosts = name_ranks([f.rank for f in group]), name_hosts(dict.fromkeys(f.host for f in group))
-    title = f"{ranks} on {hosts}: {first.summary}"
+    differ = any(failure.summary != first.summary for failure in group)
+    title = f"{ranks} on {hosts}: {first.summary}" + (f" (text of rank {first.rank}; others differ)" if differ else "")
     if first.consequence and not is_first:
         return [f"{_cut_line(title, 160)} (a consequence: a peer was gone)"]
     if first.traceback:
-        return [title, *(f"  {_cut_line(line)}" for line in _cut_middle(first.traceback.rstrip()).splitlines())]
+        traceback = [line for line in first.traceback.rstrip().splitlines() if not _is_long_underline(line)]
+        return [title, *(f"  {_cut_line(line)}" for line in _cut_middle(traceback))]
     if last_lines.get(first.rank):
         return [title, "  its last output:", *(f"    {_cut_line(line)}" for line in last_lines[first.rank])]
     return [title]
@@ -242,13 +252,17 @@ def _masked(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+", "#", text)
 
 
-def _cut_middle(text: str, most: int = 60) -> str:
-    """Return the text, or its first and last lines if it is long. The log has all of it."""
-    lines = text.splitlines()
+def _is_long_underline(line: str, most: int = 100) -> bool:
+    """Tell if a line is one of ``^^^`` that fills more than a row of most terminals, and so marks nothing there."""
+    return len(line) > most and not line.strip(" ^~")
+
+
+def _cut_middle(lines: list[str], most: int = 60) -> list[str]:
+    """Return the lines, or the first and last ones if there are many. The log has all of them."""
     if len(lines) <= most:
-        return text
+        return lines
     head, tail = most // 3, most - most // 3
-    return "\n".join([*lines[:head], f"... {len(lines) - most} lines left out ...", *lines[-tail:]])
+    return [*lines[:head], f"... {len(lines) - most} lines left out ...", *lines[-tail:]]
 
 
 def _cut_line(line: str, most: int = 500) -> str:
@@ -263,9 +277,24 @@ def signal_in_words(number: int) -> str:
     return f"{signal.Signals(number).name} ({number})" if number in _KNOWN_SIGNALS else f"signal {number}"
 
 
+def stopped_by(reason: str) -> str:
+    """Return the reason of a stop as users know it: most send SIGINT by Ctrl-C."""
+    return "Ctrl-C" if reason == "SIGINT" else reason
+
+
 def name_ranks(ranks: Collection[int]) -> str:
     """Return ``rank 3`` or ``ranks 0, 2-5``."""
     return ("rank " if len(ranks) == 1 else "ranks ") + rank_list(ranks)
+
+
+def count_ranks(ranks: Collection[int]) -> str:
+    """Return ``rank 3`` or ``5 ranks (0, 2-5)``."""
+    return f"rank {rank_list(ranks)}" if len(ranks) == 1 else f"{len(ranks)} ranks ({rank_list(ranks)})"
+
+
+def ranks_have(ranks: Collection[int]) -> str:
+    """Return ``rank 3 has`` or ``ranks 0, 2-5 have``."""
+    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
 
 
 def name_hosts(hosts: Collection[str]) -> str:
@@ -273,6 +302,11 @@ def name_hosts(hosts: Collection[str]) -> str:
     shown = ", ".join(islice(hosts, _MOST_HOSTS_NAMED))
     others = len(hosts) - _MOST_HOSTS_NAMED
     return f"{shown} and {others:,} others" if others > 0 else shown
+
+
+def on_host(host: str) -> str:
+    """Return `` on beta``, or nothing for this machine."""
+    return "" if host == "localhost" else f" on {host}"
 
 
 def rank_list(ranks: Iterable[int]) -> str:

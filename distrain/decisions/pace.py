@@ -11,6 +11,8 @@ from operator import itemgetter
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Protocol
 
+from distrain.decisions.failures import on_host
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -60,12 +62,16 @@ class SlowRank:
     share: float
 
     def __str__(self) -> str:
-        since = f" since {self.since}" if self.since else ""
-        where = f"; {self.share:.0%} of it in {self.place}" if self.place else ""
-        return (
-            f"rank {self.rank} on {self.host} is slow: {self.factor:.3g} x the median time between {self.between}"
-            f"{since}{where}"
+        since = f" (since {self.since})" if self.since else ""
+        factor = f"{round(self.factor, 1):g} times as long as"
+        how = (
+            f"is slow{since}: its reports take {factor} those of the others"
+            if self.between == "reports"
+            else f"slows the run down{since}: its own work takes {factor} that of the others"
         )
+        share = "all" if self.share > 0.98 else f"{self.share:.0%}"
+        where = f", {share} of it in {self.place}" if self.place else ""
+        return f"rank {self.rank}{on_host(self.host)} {how}{where}"
 
 
 @dataclass(slots=True)

@@ -36,11 +36,10 @@ class RetryPolicy:
         """How many attempts in a row have failed without a new checkpoint."""
         self._last_failure: object = None
 
-    @property
-    def budget(self) -> str:
-        """The limit of restarts in words, such as ``of 3``."""
+    def __str__(self) -> str:
+        """Name the latest restart, such as ``restart 1 of 3``."""
         most = self._config.max_failures
-        return "no limit" if most < 0 else f"of {most}"
+        return f"restart {self.used}" + (f" of {most}" if most >= 0 else "")
 
     def allow(self, culprit: RankFailure | None, *, reports: int, checkpoint: str | None) -> bool:
         """Return whether to restart after a failure, and count the restart if so.

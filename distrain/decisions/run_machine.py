@@ -34,7 +34,7 @@ from distrain.decisions.events import (
     StorageFailed,
     Tick,
 )
-from distrain.decisions.failures import culprit_first, name_hosts, name_ranks
+from distrain.decisions.failures import culprit_first, name_hosts, name_ranks, on_host, stopped_by
 from distrain.decisions.host_pool import HOST_ANSWER_TIMEOUT_S, HostPool, Readiness, info_of
 from distrain.decisions.placement import (
     Rendezvous,
@@ -45,6 +45,7 @@ from distrain.decisions.placement import (
     worker_spec,
 )
 from distrain.decisions.retries import RetryPolicy
+from distrain.decisions.stack_summary import raised_at
 from distrain.decisions.states import RANK_MOVES, RUN_MOVES, Rank, Ranks, RankState, RunState
 from distrain.decisions.stop_consensus import StopConsensus, StopOrder
 from distrain.errors import InvalidTransition, LaunchError, ResourcesError
@@ -466,8 +467,9 @@ class RunStateMachine:
     def _describe_restart(self) -> list[Action]:
         if not self.retries.used:
             return []
-        start = self.checkpoint or "scratch (no checkpoint yet)"
-        return [ShowLine(f"restart {self.retries.used} ({self.retries.budget}) from {start}")]
+        own = f"{self.request.storage_path}/{self.request.run_name}/"
+        start = self.checkpoint.removeprefix(own) if self.checkpoint else "scratch (no checkpoint yet)"
+        return [ShowLine(f"{self.retries}, from {start}")]
 
     # -- ranks train ----------------------------------------------------------------------------------------------
 
@@ -647,13 +649,16 @@ class RunStateMachine:
         if is_repeated or self.state is RunState.STOPPING:
             return self._stop(0.0, now)
         grace_s = self.request.stop_grace_s
+        pressed = stopped_by(why)
+        again = f"{pressed} again kills the workers now"
         if self.saves_on_stop:
             self._deadline = now + grace_s
-            text = f"{why}: stopping the workers; should_stop() is true, SIGTERM follows after {grace_s:g} s at most"
-            announced = self._send_to_ranks(self._stop_consensus.request_stop(), wire.AnnounceStop)
-            return [ShowLine(f"{text}; {why} again kills them at once"), *announced]
-        text = f"{why}: stopping the workers within {grace_s:g} s; {why} again kills them at once"
-        return [ShowLine(text), *self._stop(grace_s, now)]
+            text = f"{pressed}: the run stops; the workers have {grace_s:g} s to save a checkpoint. {again}"
+            return [ShowLine(text), *self._send_to_ranks(self._stop_consensus.request_stop(), wire.AnnounceStop)]
+        text = f"{pressed}: the run stops within {grace_s:g} s"
+        if not self._stop_consensus.callers:
+            text += "; no checkpoint is saved, as no rank has called should_stop()"
+        return [ShowLine(f"{text}. {again}"), *self._stop(grace_s, now)]
 
     def _send_stop_orders(self, orders: Iterable[StopOrder]) -> list[Action]:
         return [
@@ -740,7 +745,10 @@ class RunStateMachine:
             return "\n    ".join([f"no rank has made progress for {self.hung.after_s:g} s", *self.hung.where])
         culprit = culprit_first(self.failures)[0]
         if not culprit.lost:
-            return f"rank {culprit.rank} failed on {culprit.host}: {culprit.summary}"
+            place = raised_at(culprit.traceback)
+            how = f"failed: {culprit.summary}" if culprit.kind == "exception" else culprit.summary
+            log = f"its log: attempt_{self.attempt}/rank_{culprit.rank}.log"
+            return f"rank {culprit.rank}{on_host(culprit.host)} {how}{f' ({place})' if place else ''}; {log}"
         losses: dict[str, list[RankFailure]] = {}
         for failure in self.failures:
             if failure.lost:

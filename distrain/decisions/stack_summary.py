@@ -9,12 +9,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distrain.decisions.failures import rank_list
+from distrain.decisions.failures import count_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_RAISED = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 LIBRARY_FILE = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 _BOOTSTRAP = re.compile(r"^<|/runpy\.py$")
 _WRAPPERS = re.compile(r"^(wrapper|inner|_fn|__call__|_?wrapped\w*|_call_impl|decorate_context|<\w+>)$")
@@ -70,11 +71,11 @@ def summarize_stacks(
     silent: ranks that did not answer when asked for their stacks.
     """
     locations = sorted(_ranks_by_location(stacks).items(), key=lambda item: -len(item[1]))
-    lines = [f"{_count_ranks(ranks)} {where}" for where, ranks in locations]
+    lines = [f"{count_ranks(ranks)} {where}" for where, ranks in locations]
     if silent := sorted(silent):
-        lines.append(f"{_count_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
+        lines.append(f"{count_ranks(silent)} did not answer: stopped (SIGSTOP), waiting in the kernel, or very busy")
     if finished := sorted(finished):
-        lines.append(f"{_count_ranks(finished)} finished train_func")
+        lines.append(f"{count_ranks(finished)} finished train_func")
     return lines
 
 
@@ -102,7 +103,7 @@ def mismatched_collectives(stacks: Mapping[int, str]) -> list[str]:
     for rank, found in waiting.items():
         groups.setdefault(found, []).append(rank)
     return [
-        f"{_count_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
+        f"{count_ranks(ranks)} {where}: {' and, in another thread, '.join(names)}"
         for (where, *names), ranks in groups.items()
     ]
 
@@ -139,6 +140,13 @@ def location(text: str) -> str:
             called = frame.function
     phases = [PHASES[frame.function] for frame in frames if frame in ours and frame.function in PHASES]
     return phases[-1] if phases else f"in {frames[0].function} at {frames[0]}"
+
+
+def raised_at(traceback: str) -> str:
+    """Return the user's innermost line of a traceback, such as ``train.py:17``, or an empty string."""
+    frames = [_Frame(file, int(line), "") for file, line in _RAISED.findall(traceback)]
+    users = [frame for frame in frames if not LIBRARY_FILE.search(frame.file)]
+    return str(users[-1]) if users else ""
 
 
 def native_reason(lines: Sequence[str]) -> str:
@@ -191,7 +199,3 @@ def _frames(text: str) -> list[_Frame]:
     """Return the frames of one thread, innermost first."""
     found = (_FRAME.match(line) for line in text.splitlines())
     return [_Frame(match["file"], int(match["line"]), match["function"]) for match in found if match]
-
-
-def _count_ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks ({rank_list(ranks)})"

@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from distrain import wire
-from distrain.decisions.failures import rank_list
+from distrain.decisions.failures import ranks_have
 from distrain.errors import LaunchError, StandInError, StorageError, WorkerGroupError
 from distrain.storage.executor import StorageExecutor
 from distrain.system.remote_path import RemotePath
@@ -63,8 +63,8 @@ class Entrance:
     def connections(self) -> dict[int, socket.socket]:
         """Hand over the connections of all other ranks, which are on their way. Raise LaunchError if one is missing."""
         if not self._complete.wait(_CONNECT_S):
-            missing = rank_list(set(range(1, self._ranks)) - self._connections.keys())
-            raise LaunchError(f"rank(s) {missing} have not connected to rank 0 within {_CONNECT_S:g} s")
+            missing = set(range(1, self._ranks)) - self._connections.keys()
+            raise LaunchError(f"{ranks_have(missing)} not connected to rank 0 within {_CONNECT_S:g} s")
         taken, self._connections = self._connections, {}
         return taken
 

@@ -109,7 +109,7 @@ class InProcessRun:
                 if not self._retries.allow(failure, reports=reports, checkpoint=self._checkpoint):
                     self.end = replace(self.end, state=RunState.FAILED, no_retry=self._retries.refusal)
                     return
-                warn(f"{failure.summary}; restart {self._retries.used} ({self._retries.budget}) in this process")
+                warn(f"{failure.summary}; {self._retries} in this process")
                 time.sleep(self._retries.delay_s())
         finally:
             self._close()

@@ -185,7 +185,7 @@ def test_slurms_warning_leads_to_a_checkpoint_and_the_requeued_job_continues_the
     wait_until(lambda: slurm.facts(job)["Restarts"] == "1", 30.0, "the requeue")
     stopped_at = int((checkpoints(tmp_path)[-1] / "step").read_text())
     number = "SIGUSR1" if why == "time limit" else "SIGTERM"
-    assert f"{number}: stopping the workers; should_stop() is true" in output(tmp_path)
+    assert f"{number}: the run stops; the workers have " in output(tmp_path)
     slurm.start_requeued(job)
     slurm.wait_for(job, "COMPLETED", "FAILED")
     assert "returned done at step 59" in output(tmp_path)

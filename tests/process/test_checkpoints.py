@@ -510,7 +510,7 @@ distrain.DataParallelTrainer(train, scaling_config=distrain.ScalingConfig(num_wo
 """
     ended = user_script(source, str(fit.storage), timeout_s=30.0)
     assert ended.returncode == -signal.SIGINT, ended.stderr
-    assert "the run was stopped by SIGINT" in ended.stderr
+    assert "stopped by Ctrl-C after " in ended.stderr
     assert fit(fail_after_three_epochs, {}, name="run").return_value == "began at 3"
 
 
@@ -546,9 +546,10 @@ def test_an_unfinished_run_goes_on_without_what_it_started_from(fit: Fit, tmp_pa
         fit(train_and_fail_at_first, {}, name="another", resume_from=Checkpoint(start))
 
 
-def test_a_finished_run_is_never_overwritten(fit: Fit) -> None:
+def test_a_finished_run_is_never_overwritten(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [Path(fit(train_three_epochs, {}, name="mine").path).name for _ in range(3)]
     assert paths == ["mine", "mine-2", "mine-3"]
+    assert "distrain: run 'mine' is finished; this one is mine-3\n" in capsys.readouterr().err
     assert [len(reported(fit.storage / name, rank=0)) for name in paths] == [3, 3, 3]
 
 

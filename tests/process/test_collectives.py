@@ -154,7 +154,7 @@ def test_ranks_that_mix_up_their_calls_are_named(any_fit: Fit) -> None:
     assert all(type(error) is CollectiveError for error in raised.value.worker_failures.values())
     first = failures(raised.value)[raised.value.culprit]
     assert "called barrier()" in first
-    assert "rank(s) 1 called broadcast_from_rank_zero()" in first
+    assert "rank 1 called broadcast_from_rank_zero()" in first
     assert "call number 2" in first
 
 
@@ -177,9 +177,7 @@ def test_a_rank_that_has_finished_is_named(any_fit: Fit) -> None:
         if distrain.get_context().get_world_rank() != 2:
             barrier()
 
-    with pytest.raises(
-        WorkerGroupError, match=r"rank\(s\) 2 finished train_func without calling barrier\(\)"
-    ) as raised:
+    with pytest.raises(WorkerGroupError, match=r"rank 2 finished train_func without calling barrier\(\)") as raised:
         any_fit(train, workers=3)
     assert raised.value.culprit in (0, 1)
     assert "every rank must call it" in str(raised.value)
@@ -191,7 +189,7 @@ def test_a_rank_that_finishes_long_before_is_named_too(fit: Fit) -> None:
         if rank == 1:
             return ""
         time.sleep(0.3)
-        with pytest.raises(CollectiveError, match=r"rank\(s\) 1 finished"):
+        with pytest.raises(CollectiveError, match=r"rank 1 finished"):
             barrier()
         return "caught"
 
@@ -256,10 +254,8 @@ def test_a_rank_that_is_late_is_named_once_and_nothing_fails(
     monkeypatch.setattr(barriers, "WARN_AFTER_S", 0.2)
     fit(train, workers=3)
     console = capsys.readouterr().err
-    assert (
-        "distrain: rank(s) 0, 2 have been waiting in barrier() for 0.2 s; rank(s) 1 have not called it yet" in console
-    )
-    assert console.count("have been waiting") == 1
+    assert "distrain: ranks 0, 2 have waited in barrier() for 0.2 s; rank 1 has not called it. " in console
+    assert console.count("have waited") == 1
 
 
 # -- more than one attempt -------------------------------------------------------------------------------------------

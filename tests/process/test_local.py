@@ -478,8 +478,8 @@ def test_retries_are_counted(local: Local, capsys: pytest.CaptureFixture[str]) -
         local(train, max_failures=2)
     assert attempts == ["0", "1", "2"]
     said = capsys.readouterr().err
-    assert "ValueError: attempt 1; restart 1 (of 2)" in said
-    assert "ValueError: attempt 2; restart 2 (of 2)" in said
+    assert "ValueError: attempt 1; restart 1 of 2" in said
+    assert "ValueError: attempt 2; restart 2 of 2" in said
 
 
 def test_ctrl_c_ends_fit_and_the_run_goes_on_next_time(local: Local, storage: Path) -> None:

@@ -248,7 +248,7 @@ def test_a_host_whose_agent_was_killed_is_back_at_once(hosts: Hosts, capfd: pyte
     said = capfd.readouterr().err
     assert "distrain: ranks 2, 3 on two were lost: its agent has ended" in said
     assert "distrain: trying to reach two again\n" in said
-    assert "distrain: restart 1 (of 3) from " in said
+    assert "distrain: restart 1 of 3, from " in said
 
 
 def test_what_the_lost_agent_has_left_ends_before_the_next_attempt(hosts: Hosts) -> None:
@@ -361,7 +361,8 @@ def test_a_lost_host_without_which_there_are_too_few_slots_is_named(hosts: Hosts
     assert "two is down" in text
     assert "two did not come back at once (FailureConfig.host_wait_s), and the other hosts have 2 slots for 4" in text
     assert "attempt 0 before: ranks 2, 3 on two were lost" in text
-    assert "start the run again as RunConfig(name='run') to continue at checkpoint_000000" in text
+    assert "checkpoint: checkpoint_000000, at step " in text
+    assert "start the run again as RunConfig(name='run')" in text
     assert not run_members(test_run_id)
 
 

@@ -166,7 +166,7 @@ def test_a_notebook_stays_small(shown: dict[str, Cell]) -> None:
 
 def test_an_interrupt_is_one_screen(shown: dict[str, Cell]) -> None:
     interrupt = shown["interrupt"]
-    assert "start the run again as RunConfig(name=" in interrupt.text("stderr")
-    assert interrupt.block["text/plain"].startswith("stopped after ")
+    assert interrupt.block["text/plain"].startswith("stopped by Ctrl-C after ")
+    assert "    continue:    start the run again as RunConfig(name=" in interrupt.block["text/plain"]
     assert interrupt.error[-1].startswith("KeyboardInterrupt")
     assert not [line for line in interrupt.error if "trainer.py" in line]

@@ -31,7 +31,9 @@ class _SlowData(TensorDataset):
         return super().__getitem__(index)
 
 
-def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waited_for(fit: Fit) -> None:
+def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waited_for(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
     def train() -> None:
         checkpoint = distrain.get_checkpoint()
         first = checkpoint.to_dict()["step"] if checkpoint else 0
@@ -48,6 +50,14 @@ def test_a_restarted_run_says_when_it_trained_where_it_went_on_and_what_it_waite
     assert before["started"] < before["training"] < before["ended"] <= after["started"] < after["training"]
     assert [before["checkpoint"], after["checkpoint"]] == [None, "checkpoint_000000"]
     assert [before["first_step"], after["first_step"]] == [0, 2]
+    said = capsys.readouterr().err
+    assert re.search(
+        r"distrain: rank \d failed: ValueError: on purpose \(test_run_records\.py:\d+\); "
+        r"its log: attempt_0/rank_\d\.log\ndistrain: restart 1 of 1, from checkpoint_000000\n",
+        said,
+    )
+    assert re.search(r"\n    restarts:    1, which cost .*\n    reports:     4 of rank 0 in the last attempt", said)
+    assert "\n    checkpoints: checkpoint_000002, 3 kept\n" in said
 
     first_steps = {0: 0, 1: 2}
     records = [record for rank in (0, 1) for record in read_metrics(run / "metrics.jsonl", rank=rank)]
@@ -149,4 +159,4 @@ def test_a_rank_for_which_the_others_wait_in_collectives_is_named(
     [event] = [event for event in read_events(run / "events.jsonl") if event["event"] == "slow"]
     assert (event["rank"], event["between"]) == (1, "collectives")
     assert event["place"].startswith("load_batch (test_run_records.py:")
-    assert "rank 1 on localhost is slow: " in capsys.readouterr().err
+    assert "rank 1 slows the run down" in capsys.readouterr().err

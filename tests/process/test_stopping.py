@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -207,7 +208,7 @@ def wait_until_asked(running: Running) -> None:
     """Until the user's process has told its workers; then whoever waits for that may go on."""
     assert running.user.stdout is not None
     for line in running.user.stdout:
-        if "stopping the workers" in line:
+        if "SIGTERM: the run stops" in line:
             break
     (running.place / "asked").touch()
 
@@ -247,7 +248,7 @@ def test_the_result_of_the_error_has_the_checkpoint_that_was_reported_after_the_
     running.wait_for("trains-0", "trains-1")
     running.ask(signal.SIGTERM)
     _, output, _ = running.end()
-    assert "checkpoint_000000" in output.partition("PREEMPTED")[2].splitlines()[0]
+    assert re.search(r"\ncontinue: .* checkpoint_000000\n", output.partition("PREEMPTED")[2])
     error = json.loads((running.run / "error.json").read_text())
     assert error["type"] == "PreemptionError"
 
@@ -261,7 +262,8 @@ def test_the_command_line_exits_with_the_code_of_the_signal(start: Start, number
     running.ask(number)
     code, output, _ = running.end()
     assert code == 128 + number, output
-    assert "start the run again with --name run to continue at checkpoint_0" in output
+    assert re.search(r"\ncheckpoint: checkpoint_0\d+, at step \d+\n", output)
+    assert "\ncontinue:   start the run again with --name run\n" in output
     assert set(running.stopped_at()) == {0, 1}
 
 

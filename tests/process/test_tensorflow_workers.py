@@ -162,7 +162,7 @@ def test_a_rank_that_never_comes_is_named(fit: Fit) -> None:
     stopper = StopsRankOne()
     with pytest.raises(WorkerGroupError) as raised:
         replace(fit, backend=TensorflowConfig(start_timeout_s=0.5))(lambda: stopper, workers=3)
-    assert "rank(s) 1 have not come to the start of TensorFlow within 0.5 s" in str(raised.value)
+    assert "rank 1 has not come to the start of TensorFlow within 0.5 s" in str(raised.value)
     assert "rank 1 did not answer: stopped (SIGSTOP)" in str(raised.value)
 
 

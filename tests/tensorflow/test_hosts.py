@@ -160,7 +160,7 @@ def test_a_killed_worker_of_another_host_is_answered_by_a_restart_at_the_right_e
     wait_for_the_standstill(running)
     running.worker("two").kill()
     output = check_that_it_trained(running, ["one", "two"], attempts=[0, 0, 1, 1])
-    assert "rank 1 failed on two: was killed by SIGKILL (9)" in output
+    assert "rank 1 on two was killed by SIGKILL (9)" in output
 
 
 @pytest.mark.slow

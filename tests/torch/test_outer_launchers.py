@@ -224,7 +224,7 @@ def test_a_signal_stops_all_ranks_at_the_same_step_and_the_next_start_continues(
     assert ranks[0]["end"] == ranks[1]["end"] > 0, started.output
     for said in ranks:
         assert f"the run was stopped by {number.name}" in said["outcome"]
-        assert "to continue at checkpoint_000000" in said["outcome"]
+        assert "checkpoint: checkpoint_000000, " in said["outcome"]
     assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "aborted"
 
     again = start(launcher, launchers.WITHOUT_TORCH + STOPS)

@@ -108,7 +108,7 @@ def test_an_attempt_goes_on_at_the_checkpoint_of_the_last_one(one_fit: Fit, mode
 
 
 def test_a_failed_run_goes_on_and_a_finished_one_is_left_alone(one_fit: Fit, bucket: Bucket) -> None:
-    with pytest.raises(WorkerGroupError, match=f"logs: {bucket.url}/run/logs/attempt_0"):
+    with pytest.raises(WorkerGroupError, match=f"logs:       {bucket.url}/run/logs/attempt_0"):
         one_fit(train, {"fail_at": 1}, name="run")
     failed = Result.from_path(f"{bucket.url}/run")
     assert isinstance(failed.error, WorkerGroupError)

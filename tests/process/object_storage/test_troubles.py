@@ -122,7 +122,7 @@ def test_several_hosts_that_have_reserved_ports_wait_for_the_storage_together(bu
     hosts = [HostSpec(name=name, address=name, slots=1) for name in ("one", "two")]
     work = FunctionWork(function=loses_the_network, config={"until": str(go)}, backend=Listening())
     run = RunConfig(name="run", storage_path=bucket.url, failure_config=FailureConfig(max_failures=1))
-    with Waiter(go, lambda: (bucket.door.hold(), go.touch())), when_shown("restart 1 (of 1)", bucket.door.open):
+    with Waiter(go, lambda: (bucket.door.hold(), go.touch())), when_shown("restart 1 of 1", bucket.door.open):
         result = run_work(
             work,
             ScalingConfig(num_workers=2),
@@ -146,10 +146,10 @@ def test_storage_that_goes_for_good_in_the_middle_is_an_error_that_says_how_to_g
 
     with (
         Waiter(go, shut_after_the_first),
-        pytest.raises((WorkerGroupError, ControllerError), match="to continue at checkpoint_000000") as raised,
+        pytest.raises((WorkerGroupError, ControllerError), match="checkpoint: checkpoint_000000, at step ") as raised,
     ):
         one_fit(train, {"wait_at": 1, "until": str(go)}, name="run")
-    assert f"run:  {bucket.url}/run" in str(raised.value)
+    assert f"run:        {bucket.url}/run" in str(raised.value)
     [kept] = Path(tempfile.gettempdir()).glob("distrain-*/spool/*/run")
     assert f"metrics, logs and the end of this run are only in {kept}" in capsys.readouterr().err
     bucket.door.open()

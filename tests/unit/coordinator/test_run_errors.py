@@ -28,10 +28,19 @@ def failure(rank: int = 0, **fields: Any) -> RankFailure:
     return RankFailure(rank=rank, host="one", order=rank, **{**usual, **fields})
 
 
-def error_of(*, checkpoint: str | None = "checkpoint_000003", logs: str | None = "/logs", **fields: Any) -> Any:
+def error_of(
+    *, checkpoint: str | None = "checkpoint_000003, at step 18", page: str | None = "/page", **fields: Any
+) -> Any:
     summary = RunSummary(**{"state": RunState.FAILED, "attempt": 0, "hosts": ["one", "one"], "entered": True, **fields})
-    named = "as RunConfig(name='run')"
-    return RunErrors(summary=summary, run="/runs/run", name=named, checkpoint=checkpoint, logs=logs).error()
+    return RunErrors(
+        summary=summary,
+        run="/runs/run",
+        name="as RunConfig(name='run')",
+        step="21 of 120",
+        checkpoint=checkpoint,
+        logs="/logs",
+        page=page,
+    ).error()
 
 
 @pytest.mark.parametrize(
@@ -59,14 +68,24 @@ def test_a_failure_ends_with_the_earlier_attempts_the_logs_and_how_to_continue()
     assert str(error).splitlines()[1:] == [
         "attempt 0 before: x",
         "no restart: y",
-        "logs: /logs",
-        "start the run again as RunConfig(name='run') to continue at checkpoint_000003",
-        "run:  /runs/run",
+        "step:       21 of 120",
+        "checkpoint: checkpoint_000003, at step 18",
+        "logs:       /logs",
+        "page:       /page",
+        "continue:   start the run again as RunConfig(name='run')",
     ]
 
 
-def test_a_failure_without_checkpoint_does_not_advise_to_continue() -> None:
-    assert "start the run again" not in str(error_of(failures=[failure()], checkpoint=None))
+def test_a_failure_without_checkpoint_or_page_says_so() -> None:
+    lines = str(error_of(failures=[failure()], checkpoint=None, page=None)).splitlines()
+    assert lines[-2:] == [
+        "run:        /runs/run",
+        "continue:   start the run again as RunConfig(name='run'), from scratch (no checkpoint yet)",
+    ]
+
+
+def test_what_never_began_is_not_to_be_continued() -> None:
+    assert "continue" not in str(error_of(problem="one: no route", entered=False, checkpoint=None))
 
 
 def test_another_problem_is_named_beside_the_failure_of_a_rank() -> None:
@@ -87,13 +106,15 @@ def test_a_signal_of_the_user_is_a_preemption(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(error, PreemptionError)
     assert error.exit_code == 143
     lines = str(error).splitlines()
-    assert lines[0].endswith("start the run again as RunConfig(name='run') to train from scratch (no checkpoint yet)")
+    assert lines[0] == "the run was stopped by SIGTERM"
     assert lines[1:3] == ["meanwhile, there was a failure:", "    rank 0 on one: ValueError: boom"]
 
 
-def test_ctrl_c_is_a_keyboard_interrupt_and_its_text_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_a_keyboard_interrupt_and_only_other_problems_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(error_of(stop_reason="SIGINT"), KeyboardInterrupt)
-    assert "the run was stopped by SIGINT; start the run again as RunConfig(name='run')" in capsys.readouterr().err
+    assert not capsys.readouterr().err
+    assert isinstance(error_of(stop_reason="SIGINT", problem="disk full"), KeyboardInterrupt)
+    assert capsys.readouterr().err == "distrain: in addition: disk full\n"
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_ranks_that_mix_up_operations_all_hear_who_called_what() -> None:
         join(collectives, rank, operation=BARRIER)
     reasons = refusals(join(collectives, 2, operation=BROADCAST))
     assert sorted(reasons) == [0, 1, 2, 3]
-    assert "rank(s) 0, 1, 3 called barrier(), rank(s) 2 called broadcast_from_rank_zero()" in reasons[0]
+    assert "ranks 0, 1, 3 called barrier(), rank 2 called broadcast_from_rank_zero()" in reasons[0]
     assert "call number 1" in reasons[0]
 
 
@@ -142,23 +142,23 @@ def test_a_rank_that_finishes_fails_those_who_wait_for_it() -> None:
         join(collectives, rank, operation=BROADCAST)
     reasons = refusals(collectives.finished(0))
     assert sorted(reasons) == [1, 2, 3]
-    assert "rank(s) 0 finished train_func without calling broadcast_from_rank_zero()" in reasons[1]
-    assert "rank(s) 1-3 wait" in reasons[1]
+    assert "rank 0 finished train_func without calling broadcast_from_rank_zero()" in reasons[1]
+    assert "ranks 1-3 have waited" in reasons[1]
 
 
 def test_who_comes_after_a_rank_has_finished_fails_at_once() -> None:
     collectives = BarrierTracker(3)
     assert collectives.finished(2) == []
-    assert "rank(s) 2 finished" in refusals(join(collectives, 0))[0]
-    assert "rank(s) 2 finished" in refusals(join(collectives, 1))[1]
-    assert "rank(s) 2 finished" in refusals(join(collectives, 0, index=2))[0]
+    assert "rank 2 finished" in refusals(join(collectives, 0))[0]
+    assert "rank 2 finished" in refusals(join(collectives, 1))[1]
+    assert "rank 2 finished" in refusals(join(collectives, 0, index=2))[0]
 
 
 def test_all_that_have_finished_are_named() -> None:
     collectives = BarrierTracker(5)
     for rank in (4, 1, 2):
         collectives.finished(rank)
-    assert "rank(s) 1, 2, 4 finished" in the_reason(join(collectives, 0))
+    assert "ranks 1, 2, 4 finished" in the_reason(join(collectives, 0))
 
 
 def test_a_rank_that_has_met_all_may_finish() -> None:
@@ -178,8 +178,8 @@ def test_the_notice_names_who_waits_and_who_is_missing() -> None:
     assert collectives.tick(10.0 + WARN_AFTER_S * 0.99) == []
     [late] = collectives.tick(10.0 + WARN_AFTER_S)
     assert isinstance(late, ShowLine)
-    assert "rank(s) 0, 1, 3 have been waiting in barrier()" in late.text
-    assert "rank(s) 2, 4 have not called it yet" in late.text
+    assert "ranks 0, 1, 3 have waited in barrier()" in late.text
+    assert "ranks 2, 4 have not called it. " in late.text
 
 
 def test_a_collective_is_late_once() -> None:
@@ -209,7 +209,7 @@ def test_who_has_waited_for_its_timeout_hears_for_whom() -> None:
     assert collectives.deadline() == 15.0
     assert collectives.tick(14.9) == []
     told = refusals([answer for answer in collectives.tick(15.0) if isinstance(answer, EndCall)])
-    assert told == dict.fromkeys((0, 2), "rank(s) 1, 3 have not come to barrier() within 5 s")
+    assert told == dict.fromkeys((0, 2), "ranks 1, 3 have not come to barrier() within 5 s")
     assert refusals(join(collectives, 1, now=16.0, timeout_s=5.0)) == {1: told[0]}, "the same for who comes later"
     assert collectives.deadline() is None
 

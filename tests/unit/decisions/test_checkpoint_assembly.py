@@ -189,7 +189,9 @@ def test_a_rank_that_waits_for_the_files_of_a_checkpoint_is_not_written_off() ->
     assembly.fetching(1)
     bring(assembly, 0, 1, "a")
     actions = [*deliver(assembly, 0, 1, "a"), *note(assembly, 0, 2, now=100.0), *assembly.tick(1000.0)]
-    assert "not complete: rank(s) 1 wait for the files of a checkpoint to read. It" in only(ShowLine, actions)[0].text
+    assert (
+        "not complete: rank 1 has to wait for the files of a checkpoint to read. It" in only(ShowLine, actions)[0].text
+    )
     actions += [*assembly.fetched(1, 1000.0), *assembly.tick(1000.0 + FIRST_REPORT_TIMEOUT_S / 2)]
     assert not only(Commit, actions)
     bring(assembly, 1, 1, "b", now=1006.0)
@@ -308,7 +310,7 @@ def test_waiting_long_for_such_a_rank_is_said_once() -> None:
     deliver(assembly, 0, 2, "shard-0")
     [said] = assembly.tick(MISSING_RANK_S)
     assert isinstance(said, ShowLine)
-    assert "rank(s) 1" in said.text
+    assert "rank 1" in said.text
     assert assembly.tick(2 * MISSING_RANK_S) == []
 
 
@@ -541,7 +543,7 @@ def test_a_rank_that_waits_in_vain_does_not_wait_again() -> None:
     assert assembly.deadline() == 5.0 + MISSING_RANK_S
     actions = assembly.tick(5.0 + MISSING_RANK_S)
     assert only(RequestFiles, actions) == [RequestFiles(0, 4, ("shard-0-4",))]
-    assert "rank(s) 1 brought earlier ones" in only(ShowLine, actions)[0].text
+    assert "rank 1 brought earlier ones" in only(ShowLine, actions)[0].text
     assert run_ahead(assembly, [5, 6], now=6.0 + MISSING_RANK_S) == [5, 6]
 
 
@@ -637,7 +639,7 @@ def test_a_silent_rank_is_written_off_in_time_with_one_notice() -> None:
     assert assembly.tick(MISSING_RANK_S * 0.99) == []
     said, committed = assembly.tick(MISSING_RANK_S)
     assert isinstance(said, ShowLine)
-    assert "rank(s) 1" in said.text
+    assert "rank 1" in said.text
     assert "missing_rank_s" in said.text
     assert isinstance(committed, Commit)
 
@@ -658,7 +660,7 @@ def test_the_notice_names_only_ranks_that_are_missing() -> None:
     bring(assembly, 0, 1, "model")
     deliver(assembly, 0, 1, "model")
     [said] = only(ShowLine, assembly.tick(MISSING_RANK_S))
-    assert "rank(s) 2," in said.text
+    assert "without rank 2: " in said.text
 
 
 def test_a_written_off_rank_that_comes_later_is_refused_with_the_reason() -> None:

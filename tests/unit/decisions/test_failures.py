@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +12,9 @@ from distrain import wire
 from distrain.decisions.failures import culprit_first, failure_of, failure_screen, rank_list, signal_in_words
 from distrain.errors import RankFailure
 from distrain.worker import user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def outcome(**fields: Any) -> wire.Outcome:
@@ -44,9 +47,9 @@ def failure(rank: int, order: int = 0, **fields: Any) -> RankFailure:
     return RankFailure(rank=rank, order=order, **{**defaults, **fields})
 
 
-def screen(*failures: RankFailure, stopped: list[int] | None = None) -> str:
+def screen(*failures: RankFailure, stopped: list[int] | None = None, where: Sequence[str] = ()) -> str:
     last_lines = {0: ["its", "last words"], 1: []}
-    return failure_screen(failures, stopped=stopped or [], last_lines=last_lines)
+    return failure_screen(failures, stopped=stopped or [], last_lines=last_lines, where=where)
 
 
 # -- what is a failure -----------------------------------------------------------------------------------------------
@@ -102,7 +105,7 @@ def test_a_scripts_exit_code_is_kept() -> None:
 )
 def test_a_signal_is_told_in_words(number: int, words: list[str]) -> None:
     found = failed(exited=exited(signal=int(number)))
-    assert all(word in found.summary for word in [*words, "not sent by distrain"])
+    assert all(word in found.summary for word in [*words, "not by distrain"])
     assert found.exit_code == 128 + number
 
 
@@ -215,7 +218,8 @@ def test_a_group_names_all_its_hosts_once() -> None:
 def test_numbers_and_addresses_do_not_split_a_group() -> None:
     one = failure(0, summary="boom at 0x7f12ab, step 17", traceback="line 3")
     other = failure(1, 1, summary="boom at 0x55aa00, step 18", traceback="line 3")
-    assert screen(one, other).splitlines()[0].startswith("ranks 0, 1 ")
+    title = screen(one, other).splitlines()[0]
+    assert title == "ranks 0, 1 on one: boom at 0x7f12ab, step 17 (text of rank 0; others differ)"
 
 
 def test_different_failures_are_told_one_by_one() -> None:
@@ -238,8 +242,24 @@ def test_consequences_alone_keep_a_traceback() -> None:
     assert "a long story" in screen(failure(0, traceback="a long story", consequence=True))
 
 
-def test_ranks_that_we_stopped_are_named() -> None:
-    assert "ranks 1-3: stopped by distrain" in screen(failure(0), stopped=[1, 2, 3])
+@pytest.mark.parametrize(
+    ("where", "lines"),
+    [
+        ([], ["ranks 1-3 were stopped by distrain"]),
+        (["3 ranks (1-3) in f at a.py:1"], ["ranks 1-3 were stopped by distrain, in f at a.py:1"]),
+        (
+            ["2 ranks (1, 3) in f at a.py:1"],
+            ["ranks 1-3 were stopped by distrain", "    2 ranks (1, 3) in f at a.py:1"],
+        ),
+    ],
+)
+def test_ranks_that_we_stopped_are_named_with_their_place(where: list[str], lines: list[str]) -> None:
+    assert screen(failure(0), stopped=[1, 2, 3], where=where).splitlines()[-len(lines) :] == lines
+
+
+def test_the_mark_below_a_long_line_of_code_is_left_out() -> None:
+    text = screen(failure(0, traceback=f"    f({'x' * 150})\n    {'^' * 153}\n    g(x)\n    ~^^^"))
+    assert text.splitlines()[1:] == [f"      f({'x' * 150})", "      g(x)", "      ~^^^"]
 
 
 def test_a_long_traceback_is_cut_in_the_middle() -> None:

@@ -54,8 +54,8 @@ def test_a_rank_for_which_the_others_wait_is_slow_after_two_windows_and_named_on
     run.ranks[2].step = 900
     [slow] = run.window(uneven)
     assert str(slow) == (
-        "rank 2 on beta is slow: 1.5 x the median time between collectives since step 800; "
-        "62% of it in load_batch (train.py:31)"
+        "rank 2 on beta slows the run down (since step 800): its own work takes 1.5 times as long as that of the "
+        "others, 62% of it in load_batch (train.py:31)"
     )
     assert not run.window(uneven)
     assert run.pace.slow == {2}
@@ -75,6 +75,7 @@ def test_ranks_that_do_not_wait_for_each_other_are_compared_by_their_reports() -
     run.window([1.0, 1.0, 1.0], [10, 5, 10])
     [slow] = run.window([1.0, 1.0, 1.0], [10, 5, 10])
     assert (slow.rank, slow.factor, slow.between) == (1, 2.0, "reports")
+    assert str(slow).startswith("rank 1 on beta is slow: its reports take 2 times as long as those of the others, ")
 
 
 def test_ranks_that_only_wait_are_compared_too() -> None:

@@ -53,11 +53,13 @@ def test_progress_does_not_fill_the_budget_again() -> None:
 def test_minus_one_is_no_limit() -> None:
     made = retries(max_failures=-1)
     assert all(allow(made) for _ in range(1000))
-    assert made.budget == "no limit"
+    assert str(made) == "restart 1000"
 
 
-def test_the_budget_in_words() -> None:
-    assert retries(max_failures=3).budget == "of 3"
+def test_a_restart_in_words() -> None:
+    made = retries(max_failures=3)
+    assert allow(made)
+    assert str(made) == "restart 1 of 3"
 
 
 # -- what is not worth it --------------------------------------------------------------------------------------------

@@ -409,7 +409,7 @@ def test_the_rank_that_went_first_is_blamed_for_a_restart() -> None:
     play = Play(failure_config=FailureConfig(max_failures=1)).run()
     play.raises(0, CONSEQUENCE)
     play.raises(1)
-    assert said(play.gone()).startswith("rank 1 failed on one: ValueError")
+    assert said(play.gone()).startswith("rank 1 on one failed: ValueError")
 
 
 def test_without_a_budget_the_run_has_failed_when_all_hosts_are_empty() -> None:
@@ -445,9 +445,9 @@ def test_a_retry_is_a_new_attempt_with_a_new_port() -> None:
     actions = play.gone()
     assert [type(action) for action in actions] == [AttemptEnded, ShowLine, AttemptStarts, SendMessage]
     assert told(actions, wire.ReservePorts) == [("one", wire.ReservePorts(attempt=1, ports=1))]
-    assert said(actions).startswith("rank 1 failed on one: ValueError")
+    assert said(actions).startswith("rank 1 on one failed: ValueError")
     assert (play.state, play.machine.attempt) == (RunState.RESERVING, 1)
-    assert said(play.reserve()).startswith("restart 1 (of 1) from scratch (no checkpoint yet)")
+    assert said(play.reserve()).startswith("restart 1 of 1, from scratch (no checkpoint yet)")
 
 
 def test_a_retry_can_finish_the_run() -> None:
@@ -485,7 +485,7 @@ def test_a_retry_resumes_from_the_latest_checkpoint() -> None:
     play.raises(1)
     play.gone()
     actions = play.reserve()
-    assert "from /runs/run/checkpoint_000000" in said(actions)
+    assert said(actions) == "restart 1 of 1, from checkpoint_000000"
     [(_, start)] = told(actions, wire.Start)
     assert {spec["checkpoint"] for spec in start.ranks} == {"/runs/run/checkpoint_000000"}
     assert {spec["environment"]["TORCHELASTIC_RESTART_COUNT"] for spec in start.ranks} == {"1"}
@@ -512,10 +512,10 @@ def test_an_exhausted_budget_fails_the_run() -> None:
 
 def test_minus_one_never_gives_up() -> None:
     play = Play(failure_config=FailureConfig(max_failures=-1, retry_same_failure=True)).run()
-    for _ in range(50):
+    for number in range(1, 51):
         play.raises(0)
         play.gone()
-        assert "no limit" in said(play.reserve())
+        assert said(play.reserve()).startswith(f"restart {number}, from ")
         play.spawn()
         play.enter()
     assert (play.state, play.machine.attempt) == (RunState.RUNNING, 50)
@@ -627,7 +627,10 @@ def test_the_first_request_to_stop_leaves_the_grace() -> None:
     play = Play(hosts=2, workers=4).run()
     actions = play.happens(StopRequested("SIGINT"))
     assert stops(actions) == {"one": GRACE_S, "two": GRACE_S}
-    assert "SIGINT" in said(actions)
+    assert said(actions) == (
+        f"Ctrl-C: the run stops within {GRACE_S:g} s; no checkpoint is saved, as no rank has called should_stop(). "
+        "Ctrl-C again kills the workers now"
+    )
     assert play.machine.deadline() == play.now + GRACE_S + STOP_TIMEOUT_S
 
 
@@ -925,7 +928,9 @@ def test_a_failure_of_a_rank_is_not_what_a_run_ends_for_that_then_lacks_hosts() 
     play.happens(HostLost("two", "no route"))
     assert (play.state, play.machine.failures) == (RunState.FAILED, [])
     assert str(play.machine.problem).startswith("two: silent")
-    assert play.machine.earlier_attempts == deque(["attempt 0 before: rank 0 failed on one: ValueError"])
+    assert play.machine.earlier_attempts == deque(
+        ["attempt 0 before: rank 0 on one failed: ValueError; its log: attempt_0/rank_0.log"]
+    )
 
 
 def test_a_host_that_is_told_lost_twice_is_lost_once() -> None:

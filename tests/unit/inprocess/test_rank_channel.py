@@ -41,7 +41,7 @@ def test_only_who_knows_the_secret_gets_in(entrance: Entrance) -> None:
 
 def test_a_rank_that_does_not_come_is_named(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_channel, "_CONNECT_S", 0.01)
-    with pytest.raises(rank_channel.LaunchError, match=r"rank\(s\) 1, 2 have not connected"):
+    with pytest.raises(rank_channel.LaunchError, match=r"ranks 1, 2 have not connected"):
         entrance.connections()
 
 
