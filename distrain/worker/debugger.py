@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from distrain.system.process import DEBUG_SIGNAL
-from distrain.worker.frames import innermost_users_frame
+from distrain.worker.frames import users_frame
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -75,12 +75,12 @@ class Debugger:
         elif self._session.is_in_call:
             self._is_due = True
         elif frame is not None:
-            self._open(frame)
+            self._remote_pdb().stop_at(users_frame(frame))
 
     def _open_if_due(self) -> None:
         if self._is_due and not self._session.is_in_call and threading.current_thread() is threading.main_thread():
             self._is_due = False
-            self._open(sys._getframe())
+            self._remote_pdb().stop_at(users_frame(sys._getframe()))
 
     def _on_breakpoint(self, *args: Any, **options: Any) -> Any:
         if os.environ.get("PYTHONBREAKPOINT"):
@@ -88,13 +88,10 @@ class Debugger:
         if os.getpid() != self._pid and (self._rank is None or self._is_for_this_rank):
             raise RuntimeError(_IN_CHILD)
         if self._pdb is not None or self._is_for_this_rank:
-            self._open(sys._getframe(1))
+            self._remote_pdb().stop_at(sys._getframe(1))
         elif self._rank is None:
             raise RuntimeError(_NO_DEBUGGER)
         return None
-
-    def _open(self, frame: FrameType) -> None:
-        self._remote_pdb().stop_at(innermost_users_frame(frame))
 
     def _remote_pdb(self) -> RemotePdb:
         if self._pdb is None:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
 
-from distrain.system.process import own_package
 from distrain.worker.user_code import OWN_FILES, run_user_code
 
 if TYPE_CHECKING:
     from types import FrameType
 
-_SKIPPED_FILES = (str(own_package()) + os.sep, contextlib.__file__)
-"""Files of distrain, and of the context managers in it."""
 
-
-def innermost_users_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame that does not belong to a call of distrain."""
-    outer: FrameType | None = frame
-    while outer is not None and outer.f_code.co_filename.startswith(_SKIPPED_FILES):
-        outer = outer.f_back
-    return outer or frame
+def users_frame(frame: FrameType) -> FrameType:
+    """Return the innermost frame that is not within a call of distrain; the given one if none is the user's."""
+    return _users_frames(frame)[-1]
 
 
 def outermost_users_frame(frame: FrameType) -> FrameType:
-    """Return the outermost frame that does not belong to distrain, or to what it runs scripts with."""
-    found, outer = frame, frame.f_back
+    """Return the frame of train_func or of the script; the given one if none is the user's."""
+    return _users_frames(frame)[0]
+
+
+def _users_frames(frame: FrameType) -> list[FrameType]:
+    """Return the frames from train_func inwards, up to the first call of distrain or to an import."""
+    frames: list[FrameType] = []
+    outer: FrameType | None = frame
     while outer is not None and outer.f_code.co_name != run_user_code.__name__:
-        if not outer.f_code.co_filename.startswith(OWN_FILES):
-            found = outer
+        frames.insert(0, outer)
         outer = outer.f_back
-    return found
+    return list(takewhile(_is_users, dropwhile(lambda one: not _is_users(one), frames))) or [frame]
+
+
+def _is_users(frame: FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith(OWN_FILES)
