@@ -160,6 +160,7 @@ class InProcessRun:
             stop_reason=stopped,
             problem=self._storage_problem,
             storage_failed=self._storage_problem is not None,
+            entered=True,
         )
         return self.end.state
 
