@@ -778,7 +778,7 @@ class _Run:
             step="{:,} of {:,}".format(*status.progress) if status.progress else None,
             checkpoint=f"{latest.path.name}, at step {latest.step:,}" if latest else None,
             logs=logs,
-            page=self._store.display_path(self._store.paths.page) if self._can_write_page(end) else None,
+            page=str(self._store.paths.page) if self._can_write_page(end) and not self._store.is_remote else None,
         )
 
 

@@ -51,7 +51,7 @@ class RunErrors:
     step: how far the latest attempt was, such as ``21 of 120``, if that is known.
     checkpoint: the latest checkpoint, such as ``checkpoint_000003, at step 18``, if there is one.
     logs: the directory of the logs of the latest attempt, if there are any.
-    page: the page of the run, if it is written.
+    page: the page of the run, if it is certain to be written, which it is not to remote storage.
     """
 
     summary: RunSummary
