@@ -105,8 +105,9 @@ class SlurmLab(Lab):
         wait_until(lambda: self.facts(job)["JobState"] in states, within_s, f"job {job} {' or '.join(states)}")
 
     def start_requeued(self, job: str) -> None:
-        """Let a job that was requeued start now. Slurm lets it wait for two minutes."""
+        """Let a job that was requeued start now. Slurm lets it wait for two minutes, as nodes may be ending it."""
         self.wait_for(job, "PENDING")
+        wait_until(self.is_idle, 30.0, "no node is ending the job")
         self.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def is_idle(self) -> bool:
