@@ -67,7 +67,7 @@ class RunConsole:
         if rank == 0 and self._lines is not None:
             self._lines.reported(now)
 
-    def hide_footer(self, is_hidden: bool) -> None:
+    def lend_terminal(self, is_lent: bool) -> None:
         """Show no footer, and keep lines back, while another program uses the terminal."""
 
     def deadline(self) -> float | None:

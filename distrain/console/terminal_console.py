@@ -28,7 +28,7 @@ class TerminalConsole(LiveConsole):
     def __init__(self, status: RunStatus, pinned: Footer) -> None:
         super().__init__(status)
         self._footer = pinned
-        self._is_hidden = False
+        self._is_lent = False
         self._held: deque[str] = deque(maxlen=_MOST_HELD)
         """The last lines that came while another program used the terminal."""
         self._left_out = 0
@@ -36,10 +36,10 @@ class TerminalConsole(LiveConsole):
             file=io.StringIO(), force_terminal=True, highlight=False, legacy_windows=False, soft_wrap=True
         )
 
-    def hide_footer(self, is_hidden: bool) -> None:
-        if is_hidden:
+    def lend_terminal(self, is_lent: bool) -> None:
+        if is_lent:
             self.flush(time.monotonic())
-        self._is_hidden = is_hidden
+        self._is_lent = is_lent
         held, left_out = list(self._held), self._left_out
         self._held.clear()
         self._left_out = 0
@@ -53,14 +53,14 @@ class TerminalConsole(LiveConsole):
         self._footer.close()
 
     def _print_lines(self, lines: Sequence[str]) -> None:
-        if self._is_hidden:
+        if self._is_lent:
             self._left_out += max(0, len(self._held) + len(lines) - _MOST_HELD)
             self._held.extend(lines)
         else:
             self._footer.print_above("".join(f"{line}\n" for line in lines).encode())
 
     def _draw(self, now: float) -> None:
-        if self._is_hidden:
+        if self._is_lent:
             self._footer.show("")
             return
         columns, rows = self._footer.size()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from distrain import wire
 from distrain.system import process
 from distrain.system.log import say
+from distrain.system.text import count
 from distrain.wire.channel import Channel
 from distrain.wire.unix_sockets import connect_to
 
@@ -164,7 +165,7 @@ class Debuggers:
         if not ranks:
             return "no worker has started yet"
         if not 0 <= rank < len(ranks):
-            return f"there is no rank {rank}; the run has {len(ranks)} worker{'s' if len(ranks) > 1 else ''}, from 0"
+            return f"there is no rank {rank}; the run has {count(len(ranks), 'worker')}, from 0"
         if ranks[rank].ended:
             return f"rank {rank} has ended"
         if rank in self._debuggers and self._debuggers[rank].terminal is not None:
@@ -241,11 +242,11 @@ class OwnTerminal:
             return True
         if not _is_in_foreground():
             return False
-        self._console.hide_footer(True)
+        self._console.lend_terminal(True)
         try:
             self._child = process.spawn_in_terminal(process.bootstrap_argv("debug", run, "-r", str(rank)))
         except OSError:
-            self._console.hide_footer(False)
+            self._console.lend_terminal(False)
             return False
         self.is_connected = False
         self._pidfd = process.open_pidfd(self._child.pid)
@@ -269,7 +270,7 @@ class OwnTerminal:
         child.kill()  # harmless if it has ended
         child.wait()
         process.take_terminal()
-        self._console.hide_footer(False)
+        self._console.lend_terminal(False)
 
 
 def _is_in_foreground() -> bool:

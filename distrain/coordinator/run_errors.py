@@ -169,5 +169,5 @@ class RunErrors:
 
     @property
     def how_to_continue(self) -> str:
-        """What the user has to do to continue the run."""
+        """The way to continue the run, as a request to the user."""
         return f"start the run again {self.name}" + ("" if self.checkpoint else ", from scratch (no checkpoint yet)")

@@ -28,7 +28,7 @@ STATES = {
 }
 """A word for each state, and how it looks."""
 UNKNOWN = ("unknown", "warn")
-"""The same for a run without a usable run.json."""
+"""The state in words of a run without a usable run.json."""
 
 
 def verdict(facts: RunFacts, *, seconds: float | None, progress: tuple[float, float | None] | None) -> str:
