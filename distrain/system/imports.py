@@ -11,7 +11,7 @@ from distrain.system.ray_names import explain
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-_EXTRAS = {"numpy": "data", "pyarrow": "data", "matplotlib": "plot", "plotille": "plot"}
+_EXTRAS = {"numpy": "data", "pyarrow": "data", "matplotlib": "plot", "plotille": "plot", "torch": "torch"}
 """The extra of distrain that brings a package."""
 
 
@@ -32,7 +32,7 @@ def lazy_names(
         home = home_of.get(name)
         if home is None:
             raise AttributeError(explain(package, name))
-        value = getattr(import_module(f"{package}.{home}"), name)
+        value = getattr(require(f"{package}.{home}"), name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -40,10 +40,12 @@ def lazy_names(
 
 
 def require(module: str) -> Any:
-    """Import a module of a package that not everybody has. Raises ImportError that says how to install it."""
+    """Import a module that needs a package which not everybody has. Raises ImportError that says how to install it."""
     try:
         return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == "distrain":  # a mistake of ours: no installation helps
+            raise
         wanted = f"'distrain[{_EXTRAS[package]}]'" if package in _EXTRAS else package
-        raise ImportError(f"{error}; install it with: pip install {wanted}", name=module) from error
+        raise ModuleNotFoundError(f"{error}; install it with: pip install {wanted}", name=error.name) from error

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from distrain.backend import BackendConfig
 from distrain.system.arguments import check_choice, check_fields, check_seconds, check_type
+from distrain.system.imports import require
 from distrain.system.ray_names import without
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class TorchConfig(BackendConfig):
 
         Raises ValueError for nccl among workers that share a GPU, RuntimeError if there is a process group already.
         """
-        import torch
+        torch = require("torch")
         from torch import distributed
 
         if distributed.is_initialized():
