@@ -87,7 +87,7 @@ class ScalingConfig:
         fresh interpreter for each.
     hosts: the machines to train on, as ``"alpha:4,beta:4"`` or ``["alpha:4", "beta:4"]``, each with its number of
         slots, the most ranks that it takes. Hosts are filled in this order.
-    hostfile: a file with one host per line (``alpha slots=4``), instead of ``hosts``; see the README for its other
+    hostfile: a file with one host per line (``alpha slots=4``), instead of ``hosts``; docs/hosts.md has its other
         settings. Without both, the environment variable DISTRAIN_HOSTFILE may name a file; otherwise the run uses the
         nodes of the Slurm job that it is in, or else this machine.
     transport: how hosts other than ``localhost`` are reached: ``ssh``; ``slurm``, by srun in the job of this process;
