@@ -181,6 +181,11 @@ def test_native_frames_do_not_push_out_the_message() -> None:
             "[PG ID 0 Rank 1] Terminating the process after attempting to dump debug info, due to Observed a signal.",
             "Observed a signal.",
         ),
+        (
+            "F1125 01:48:03.042890   188 client.h:80] Terminating process because the JAX distributed service detected "
+            + "fatal errors. This most likely indicates that another task died; see the other task logs for details.",
+            "the JAX distributed service detected fatal errors",
+        ),
         ("epoch 1", ""),
     ],
 )
