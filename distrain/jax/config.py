@@ -56,13 +56,13 @@ class JaxConfig(BackendConfig):
         Raises ValueError for workers that share a GPU, and CollectiveError, naming them, for ranks that do not arrive
         within ``start_timeout_s``.
         """
-        import jax
-
         if context.shares_gpu:
             raise ValueError(
                 "workers share a GPU, which NCCL, JAX's way to connect them, cannot do: give every worker a GPU of its "
                 "own, or set use_gpu=False"
             )
+        import jax
+
         if context.devices:
             jax.config.update("jax_cuda_visible_devices", ",".join(map(str, context.devices)))
         elif not jax.config.jax_platforms:  # the user's JAX_PLATFORMS

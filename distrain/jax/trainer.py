@@ -32,7 +32,7 @@ class JaxTrainer(DataParallelTrainer):
     ::
 
         def train_func(config):
-            mesh = jax.make_mesh((jax.device_count(),), ("data",))
+            mesh = jax.sharding.Mesh(jax.devices(), ("data",))
             ...
             distrain.report({"loss": float(loss)})
 
