@@ -104,15 +104,6 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     _HOMES,
     modules=(
-        "collective",
-        "data",
-        "huggingface",
-        "jax",
-        "lightning",
-        "page",
-        "session",
-        "tensorflow",
-        "torch",
-        "trackers",
+        "collective", "data", "huggingface", "jax", "lightning", "page", "session", "tensorflow", "torch", "trackers",
     ),
-)
+)  # fmt: skip

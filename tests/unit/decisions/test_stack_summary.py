@@ -182,7 +182,7 @@ def test_native_frames_do_not_push_out_the_message() -> None:
             "Observed a signal.",
         ),
         (
-            "F1125 01:48:03 188 client.h:80] Terminating process because the JAX distributed service detected fatal errors.",
+            "F1125 client.h:80] Terminating process because the JAX distributed service detected fatal errors. This",
             "the JAX distributed service detected fatal errors",
         ),
         ("epoch 1", ""),
