@@ -5,6 +5,7 @@ The methods import jax when they run, in the worker. The coordinator only reads 
 
 from __future__ import annotations
 
+import math
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -78,7 +79,7 @@ class JaxConfig(BackendConfig):
         import jax
 
         reserved = session_of("jax").addresses
-        [address] = reserved.by_name("get_coordinator_address", "jax", timeout_s=self.start_timeout_s)
+        [address] = reserved.by_name("get_coordinator_address", "jax.distributed", timeout_s=self.start_timeout_s)
         bypass_proxies([address])
         handler = signal.getsignal(signal.SIGTERM)
         jax.distributed.initialize(
@@ -86,7 +87,7 @@ class JaxConfig(BackendConfig):
             context.world_size,
             context.world_rank,
             cluster_detection_method="deactivate",
-            initialization_timeout=int(self.start_timeout_s),
+            initialization_timeout=math.ceil(self.start_timeout_s),
         )
         signal.signal(signal.SIGTERM, handler)
 

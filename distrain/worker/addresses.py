@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from distrain.context import TrainContext
 
-
 _PROXIES, _WITHOUT_PROXY = ("grpc_proxy", "https_proxy", "http_proxy"), "no_grpc_proxy"
 """The variables that gRPC reads."""
 
