@@ -103,5 +103,7 @@ _HOMES = {
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     _HOMES,
-    modules=("collective", "data", "huggingface", "lightning", "page", "session", "tensorflow", "torch", "trackers"),
-)
+    modules=(
+        "collective", "data", "huggingface", "jax", "lightning", "page", "session", "tensorflow", "torch", "trackers",
+    ),
+)  # fmt: skip

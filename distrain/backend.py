@@ -100,7 +100,9 @@ class BackendConfig:
 _Config = TypeVar("_Config", bound=BackendConfig)
 
 
-def config_argument(kind: type[_Config], name: str, given: _Config | None, by_old_name: _Config | None) -> _Config:
+def config_argument(
+    kind: type[_Config], name: str, given: _Config | None, by_old_name: _Config | None = None
+) -> _Config:
     """Return a trainer's argument ``{name}_config`` or ``{name}_backend``, its old name, or else the default.
 
     Must be called by a constructor that :func:`~distrain.system.ray_names.without` decorates, for the place that the

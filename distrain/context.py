@@ -122,6 +122,42 @@ class TrainContext(WorkerFacts):
         """Return the ``metadata=`` of the trainer."""
         return dict(self.metadata)
 
+    def get_coordinator_address(self, name: str = "default") -> str:
+        """Return an address on rank 0's host with a free port, such as ``10.0.0.1:43123``, the same on all ranks.
+
+        It is for frameworks whose ranks connect to a server of rank 0. The first call with a name is a collective,
+        like :func:`distrain.collective.barrier`: every rank makes it, and it waits for all of them. Further calls with
+        the name return the same address at once. Other names have other ports, and every attempt has new ones. Listen
+        soon after the call, as the port is not reserved any more when it has returned.
+
+        Raises CollectiveError, which names the ranks, if a rank does not make the call.
+
+        ::
+
+            address = distrain.get_context().get_coordinator_address("jax")
+        """
+        [address] = self._reserve("get_coordinator_address", name)
+        return address
+
+    def get_worker_addresses(self, name: str = "default") -> list[str]:
+        """Return the address of every rank, each with a free port on the rank's host, in the order of the ranks.
+
+        It is for frameworks in which every rank listens. Apart from that, it is like :meth:`get_coordinator_address`;
+        the names of the two are not related.
+
+        ::
+
+            machines = ",".join(distrain.get_context().get_worker_addresses("lightgbm"))
+        """
+        return self._reserve("get_worker_addresses", name, on_every_rank=True)
+
+    @staticmethod
+    def _reserve(call: str, name: str, *, on_every_rank: bool = False) -> list[str]:
+        worker = import_module("distrain.worker.session")  # which imports this module
+        reserved = worker.session_of(f"get_context().{call}").addresses
+        addresses: list[str] = reserved.by_name(call, name, on_every_rank=on_every_rank)
+        return addresses
+
     # Ray Tune calls a run a trial.
 
     def get_trial_name(self) -> str:

@@ -15,7 +15,7 @@ import distrain
 
 MODULES = (
     *("distrain", "distrain.collective", "distrain.data", "distrain.huggingface.transformers", "distrain.lightning"),
-    *("distrain.session", "distrain.torch", "distrain.trackers"),
+    *("distrain.jax", "distrain.session", "distrain.torch", "distrain.trackers"),
     *(("distrain.tensorflow", "distrain.tensorflow.keras") if find_spec("tensorflow") else ()),
 )
 

@@ -28,7 +28,7 @@ LAYERS = [
     "errors", "system", "layout", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage",
     "trackers", "shipping", "transfer", "result", "runs", "config", "decisions", "page", "worker", "session",
     "collective", "agent", "connection", "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow",
-    "lightning", "huggingface", "launching", "cli", "launch", "__main__",
+    "jax", "lightning", "huggingface", "launching", "cli", "launch", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
@@ -163,13 +163,15 @@ def test_a_package_says_what_happens_there_and_in_which_process(package: Module)
     assert len(text.splitlines()) <= 6
 
 
-LEAVES = ("torch", "tensorflow")
+LEAVES = ("torch", "tensorflow", "jax")
 PUBLIC_MODULES = {
-    "collective", "data", "huggingface", "lightning", "page", "session", "tensorflow", "torch", "trackers",
+    "collective", "data", "huggingface", "jax", "lightning", "page", "session", "tensorflow", "torch", "trackers",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("leaf", "allowed"), [("torch", {"launching.target", "lightning"}), ("tensorflow", set())])
+@pytest.mark.parametrize(
+    ("leaf", "allowed"), [("torch", {"launching.target", "lightning"}), ("tensorflow", set()), ("jax", set())]
+)
 def test_only_the_command_line_names_a_leaf(leaf: str, allowed: set[str]) -> None:
     named = {name for name, module in PLAIN.items() if any(own.startswith(leaf) for own in module.own)}
     assert {name for name in named if not name.startswith(f"{leaf}.")} <= allowed
@@ -218,7 +220,12 @@ def test_only_process_hunts_with_psutil() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaf", "packages"), [("torch", {"torch", "torchvision"}), ("tensorflow", {"tensorflow", "keras", "tf_keras"})]
+    ("leaf", "packages"),
+    [
+        ("torch", {"torch", "torchvision"}),
+        ("tensorflow", {"tensorflow", "keras", "tf_keras"}),
+        ("jax", {"jax", "jaxlib"}),
+    ],
 )
 def test_a_framework_is_imported_in_its_leaf_only(leaf: str, packages: set[str]) -> None:
     for name, module in MODULES.items():
@@ -337,7 +344,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 # -- what an import loads --------------------------------------------------------------------------------------------
 
-HEAVY = {"torch", "torchvision", "numpy", "pandas", "tensorflow", "keras", "tf_keras"}
+HEAVY = {"torch", "torchvision", "numpy", "pandas", "tensorflow", "keras", "tf_keras", "jax"}
 LOADED = "import sys, json; before = set(sys.modules); {}; print(json.dumps(sorted(set(sys.modules) - before)))"
 
 
@@ -361,6 +368,7 @@ def test_import_distrain_loads_nothing_large() -> None:
         "import distrain.torch",
         "from distrain.torch import TorchTrainer",
         "from distrain.tensorflow import TensorflowConfig, TensorflowTrainer",
+        "from distrain.jax import JaxConfig, JaxTrainer",
         "from distrain import DataParallelTrainer",
     ],
 )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ QUICKSTART = EXAMPLES / "quickstart.py"
 
 pytestmark = pytest.mark.timeout(240)
 sampled = pytest.mark.sample(2, of="examples")
+of_frameworks = pytest.mark.sample(1, of="frameworks")
 
 
 def quickstart(storage: Path, epochs: int) -> subprocess.Popen[str]:
@@ -229,3 +231,38 @@ def test_huggingface_data(options: tuple[str, ...], tmp_path: Path) -> None:
     output = output_of("huggingface_data", tmp_path, *options)
     assert number("a worker was killed in epoch 2, and the run went on: loss", output) < 1
     assert output.endswith("each image was used 6 times in 6 epochs\n")
+
+
+# -- other frameworks ------------------------------------------------------------------------------------------------
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed: distrain[frameworks]")
+
+
+@needs("jax")
+@of_frameworks
+def test_jax(tmp_path: Path) -> None:
+    output = output_of("jax_example", tmp_path)
+    assert number("a worker was killed in epoch 2, and the run went on: loss", output) < 0.5
+    assert number("accuracy on the test images", output) > 0.9
+
+
+@needs("xgboost")
+@of_frameworks
+def test_xgboost(tmp_path: Path) -> None:
+    check_boosting(output_of("xgboost_example", tmp_path), only_run(tmp_path))
+
+
+@needs("lightgbm")
+@of_frameworks
+def test_lightgbm(tmp_path: Path) -> None:
+    check_boosting(output_of("lightgbm_example", tmp_path), only_run(tmp_path))
+
+
+def check_boosting(output: str, result: Result) -> None:
+    """Both workers have trained one model, and went on after the checkpoint of round 5."""
+    assert number("a worker was killed in round 7, and the run went on: rmse", output) < 0.1
+    assert number("30 rounds; rmse on other rows", output) < 0.12
+    logs = [Path(result.path, "logs", "attempt_1", f"rank_{rank}.log").read_text() for rank in (0, 1)]
+    assert all("begins after round 5\n" in log for log in logs)

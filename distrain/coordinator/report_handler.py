@@ -159,7 +159,8 @@ class ReportHandler:
             case wire.FilesCopied():
                 self._on_copied(message, now)
             case wire.CollectiveEntered(rank=rank, index=index, operation=operation, body=body, timeout_s=timeout_s):
-                self._do(self._barriers.entered(rank, index, operation, body, now, timeout_s))
+                gathers = message.gathers
+                self._do(self._barriers.entered(rank, index, operation, body, now, timeout_s, gathers=gathers))
             case wire.AskCheckpointList():
                 self._answer([(message, now + self._config.missing_rank_s)])
             case wire.Running(rank=rank):

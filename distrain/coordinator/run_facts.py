@@ -21,7 +21,9 @@ from distrain.system.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_PACKAGES = frozenset({"torch", "numpy", "tensorflow", "lightning", "transformers", "accelerate", "datasets"})
+_PACKAGES = {
+    "torch", "numpy", "tensorflow", "jax", "lightning", "transformers", "accelerate", "datasets", "xgboost", "lightgbm",
+}  # fmt: skip
 """Packages whose versions are noted."""
 _DIRTY_CHECK = ("git", "--no-optional-locks", "diff", "--quiet", "--no-ext-diff", "HEAD")
 """It exits with 1 if a tracked file differs from the last commit, else with 0. It writes nothing."""

@@ -1,4 +1,4 @@
-"""Ranks that meet in barrier() and broadcast_from_rank_zero(): which rank waits for which. Runs in: coordinator.
+"""Ranks that meet in barrier() and other collectives: which rank waits for which. Runs in: coordinator.
 
 Pure: no I/O; ``now`` (time.monotonic seconds) is an argument. The n-th collective of a rank in an attempt pairs with
 the n-th of every other rank, and all must be the same operation.
@@ -22,7 +22,7 @@ WARN_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class EndCall:
-    """Let the rank's call return with rank 0's ``data``, or, with ``refused``, make it fail."""
+    """Let the rank's call return with ``data``, or, with ``refused``, make it fail."""
 
     rank: int
     index: int
@@ -57,9 +57,20 @@ class BarrierTracker:
         self._warned_index = 0
 
     def entered(
-        self, rank: int, index: int, operation: str, data: bytes, now: float, timeout_s: float | None = None
+        self,
+        rank: int,
+        index: int,
+        operation: str,
+        data: bytes,
+        now: float,
+        timeout_s: float | None = None,
+        *,
+        gathers: bool = False,
     ) -> Sequence[Action]:
-        """Note that the rank waits in its ``index``-th collective, for ``timeout_s`` at most."""
+        """Note that the rank waits in its ``index``-th collective, for ``timeout_s`` at most.
+
+        All ranks get the ``data`` of rank 0; if the collective gathers, that of all ranks as lines, in their order.
+        """
         if index in self._refused:
             return [EndCall(rank, index, refused=self._refused[index])]
         call = _Call(index, operation, data, now, math.inf if timeout_s is None else now + timeout_s)
@@ -70,7 +81,8 @@ class BarrierTracker:
         if self._finished or (other.index, other.operation) != (index, operation):
             return self._refuse_calls()
         if len(self._waiting) == self._world_size:
-            return self._end_calls(index, data=self._waiting[0].data)
+            senders = range(self._world_size) if gathers else (0,)
+            return self._end_calls(index, data=b"\n".join(self._waiting[sender].data for sender in senders))
         return []
 
     def finished(self, rank: int) -> Sequence[Action]:

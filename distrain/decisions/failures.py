@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from distrain import wire
 
-# The errors of ranks whose peer is gone, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15) and TensorFlow (2.21).
+# The errors of ranks whose peer is gone, from gloo, NCCL and the TCPStore (torch 2.4 to 2.15), TensorFlow (2.21)
+# and JAX (0.10), whose collectives are gloo's and NCCL's.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|was closed)|closed by (remote )?peer|broken pipe|timed out waiting|wait timeout after|"
     r"collective operation timeout|operation timed out!|socket timeout|store.{0,40}timed out|"
@@ -25,7 +26,8 @@ _CONSEQUENCE = re.compile(
     r"recvvalue failed|sendbytes failed|remote process exited|ncclremoteerror|remote error detected|socket closed|"
     r"dump signal from another rank|"
     r"which goes first on this host, failed|"
-    r"collective ops is aborted by|tasks are unhealthy \(stopped sending heartbeats\)",
+    r"collective ops is aborted by|tasks are unhealthy \(stopped sending heartbeats\)|"
+    r"the jax distributed service detected fatal errors",
     re.IGNORECASE,
 )
 

@@ -39,9 +39,11 @@ _NATIVE_REASONS = [
         r"(?<=attempting to dump debug info, due to ).*",
         r"NCCL error: .*",
         r"(?<=what\(\):).*",
+        r"the JAX distributed service detected fatal errors",
     )
 ]
-"""Reasons that native code prints when it aborts, the most precise first: NCCL's watchdog, NCCL, C++ exceptions."""
+"""Reasons that native code prints when it aborts, the most precise first: NCCL's watchdog, NCCL, C++ exceptions,
+JAX's message when the process of rank 0 is gone."""
 _NATIVE_ABORT = re.compile(
     r"Watchdog caught|dump debug info, due to|terminate called|^\s*what\(\):|NCCL error: |\bnccl[A-Z]\w+Error: "
 )

@@ -1,4 +1,4 @@
-"""Addresses and interfaces under which other hosts reach this one. Runs in: agent."""
+"""Addresses and interfaces under which other hosts reach this one. Runs in: agent, worker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def own_address() -> str:
     It is the one that ssh has used; else that of the route to the node where srun runs, or of the default route; else
     the first address of an interface.
     """
-    return next((text for text in _addresses() if not _is_loopback(text)), "")
+    return next((text for text in _addresses() if not is_loopback(text)), "")
 
 
 def _addresses() -> Iterator[str]:
@@ -56,7 +56,8 @@ def _addresses() -> Iterator[str]:
     yield from interfaces().values()
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Tell if the address is only for connections within a host."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 

@@ -1,4 +1,4 @@
-"""Reservation of TCP ports until a process group binds them. Runs in: agent, coordinator."""
+"""Reservation of TCP ports until a process group binds them. Runs in: agent, coordinator, worker."""
 
 from __future__ import annotations
 

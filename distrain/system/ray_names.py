@@ -39,8 +39,8 @@ MISSING = {
     "HorovodConfig": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "HorovodTrainer": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "HuggingFaceTrainer": _TORCH,
-    "JaxConfig": "use DataParallelTrainer, and call jax.distributed.initialize() in train_func",
-    "JaxTrainer": "use DataParallelTrainer, and call jax.distributed.initialize() in train_func",
+    "JaxConfig": "it is distrain.jax.JaxConfig",
+    "JaxTrainer": "it is distrain.jax.JaxTrainer",
     "LightGBMTrainer": _FRAMEWORK,
     "LightningConfigBuilder": _TORCH,
     "LightningTrainer": _TORCH,
@@ -77,7 +77,6 @@ MISSING = {
     "horovod": "Horovod is not supported: use TorchTrainer or TensorflowTrainer",
     "init": _CLUSTER,
     "is_initialized": _CLUSTER,
-    "jax": "use DataParallelTrainer, and call jax.distributed.initialize() in train_func",
     "kill": _TASKS,
     "label_selector": "hosts have no labels here",
     "lightgbm": _FRAMEWORK,
@@ -148,6 +147,7 @@ IGNORED = {
     "progress_reporter": "reports are shown as lines, and kept in metrics.jsonl",
     "relax_collectives_on_preemption": "see should_stop()",
     "sync_config": "there is nothing to sync: workers write into RunConfig.storage_path themselves",
+    "use_gpu": "see ScalingConfig(use_gpu=...)",
 }
 """Arguments of Ray without effect here, and what distrain does instead."""
 

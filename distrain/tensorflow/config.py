@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from distrain.backend import BackendConfig
 from distrain.system.arguments import check_fields, check_seconds
 from distrain.system.ray_names import without
+from distrain.worker.addresses import bypass_proxies
 from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorflowConfig"]
 
-_WITHOUT_PROXY = "no_grpc_proxy"
 _FIT_FAILS = (
     "Keras 3's model.fit() does not work under MultiWorkerMirroredStrategy (keras issue 20585). What works: tf.keras "
     "with TF_USE_LEGACY_KERAS=1 set where the script is started, tf_keras instead of keras, or a loop of your own with "
@@ -83,7 +83,7 @@ class TensorflowConfig(BackendConfig):
         within ``start_timeout_s``.
         """
         _hide_other_gpus(context.devices)
-        _bypass_proxies()
+        bypass_proxies(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
         if context.world_size > 1:
             session_of("tensorflow").meet("the start of TensorFlow", b"", timeout_s=self.start_timeout_s)
 
@@ -116,15 +116,3 @@ def _hide_other_gpus(devices: tuple[int, ...]) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible is not None else None
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[n] if names else str(n) for n in devices)
-
-
-def _bypass_proxies() -> None:
-    """Name the hosts of all workers in gRPC's list of hosts to reach without a proxy.
-
-    gRPC uses ``http_proxy`` even for a port on this machine, and TensorFlow would wait without end. gRPC compares IPv6
-    addresses without their brackets.
-    """
-    addresses = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-    hosts = dict.fromkeys(address.rpartition(":")[0].strip("[]") for address in addresses)
-    others = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy")
-    os.environ[_WITHOUT_PROXY] = ",".join([*([others] if others else []), *hosts])

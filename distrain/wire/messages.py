@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-WIRE_VERSION = 13
+WIRE_VERSION = 14
 DISTRAIN_VERSION = __version__
 MOST_UNACKNOWLEDGED = 1000
 """Reports of one rank that may be on their way before report() waits for :class:`Acknowledged`. At most this many are
@@ -1108,7 +1108,8 @@ class CheckpointList(ToWorker):
 class CollectiveEntered(FromWorker):
     """The worker waits in its ``index``-th collective, counted from 1.
 
-    body: rank 0's data, empty from the other ranks. timeout_s: seconds until it gives up; None: never.
+    body: rank 0's data, empty from the other ranks. gathers: instead, every rank has data, without line breaks.
+    timeout_s: seconds until it gives up; None: never.
 
     Worker -> coordinator; answered by :class:`CollectiveDone` with the same ``index``.
     """
@@ -1116,6 +1117,7 @@ class CollectiveEntered(FromWorker):
     index: int
     operation: str
     body: bytes
+    gathers: bool = False
     timeout_s: float | None = None
 
 
@@ -1123,7 +1125,7 @@ class CollectiveEntered(FromWorker):
 class CollectiveDone(ToWorker):
     """Every rank is in the ``index``-th collective, or (``refused``) why that is impossible.
 
-    body: rank 0's data.
+    body: rank 0's data; or, if it was a collective that gathers, a line for each rank.
 
     Coordinator -> worker.
     """

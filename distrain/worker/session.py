@@ -26,6 +26,7 @@ from distrain.storage.file_transfer import Files, LocalFiles, hash_files, store_
 from distrain.storage.files import copy_folders, list_files
 from distrain.system.log import warn
 from distrain.system.remote_path import RemotePath
+from distrain.worker.addresses import ReservedAddresses
 from distrain.worker.metrics import encode_metrics
 from distrain.worker.report_checks import (
     StoreOptions,
@@ -115,6 +116,7 @@ class Session:
         self._warned_of_functions = False
         self._collectives = 0
         self._collective_done: wire.CollectiveDone | None = None
+        self.addresses = ReservedAddresses(context, self.meet)
         self._fetched: dict[str, wire.CheckpointFetched] = {}
         """By path: answers to requests for a checkpoint."""
         self._list_requests = 0
@@ -505,8 +507,10 @@ class Session:
                 self._call = ""
         self.after_call()
 
-    def meet(self, operation: str, data: bytes, timeout_s: float | None = None) -> bytes:
+    def meet(self, operation: str, data: bytes, timeout_s: float | None = None, *, gathers: bool = False) -> bytes:
         """Wait until every rank is in its n-th collective, and return rank 0's data.
+
+        gathers: return every rank's data, a line for each.
 
         Raises CollectiveError if the ranks call different operations, if one has finished, or after ``timeout_s``.
         """
@@ -519,6 +523,7 @@ class Session:
                     index=self._collectives,
                     operation=operation,
                     body=data,
+                    gathers=gathers,
                     timeout_s=timeout_s,
                 )
             )

@@ -57,32 +57,6 @@ def test_a_worker_sees_its_gpus_only(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == left
 
 
-@pytest.mark.parametrize(
-    ("proxies", "without"),
-    [
-        ({}, "10.0.0.1,10.0.0.2"),
-        ({"no_proxy": "a,b"}, "a,b,10.0.0.1,10.0.0.2"),
-        ({"no_proxy": "a", "no_grpc_proxy": "c"}, "c,10.0.0.1,10.0.0.2"),
-    ],
-)
-def test_workers_bypass_proxies(monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str], without: str) -> None:
-    for name in ("no_proxy", "no_grpc_proxy"):
-        monkeypatch.setenv(name, proxies.get(name, ""))
-    workers = ["10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.2:5000"]
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}}))
-    config._bypass_proxies()
-    assert os.environ[config._WITHOUT_PROXY] == without
-
-
-def test_grpc_knows_ipv6_addresses_without_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("no_proxy", "no_grpc_proxy"):
-        monkeypatch.setenv(name, "")
-    workers = ["[fd77::11]:5000", "[fd77::11]:5001", "[fd77::12]:5000"]
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}}))
-    config._bypass_proxies()
-    assert os.environ[config._WITHOUT_PROXY] == "fd77::11,fd77::12"
-
-
 def test_the_sigterm_handler_of_python_is_put_back_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[tuple[int, object]] = []
     monkeypatch.setattr("distrain.tensorflow.config.signal.signal", lambda *arguments: put.append(arguments))

@@ -56,6 +56,13 @@ def the_reason(answers: list[EndCall]) -> str:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_collective_that_gathers_brings_the_data_of_all_in_their_order(order: tuple[int, ...]) -> None:
+    collectives = BarrierTracker(3)
+    answers = [collectives.entered(rank, 1, "gather", b"of %d" % rank, 0.0, gathers=True) for rank in order]
+    assert answers == [[], [], [EndCall(rank, 1, b"of 0\nof 1\nof 2") for rank in range(3)]]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_when_all_have_come_all_go_on_with_rank_0s_data(order: tuple[int, ...]) -> None:
     assert join_all(BarrierTracker(3), order) == [EndCall(rank, 1, b"0") for rank in range(3)]
 

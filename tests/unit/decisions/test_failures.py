@@ -117,6 +117,7 @@ TIMED_OUT = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, Op
     [
         (signal.SIGABRT, TIMED_OUT, True),
         (signal.SIGABRT, "NCCL error: remote process exited or there was a network error, NCCL version 2.27.3", True),
+        (signal.SIGABRT, "the JAX distributed service detected fatal errors", True),
         (signal.SIGABRT, "Observed flight recorder dump signal from another rank via TCPStore.", True),
         (signal.SIGABRT, "ProcessGroupNCCL watchdog hang.", False),
         (signal.SIGABRT, "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", False),

@@ -181,6 +181,10 @@ def test_native_frames_do_not_push_out_the_message() -> None:
             "[PG ID 0 Rank 1] Terminating the process after attempting to dump debug info, due to Observed a signal.",
             "Observed a signal.",
         ),
+        (
+            "F1125 client.h:80] Terminating process because the JAX distributed service detected fatal errors. This",
+            "the JAX distributed service detected fatal errors",
+        ),
         ("epoch 1", ""),
     ],
 )

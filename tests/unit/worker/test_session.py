@@ -633,8 +633,10 @@ def test_every_getter_of_the_session_is_one_of_the_context() -> None:
         "get_context",
     }
     assert getters == {name for name in vars(TrainContext) if name.startswith("get_")} - {
+        "get_coordinator_address",
         "get_metadata",
         "get_storage",
+        "get_worker_addresses",
     }
 
 

@@ -1,0 +1,15 @@
+"""JAX on distrain. JAX itself is imported in the workers only. Runs in: anywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distrain.system.imports import lazy_names
+
+if TYPE_CHECKING:
+    from distrain.jax.config import JaxConfig as JaxConfig
+    from distrain.jax.trainer import JaxTrainer as JaxTrainer
+
+_HOMES = {"config": ("JaxConfig",), "trainer": ("JaxTrainer",)}
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOMES)
