@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import distrain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 SOURCE = Path(distrain.__file__).parent
 ROOT = SOURCE.parent
@@ -26,16 +26,17 @@ NO_ERRORS = ROOT / "tests" / "no_errors.txt"
 
 SCREENS = ("page/", "console/", "cli/", "launching/options.py", "system/ray_names.py")
 """Where strings that are not raised are screens, helps and names: only raised ones count as errors there."""
-ARGUMENTS = frozenset(
-    "ValueError TypeError ArgumentTypeError WrongArgument NoSuchRun HostfileError AttributeError KeyError ImportError "
-    "ModuleNotFoundError".split()
-)
+ARGUMENTS = frozenset({
+    "ValueError", "TypeError", "ArgumentTypeError", "WrongArgument", "NoSuchRun", "AttributeError", "KeyError",
+    "ImportError", "ModuleNotFoundError",
+})  # fmt: skip
 """Errors about an argument, an option or a name. Their texts say all; docs/messages.md lists them."""
 INTERNAL = frozenset(["AssertionError", "NotImplementedError"])
-_NOT_SHOWN = frozenset(
-    "add_argument add_argument_group ArgumentParser compile encode endswith fullmatch match partition "
-    "removeprefix removesuffix replace rpartition search split startswith strftime sub".split()
-)
+_NOT_SHOWN = frozenset({
+    "add_argument", "add_argument_group", "ArgumentParser", "compile", "encode", "endswith", "fullmatch", "match",
+    "partition", "removeprefix", "removesuffix", "replace", "rpartition", "search", "split", "startswith", "strftime",
+    "sub",
+})  # fmt: skip
 """Calls whose arguments are help texts and patterns."""
 _PROGRESS = "say"
 """The function that prints lines about the progress, which are no errors."""
@@ -86,6 +87,12 @@ def texts() -> tuple[Text, ...]:
         for path in sorted(SOURCE.rglob("*.py"))
         for text in texts_of(path.read_text(), path.relative_to(SOURCE).as_posix())
     )
+
+
+@cache
+def errors() -> tuple[Text, ...]:
+    """Return the texts of all modules that need an entry."""
+    return tuple(text for text in texts() if text.needs_entry)
 
 
 def texts_of(source: str, name: str = "module.py") -> list[Text]:
@@ -162,18 +169,22 @@ def covers(key: str, message: str) -> bool:
     return True
 
 
+def headings_for(message: str) -> list[str]:
+    """Return the headings of the entries whose keys are in a line of a message on the screen."""
+    lines = message.splitlines()
+    entries = entries_of(PAGE.read_text()).items()
+    return [title for title, entry in entries if any(covers(key, line) for key in keys_of(entry) for line in lines)]
+
+
 @cache
 def fixed_parts(key: str) -> tuple[str, ...]:
     """Return what of a key does not vary."""
     return tuple(part for part in map(str.strip, _plain(key).split("…")) if part)
 
 
-def missing(keys: Iterable[str], found: Iterable[Text], no_errors: Collection[str] = ()) -> list[Text]:
-    """Return the texts that need an entry and have none.
-
-    no_errors: the beginnings of texts that are no errors, as :attr:`Text.beginning` has them.
-    """
-    known = tuple(keys)
+def missing(keys: Iterable[str], found: Iterable[Text]) -> list[Text]:
+    """Return the texts that need an entry and have none."""
+    known, no_errors = tuple(keys), set(texts_that_are_no_errors())
     wanted = (text for text in found if text.needs_entry and text.beginning not in no_errors)
     return [text for text in wanted if not any(covers(key, text.text) for key in known)]
 
@@ -202,9 +213,9 @@ _BEGINNING = """\
 
 `scripts/list_messages` writes this page from the source.
 
-These errors say that an argument, an option, a name or a line of a hostfile is wrong, and what it must be. Nothing has been
-started when you see them, except those of functions that you call in `train_func`. `…` stands for the parts that vary.
-Errors of another kind are in [troubleshooting.md](troubleshooting.md).
+These errors say that an argument, an option, a name or a line of a hostfile is wrong, and what it must be. Nothing has
+been started when you see them, except those of functions that you call in `train_func`. `…` stands for the parts that
+vary. Errors of another kind are in [troubleshooting.md](troubleshooting.md).
 
 Many begin with the class and the argument: `ScalingConfig.num_workers must be an int of at least 0, got 'a' (str)`.
 """
@@ -217,7 +228,9 @@ def messages_page() -> str:
     for text in texts():
         if text.is_about_an_argument and text.beginning not in no_errors:
             rows.setdefault(_area(text.place), set()).add(f"- {_code(text.text)} ({text.kind})")
-    return "\n".join([_BEGINNING, *(f"## {area}\n\n" + "\n".join(sorted(found)) + "\n" for area, found in rows.items())])
+    return "\n".join(
+        [_BEGINNING, *(f"## {area}\n\n" + "\n".join(sorted(found)) + "\n" for area, found in rows.items())]
+    )
 
 
 def _area(place: str) -> str:
