@@ -215,7 +215,7 @@ _BEGINNING = """\
 
 These errors say that an argument, an option, a name or a line of a hostfile is wrong, and what it must be. Nothing has
 been started when you see them, except those of functions that you call in `train_func`. `…` stands for the parts that
-vary. Errors of another kind are in [troubleshooting.md](troubleshooting.md).
+vary. Errors of another kind are in [Troubleshooting](troubleshooting.md).
 
 Many begin with the class and the argument: `ScalingConfig.num_workers must be an int of at least 0, got 'a' (str)`.
 """
