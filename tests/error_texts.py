@@ -28,14 +28,13 @@ SCREENS = ("page/", "console/", "cli/", "launching/options.py", "system/ray_name
 """Where strings that are not raised are screens, helps and names: only raised ones count as errors there."""
 ARGUMENTS = frozenset({
     "ValueError", "TypeError", "ArgumentTypeError", "WrongArgument", "NoSuchRun", "AttributeError", "KeyError",
-    "ImportError", "ModuleNotFoundError",
+    "ImportError", "ModuleNotFoundError", "usage",
 })  # fmt: skip
-"""Errors about an argument, an option or a name. Their texts say all; docs/messages.md lists them."""
+"""Errors about an argument, an option or a name. Their texts say all; docs/messages.md lists them. ``usage``: those of
+argparse."""
 INTERNAL = frozenset(["AssertionError", "NotImplementedError"])
 _NOT_SHOWN = frozenset({
-    "add_argument", "add_argument_group", "ArgumentParser", "compile", "encode", "endswith", "fullmatch", "match",
-    "partition", "removeprefix", "removesuffix", "replace", "rpartition", "search", "split", "startswith", "strftime",
-    "sub",
+    "add_argument", "add_argument_group", "ArgumentParser", "compile", "fullmatch", "match", "search", "sub",
 })  # fmt: skip
 """Calls whose arguments are help texts and patterns."""
 _PROGRESS = "say"
@@ -53,7 +52,7 @@ class Text:
     @property
     def is_about_an_argument(self) -> bool:
         """True if docs/messages.md lists it."""
-        return self.kind in ARGUMENTS and self._words >= 2
+        return self.kind in ARGUMENTS and self._words >= 2 and " " in self.text
 
     @property
     def needs_entry(self) -> bool:
@@ -103,11 +102,16 @@ def texts_of(source: str, name: str = "module.py") -> list[Text]:
 def _walk(node: ast.AST, kind: str, name: str) -> Iterator[Text]:
     if isinstance(node, ast.Compare) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         return  # the latter is a docstring
-    if isinstance(node, ast.Call):
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        kind = _name_of(node.exc.func)
+    elif isinstance(node, ast.Call):
         called = _name_of(node.func)
         if called in _NOT_SHOWN:
             return
-        kind = called if called == _PROGRESS or _is_exception(called) else kind
+        if called == _PROGRESS or _is_exception(called):
+            kind = called
+        elif called == "error":
+            kind = "usage"
     if found := _alternatives(node):
         for text in found:
             yield Text(f"{name}:{getattr(node, 'lineno', 0)}", _plain(re.sub(r"\{\w+\}|%[sd]", "…", text)), kind)

@@ -74,6 +74,8 @@ def test_an_entry_that_is_left_out_is_missed() -> None:
         ('raise StorageError(f"the moon {verb} " + "too much of it")', "the moon … too much of it"),
         ('error = LaunchError("no moon") if far else None', "no moon"),
         ('def why(path):\n    """Say it."""\n    return f"{path} is on the moon"', "… is on the moon"),
+        ('raise Eclipse("the moon is hidden")', "the moon is hidden"),
+        ('raise StorageError("the moon hides {}".format(path))', "the moon hides {}"),
         ('warn("the moon is full")', "the moon is full"),
         ('REASONS = {1: "it waits for the moon"}', "it waits for the moon"),
         ('raise LaunchError(explain(name, why="the sun is not up"))', "the sun is not up"),
@@ -91,6 +93,7 @@ def test_a_new_error_is_found(source: str, text: str) -> None:
         'say(f"flying to the moon in {seconds} s")',
         'raise NotImplementedError("every moon has its own")',
         'raise ValueError("moon must be an int of at least 1")',
+        'parser.error(f"there is no option --moon {moon}")',
         'name = "moon base"',
     ],
 )
