@@ -395,7 +395,9 @@ def remote_files(checkpoint: RemotePath) -> list[str]:
     try:
         named = set(json.loads((checkpoint / MANIFEST_FILE).read_bytes())["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{checkpoint / MANIFEST_FILE} is damaged ({type(error).__name__}: {error})") from error
+        raise CheckpointError(
+            f"{checkpoint / MANIFEST_FILE} is damaged ({type(error).__name__}: {error}); take another"
+        ) from error
     except FileNotFoundError:
         if PENDING_FILE not in present:
             return present

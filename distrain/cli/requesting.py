@@ -17,7 +17,7 @@ def request(run: Run, word: str, argument: str = "") -> str:
     from distrain.errors import StorageError
 
     if run.state not in (RUNNING, STARTING):
-        raise NoSuchRun(f"{run.name} is not running: it is {run.state}")
+        raise NoSuchRun(f"{run.name} is not running: its state is {run.state}")
     paths = paths_of(run)
     if not paths.requests.exists():
         raise NoSuchRun(unreachable(run))

@@ -271,6 +271,8 @@ class AgentLink:
             elif code == _NOT_FOUND and not self.greeted:
                 how += ", there is no such program: python= in the hostfile names the interpreter of a host"
         command = "" if self.greeted else f" (started as: {process.describe(self._argv)})"
+        if code is not None and code == self._transport.failed_code and not self.greeted:
+            command = f"; this must work without a question: {process.describe(self._transport.argv(['true']))}"
         return f"its agent has ended: {how}{command}{self._last_words()}"
 
     @property

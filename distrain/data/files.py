@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from distrain.data.sources import Schema, TableSource
 from distrain.errors import DataError
 from distrain.system.imports import require
+from distrain.system.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -94,12 +95,15 @@ class FileSource(TableSource):
         elif _is_pattern(path):
             found = filesystem.glob(path, detail=True)
             files = [file for name, about in found.items() for file in _below(filesystem, name, about["type"])]
+            if not files:
+                raise DataError(f"no file matches {given}")
         else:
             raise DataError(f"there is no file or directory {given}")
         visible = [file for file in sorted(files) if _is_visible(file, path)]
         chosen = [file for file in visible if (kind := format_of(file)) and kind == (self._format or kind)]
         if not chosen:
-            raise DataError(f"{given} has no {self._format or 'Parquet, CSV or JSON'} files ({len(visible)} others)")
+            kind = self._format or "Parquet, CSV or JSON"
+            raise DataError(f"{given} has no {kind} files, but {count(len(visible), 'other')}")
         return chosen
 
     @cached_property

@@ -271,7 +271,9 @@ def read_manifest(root: Path | RemotePath) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise StorageError(str(error) if isinstance(path, RemotePath) else f"cannot read {path}: {error}") from error
+        if isinstance(path, RemotePath):
+            raise StorageError(f"cannot use the storage: {error}") from error
+        raise StorageError(f"cannot read {path}: {error}") from error
     try:
         manifest: dict[str, Any] = json.loads(text)
         _check_manifest(manifest)

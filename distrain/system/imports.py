@@ -11,7 +11,7 @@ from distrain.system.ray_names import explain
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-_EXTRAS = {"numpy": "data", "pyarrow": "data", "matplotlib": "plot", "plotille": "plot", "torch": "torch", "jax": "jax"}
+_EXTRAS = {"numpy": "data", "pyarrow": "data", "matplotlib": "plot", "plotille": "plot", "torch": "torch"}
 """The extra of distrain that brings a package."""
 
 

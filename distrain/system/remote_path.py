@@ -23,6 +23,7 @@ from urllib.parse import unquote_to_bytes
 from distrain.system.background import in_threads
 from distrain.system.log import warn
 from distrain.system.pickling import pickled
+from distrain.system.text import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -455,7 +456,7 @@ class RemotePath:
                     raise self._named(verb, error) from error
                 spent_s = time.monotonic() - began
                 if spent_s + pause_s > self.patience_s:
-                    raise self._named(verb, error, f" (tried {tries} times)") from error
+                    raise self._named(verb, error, f" (tried {count(tries, 'time')})" if tries > 1 else "") from error
                 if spent_s < _QUIET_S <= spent_s + pause_s:
                     _report_retry(f"{self._named(verb, error)}; trying again for {self.patience_s:g} s")
             time.sleep(pause_s)

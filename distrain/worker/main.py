@@ -115,7 +115,8 @@ class _NoStdin(io.TextIOBase):
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         raise EOFError(
-            "a distrain worker has no terminal for input(); print() works, and for pdb see docs/debugging.md"
+            "a distrain worker has no terminal for input(): pass values in train_loop_config; pdb is opened by "
+            "RunConfig(debug_rank=0), --debug-rank 0 or `distrain debug RUN -r 0`"
         )
 
     def read(self, size: int | None = -1) -> str:

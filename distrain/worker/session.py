@@ -343,7 +343,7 @@ class Session:
         except BaseException as error:  # such as an alarm of the user's: no other process can bring these files
             self._local_files.pop(ordinal, None)
             if not (self._is_remote or self._is_apart):
-                self._send_copied(ordinal, [], [], failed=repr(error))
+                self._send_copied(ordinal, [], [], failed=str(error) if isinstance(error, OSError) else repr(error))
             raise
         finally:
             self._uploading.pop(ordinal, None)

@@ -209,7 +209,7 @@ def test_a_real_run_is_listed_shown_compared_exported_and_drawn(
     assert "its metrics: loss" in distrain("plot", "fast", "-m", "los", *place).stderr
 
     assert "num_workers=0" in distrain("logs", "fast", *place).stderr
-    assert "fast is not running: it is finished" in distrain("stop", "fast", *place).stderr
+    assert "fast is not running: its state is finished" in distrain("stop", "fast", *place).stderr
 
 
 def test_what_a_pipe_reads_no_further_is_no_error(finished: Path) -> None:

@@ -1077,7 +1077,7 @@ def test_a_host_that_comes_back_with_too_little_is_what_the_run_ends_for() -> No
     play.gone("one")
     play.says("two", hello(gpus=gpus[2:3]))
     assert (play.state, play.machine.failures) == (RunState.FAILED, [])
-    assert str(play.machine.problem).startswith("two has 1 GPUs, but 2 worker(s)")
+    assert str(play.machine.problem).startswith("two has 1 GPU, but 2 workers")
 
 
 def test_each_lost_host_is_told_with_its_own_ranks_and_reason() -> None:
@@ -1326,7 +1326,7 @@ def test_missing_resources_fail_the_run_before_anything_starts() -> None:
     assert play.says("one", hello(gpus=[{"name": "NVIDIA H100", "uuid": "GPU-0", "board": "GPU-0"}])) == []
     assert play.state is RunState.FAILED
     assert play.machine.resources_missing
-    assert "one has 1 GPUs" in str(play.machine.problem)
+    assert "one has 1 GPU," in str(play.machine.problem)
 
 
 # -- illegal moves ---------------------------------------------------------------------------------------------------
