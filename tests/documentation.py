@@ -11,18 +11,20 @@ What readers do not see, but the blocks need, is in comments of several lines:
     <!-- file: train.py               a file
     <!-- run:                         commands
 
-A Python block is a script of its own, ``script.py``. Of a console block, the lines after ``$`` are run, and its other lines have to be
-in the output, in their order: numbers and names of runs may differ, and ``...`` stands for any lines.
+A Python block is a script of its own, ``script.py``. Shell blocks run on a terminal. Of a console block, the lines
+after ``$`` are run, and its other lines have to be in the output, where numbers and names of runs may differ; ``...``
+stands for any lines.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 LANGUAGES = ("python", "sh", "console")
@@ -33,6 +35,7 @@ _FENCE = re.compile(
 _HIDDEN = re.compile(r"^<!-- (?P<key>file|run):(?P<value>.*)\n(?P<text>.*?)^-->$", re.MULTILINE | re.DOTALL)
 _KEYS = (None, "file", "not run", "exit code")
 _TIMEOUT_S = 100.0
+_COLUMNS = 118
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,7 @@ def _block(match: re.Match[str], place: str) -> Block:
 
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of a reader: an own home directory, the command distrain, no GPU and no network."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DISTRAIN_TABLE")}
     return {
-        **kept,
         "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "CUDA_VISIBLE_DEVICES": "",
@@ -117,24 +118,19 @@ def run_blocks(blocks: list[Block], home: Path) -> None:
 
 
 def _run(block: Block, folder: Path, home: Path) -> None:
-    done = subprocess.run(
-        block.command(folder),
-        cwd=folder,
-        env=environment(home),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_TIMEOUT_S,
-    )
-    output = done.stdout.replace(str(home), "/home/me")
+    """Run a block on a terminal, as its reader does."""
+    settings = [f"{name}={value}" for name, value in environment(home).items()]
+    terminal = Terminal(["env", *settings, *block.command(folder)], _COLUMNS, 40, folder)
+    try:
+        lines = [line.replace(str(home), "/home/me") for line in terminal.wait_for_end(_TIMEOUT_S)]
+    finally:
+        terminal.close()
+    output = "\n".join(lines)
     wanted = int(block.value) if block.key == "exit code" else 0
-    assert done.returncode == wanted, f"{block.place}: exit code {done.returncode} in place of {wanted}\n{output}"
-    rest = iter([like(line) for line in output.splitlines()])
-    for line in block.output():
-        assert line == "..." or like(line) in rest, (
-            f"{block.place}: this line is not in the output, here: {line}\n{output}"
-        )
+    assert terminal.process.returncode == wanted, f"{block.place}: exit code is not {wanted}\n{output}"
+    printed = {like(line) for line in lines}
+    missing = [line for line in block.output() if line != "..." and like(line) not in printed]
+    assert not missing, f"{block.place}: not in the output: {missing}\n{output}"
 
 
 def like(line: str) -> str:
