@@ -14,7 +14,7 @@ from tests.docstring_names import public_names
 from tests.documentation import LANGUAGES, ROOT, Reader, blocks_of, pages
 
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
-WITH_CODE = [name for name, blocks in BLOCKS.items() if any(block.runs for block in blocks)]
+WITH_CODE = [name for name, blocks in BLOCKS.items() if any(block.runs or block.key == "cell" for block in blocks)]
 FROM_THE_NETWORK = re.compile(
     r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//|<link [^>]*href=\"(?:https?:)?//|@import|url\((?:https?:)?//"
 )
