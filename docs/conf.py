@@ -37,7 +37,7 @@ python_maximum_signature_line_length = 88
 maximum_signature_line_length = 88
 
 highlight_language = "text"
-smartquotes = False  # it would make a dash of the two hyphens of an option
+smartquotes_action = "D"  # dashes; quotes stay as they are typed
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 LANGUAGES = ("python", "sh", "console")
 _FENCE = re.compile(
-    r"(?:^<!-- (?P<key>[a-z ]+): (?P<value>[^\n]+?) -->\n+)?^(?P<fence>```+)(?P<language>\w+)\n(?P<text>.*?)^(?P=fence)$",
+    r"(?:^<!-- (?P<key>[a-z ]+): (?P<value>[^\n]+?) -->\n+)?"
+    r"^(?P<fence>```+)(?P<language>\w+)\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
 _HIDDEN = re.compile(
