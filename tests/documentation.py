@@ -61,7 +61,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.language in LANGUAGES and self.key not in ("file", "not run", "cell")
+        return self.language in LANGUAGES and self.key in (None, "exit code")
 
     def command(self, folder: Path) -> list[str]:
         if self.language == "python":
@@ -131,7 +131,7 @@ class Reader:
         for block in blocks:
             if block.key == "file":
                 (folder / block.value).write_text(block.text)
-            elif block.runs and (self.hosts or block.key != "hosts"):
+            elif block.runs or (self.hosts and block.key == "hosts"):
                 self._runs(block, folder)
         if cells := [block.text for block in blocks if block.key == "cell"]:
             self._runs_notebook(cells, folder)
