@@ -45,7 +45,6 @@ copybutton_only_copy_prompt_lines = True
 
 html_theme = "furo"
 html_title = f"distrain {version}"
-html_baseurl = ""
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.docstring_names import public_names
-from tests.documentation import ROOT, Reader, blocks_of, pages
+from tests.documentation import ROOT, Block, Reader, blocks_of, pages
 
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
+PROGRAM = next(block for block in blocks_of(ROOT / "README.md") if block.language == "python")
+"""The program of the README. Its commands are those of tests/test_examples.py, and of other hosts."""
 WITH_CODE = [name for name, blocks in BLOCKS.items() if any(block.runs or block.key == "cell" for block in blocks)]
 FROM_THE_NETWORK = re.compile(
     r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//|<link [^>]*href=\"(?:https?:)?//|@import|url\((?:https?:)?//"
@@ -47,7 +49,16 @@ def test_a_block_that_does_not_run_says_why() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_code_of_a_page_runs(page: str) -> None:
+    follow(BLOCKS[page])
+
+
+@pytest.mark.sample(1, of="pages of the documentation")
+def test_the_program_of_the_readme_runs() -> None:
+    follow([PROGRAM])
+
+
+def follow(blocks: list[Block]) -> None:
     with tempfile.TemporaryDirectory() as home:  # a short path, as that of a real home: lines are as long as theirs
         folder = Path(home, "project")
         folder.mkdir()
-        Reader.of_this_machine(Path(home)).follows(BLOCKS[page], folder)
+        Reader.of_this_machine(Path(home)).follows(blocks, folder)
