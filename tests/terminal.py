@@ -49,9 +49,15 @@ class Terminal:
             lines.pop()
         return lines
 
-    def wait_for(self, condition: Callable[[list[str]], bool]) -> list[str]:
+    def wait_for_end(self, timeout_s: float = 60.0) -> list[str]:
+        """Read until the program has ended."""
+        lines = self.wait_for(lambda _: False, timeout_s)
+        self.process.wait(timeout_s)
+        return lines
+
+    def wait_for(self, condition: Callable[[list[str]], bool], timeout_s: float = 60.0) -> list[str]:
         """Read until the condition is true for the lines, or the program has ended."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + timeout_s
         while not condition(self.lines()):
             assert time.monotonic() < deadline, "\n".join(self.lines())
             if select.select([self._fd], [], [], 0.2)[0]:
