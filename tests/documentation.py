@@ -29,10 +29,10 @@ from tests.terminal import Terminal
 ROOT = Path(__file__).resolve().parent.parent
 LANGUAGES = ("python", "sh", "console")
 _FENCE = re.compile(
-    r"(?:^<!-- (?P<key>[a-z ]+): (?P<value>.+?) -->\n+)?^(?P<fence>```+)(?P<language>\w+)\n(?P<text>.*?)^(?P=fence)$",
+    r"(?:^<!-- (?P<key>[a-z ]+): (?P<value>[^\n]+?) -->\n+)?^(?P<fence>```+)(?P<language>\w+)\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
-_HIDDEN = re.compile(r"^<!-- (?P<key>file|run):(?P<value>.*)\n(?P<text>.*?)^-->$", re.MULTILINE | re.DOTALL)
+_HIDDEN = re.compile(r"^<!-- (?P<key>file|run):(?P<value>[^\n]*)\n(?P<text>.*?)^-->$", re.MULTILINE | re.DOTALL)
 _KEYS = (None, "file", "not run", "exit code")
 _TIMEOUT_S = 100.0
 _COLUMNS = 118
