@@ -5,6 +5,7 @@ Blocks of a page run in order, in one directory. A comment in the line above a b
     <!-- file: train.py -->           the block is the content of a file, for the blocks after it
     <!-- not run: needs two hosts --> the block is not run, and why
     <!-- exit code: 1 -->             the exit code of the block (default: 0)
+    <!-- hosts: alpha beta -->        the block runs where there are such hosts, in tests/hosts
 
 What readers do not see, but the blocks need, is in comments of several lines:
 
@@ -23,19 +24,23 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 LANGUAGES = ("python", "sh", "console")
 _FENCE = re.compile(
-    r"(?:^<!-- (?P<key>[a-z ]+): (?P<value>[^\n]+?) -->\n+)?^(?P<fence>```+)(?P<language>\w+)\n(?P<text>.*?)^(?P=fence)$",
+    r"(?:^<!-- (?P<key>[a-z ]+): (?P<value>[^\n]+?) -->\n+)?"
+    r"^(?P<fence>```+)(?P<language>\w+)\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
 _HIDDEN = re.compile(r"^<!-- (?P<key>file|run):(?P<value>[^\n]*)\n(?P<text>.*?)^-->$", re.MULTILINE | re.DOTALL)
-_KEYS = (None, "file", "not run", "exit code")
+_KEYS = (None, "file", "not run", "exit code", "hosts")
 _TIMEOUT_S = 100.0
-_COLUMNS = 118
 
 
 @dataclass(frozen=True)
@@ -94,46 +99,54 @@ def _block(match: re.Match[str], place: str) -> Block:
     return Block(place, parts.get("language", "sh"), parts["text"], key, (parts["value"] or "").strip())
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Return the environment of a reader: an own home directory, the command distrain, no GPU and no network."""
-    return {
-        "HOME": str(home),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "https_proxy": "http://127.0.0.1:9",
-    }
+@dataclass(frozen=True)
+class Reader:
+    """A reader, who follows a page: in front of which hosts, and with which command before each other one."""
 
+    home: Path
+    settings: Mapping[str, str]
+    hosts: bool = False
+    become: Sequence[str] = ()
+    columns: int = 118
 
-def run_blocks(blocks: list[Block], home: Path) -> None:
-    """Run the blocks of a page in order. Raises AssertionError, with the output, for the first that fails."""
-    folder = home / "project"
-    folder.mkdir(parents=True)
-    for block in blocks:
-        if block.key == "file":
-            (folder / block.value).parent.mkdir(parents=True, exist_ok=True)
-            (folder / block.value).write_text(block.text)
-        elif block.runs:
-            _run(block, folder, home)
+    @classmethod
+    def of_this_machine(cls, home: Path) -> Reader:
+        """Return a reader with a home directory, and without GPUs, hosts and network."""
+        settings = {
+            "HOME": str(home),
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "https_proxy": "http://127.0.0.1:9",
+        }
+        return cls(home, settings)
 
+    def follows(self, blocks: list[Block], folder: Path) -> None:
+        """Run the blocks of a page in order. Raises AssertionError, with the output, for the first that fails."""
+        for block in blocks:
+            if block.key == "file":
+                (folder / block.value).write_text(block.text)
+            elif block.runs and (self.hosts or block.key != "hosts"):
+                self._runs(block, folder)
 
-def _run(block: Block, folder: Path, home: Path) -> None:
-    """Run a block on a terminal, as its reader does."""
-    settings = [f"{name}={value}" for name, value in environment(home).items()]
-    terminal = Terminal(["env", *settings, *block.command(folder)], _COLUMNS, 40, folder)
-    try:
-        lines = [line.replace(str(home), "/home/me") for line in terminal.wait_for_end(_TIMEOUT_S)]
-    finally:
-        terminal.close()
-    output = "\n".join(lines)
-    wanted = int(block.value) if block.key == "exit code" else 0
-    assert terminal.process.returncode == wanted, f"{block.place}: exit code is not {wanted}\n{output}"
-    printed = {like(line) for line in lines}
-    missing = [line for line in block.output() if line != "..." and like(line) not in printed]
-    assert not missing, f"{block.place}: not in the output: {missing}\n{output}"
+    def _runs(self, block: Block, folder: Path) -> None:
+        """Run a block on a terminal."""
+        path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+        settings = [f"{name}={value}" for name, value in self.settings.items()]
+        terminal = Terminal([*self.become, "env", *settings, path, *block.command(folder)], self.columns, 40, folder)
+        try:
+            lines = [line.replace(str(self.home), "/home/me") for line in terminal.wait_for_end(_TIMEOUT_S)]
+        finally:
+            terminal.close()
+        output = "\n".join(lines)
+        wanted = int(block.value) if block.key == "exit code" else 0
+        assert terminal.process.returncode == wanted, f"{block.place}: exit code is not {wanted}\n{output}"
+        printed = {like(line) for line in lines}
+        missing = [line for line in block.output() if line != "..." and like(line) not in printed]
+        assert not missing, f"{block.place}: not in the output: {missing}\n{output}"
 
 
 def like(line: str) -> str:
     """Return what a line has in common with that of another run."""
+    line = re.sub(r", [\d.]+/s at the end", "", line)
     line = re.sub(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-[0-9a-f]{6}", "RUN", line)
     return " ".join(re.sub(r"[-+]?\d[\d.,:e+-]*", "N", line).split())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docstring_names import public_names
-from tests.documentation import LANGUAGES, ROOT, blocks_of, pages, run_blocks
+from tests.documentation import LANGUAGES, ROOT, Reader, blocks_of, pages
 
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
 WITH_CODE = [name for name, blocks in BLOCKS.items() if any(block.runs for block in blocks)]
@@ -64,4 +64,6 @@ def test_a_block_that_does_not_run_says_why() -> None:
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_code_of_a_page_runs(page: str) -> None:
     with tempfile.TemporaryDirectory() as home:  # a short path, as that of a real home: lines are as long as theirs
-        run_blocks(BLOCKS[page], Path(home))
+        folder = Path(home, "project")
+        folder.mkdir()
+        Reader.of_this_machine(Path(home)).follows(BLOCKS[page], folder)
