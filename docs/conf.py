@@ -25,7 +25,7 @@ myst_heading_anchors = 4
 
 # Frameworks are replaced, so that the build takes seconds and needs none of them. autodoc_mock_imports would replace
 # them only while a module is imported, and would import them for the signatures.
-FRAMEWORKS = "accelerate keras lightning pytorch_lightning tensorflow tf_keras torch transformers"
+FRAMEWORKS = "accelerate jax keras lightning pytorch_lightning tensorflow tf_keras torch transformers"
 sys.meta_path.insert(0, MockFinder(FRAMEWORKS.split()))
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
@@ -37,7 +37,7 @@ python_maximum_signature_line_length = 88
 maximum_signature_line_length = 88
 
 highlight_language = "text"
-smartquotes = False  # it would make a dash of the two hyphens of an option
+smartquotes_action = "D"  # dashes; quotes stay as they are typed
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True

@@ -5,6 +5,7 @@ Blocks of a page run in order, in one directory. A comment in the line above a b
     <!-- file: train.py -->           the block is the content of a file, for the blocks after it
     <!-- not run: needs two hosts --> the block is not run, and why
     <!-- exit code: 1 -->             the exit code of the block (default: 0)
+    <!-- cell: 1 -->                  the block is a cell of a notebook, which runs after the other blocks
     <!-- hosts: alpha beta -->        the block runs where there are such hosts, in tests/hosts
 
 What readers do not see, but the blocks need, is in comments of several lines:
@@ -26,6 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nbclient
+import nbformat
+
 from tests.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -38,8 +42,10 @@ _FENCE = re.compile(
     r"^(?P<fence>```+)(?P<language>\w+)\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
-_HIDDEN = re.compile(r"^<!-- (?P<key>file|run):(?P<value>[^\n]*)\n(?P<text>.*?)^-->$", re.MULTILINE | re.DOTALL)
-_KEYS = (None, "file", "not run", "exit code", "hosts")
+_HIDDEN = re.compile(
+    r"^<!-- (?P<key>file|run):(?P<value>(?:(?!-->)[^\n])*)\n(?P<text>.*?)^-->$", re.MULTILINE | re.DOTALL
+)
+_KEYS = (None, "file", "not run", "exit code", "hosts", "cell")
 _TIMEOUT_S = 100.0
 
 
@@ -55,7 +61,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.language in LANGUAGES and self.key not in ("file", "not run")
+        return self.language in LANGUAGES and self.key in (None, "exit code")
 
     def command(self, folder: Path) -> list[str]:
         if self.language == "python":
@@ -125,8 +131,17 @@ class Reader:
         for block in blocks:
             if block.key == "file":
                 (folder / block.value).write_text(block.text)
-            elif block.runs and (self.hosts or block.key != "hosts"):
+            elif block.runs or (self.hosts and block.key == "hosts"):
                 self._runs(block, folder)
+        if cells := [block.text for block in blocks if block.key == "cell"]:
+            self._runs_notebook(cells, folder)
+
+    def _runs_notebook(self, cells: list[str], folder: Path) -> None:
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+        environment = {**os.environ, **self.settings}
+        nbclient.NotebookClient(notebook, timeout=_TIMEOUT_S, kernel_name="python3").execute(
+            cwd=folder, env=environment
+        )
 
     def _runs(self, block: Block, folder: Path) -> None:
         """Run a block on a terminal."""

@@ -11,26 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.docstring_names import public_names
-from tests.documentation import LANGUAGES, ROOT, Reader, blocks_of, pages
+from tests.documentation import ROOT, Reader, blocks_of, pages
 
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
-WITH_CODE = [name for name, blocks in BLOCKS.items() if any(block.runs for block in blocks)]
+WITH_CODE = [name for name, blocks in BLOCKS.items() if any(block.runs or block.key == "cell" for block in blocks)]
 FROM_THE_NETWORK = re.compile(
     r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//|<link [^>]*href=\"(?:https?:)?//|@import|url\((?:https?:)?//"
 )
 
 
 def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
-    build = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "--fail-on-warning",
-        "--keep-going",
-        "--quiet",
-        "-d",
-        str(tmp_path / "cache"),
-    ]
+    build = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "-d", str(tmp_path / "cache")]
     done = subprocess.run([*build, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = [*(tmp_path / "site").rglob("*.html"), *(tmp_path / "site").rglob("*.css")]
@@ -39,27 +30,20 @@ def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -
 
 
 def test_every_public_name_is_in_the_reference() -> None:
+    """An older name for the same thing need not be there."""
     text = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
     there = set(re.findall(r"^\.\. auto\w+:: (\S+)", text, re.MULTILINE))
-    homes = {f"{value.__module__}.{value.__qualname__}" for name, value in public_names().items() if name in there}
-    missing = {
-        name
-        for name, value in public_names().items()
-        if name not in there
-        and f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}" not in homes
-        and not name.startswith("distrain.session.")
-    }
+    described = [value for name, value in public_names().items() if name in there]
+    missing = {name for name, value in public_names().items() if value not in described}
     assert missing == {"distrain.__version__", "distrain.lightning.RayLightningEnvironment"}
 
 
 def test_a_block_that_does_not_run_says_why() -> None:
-    """A comment with another word in place of "not run" is an error when the pages are read."""
-    blocks = [block for page in BLOCKS.values() for block in page if block.language in LANGUAGES]
-    assert sum(block.runs for block in blocks) > 0
+    blocks = [block for page in BLOCKS.values() for block in page]
     assert not [block.place for block in blocks if block.key == "not run" and len(block.value.split()) < 2]
 
 
-@pytest.mark.sample(2, of="pages of the documentation")
+@pytest.mark.sample(1, of="pages of the documentation")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_code_of_a_page_runs(page: str) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING, Any
 
 from distrain.cli.main import COMMANDS, command_of
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 UNSHOWN = (argparse._HelpAction, argparse._VersionAction)
+_OPTION = re.compile(r"(?<![`\w-])--[a-z][\w-]*")
 MARK = "<!-- the commands -->"
 
 
@@ -35,16 +37,21 @@ def invocation(action: argparse.Action) -> str:
     return ", ".join(f"`{option}{suffix}`" for option in action.option_strings)
 
 
+def marked(text: str) -> str:
+    """Mark options as code, lest their hyphens become a dash."""
+    return _OPTION.sub(r"`\g<0>`", text)
+
+
 def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
         if action.help != argparse.SUPPRESS and not isinstance(action, UNSHOWN):
             values = {**vars(action), "prog": parser.prog}
-            yield f"{invocation(action)}\n: {(action.help or '') % values}\n"
+            yield f"{invocation(action)}\n: {marked((action.help or '') % values)}\n"
 
 
 def section(parser: argparse.ArgumentParser) -> str:
     """Return the section of one command, as Markdown."""
-    parts = [f"## {parser.prog}", parser.description or "", *options_of(parser)]
+    parts = [f"## {parser.prog}", marked(parser.description or ""), *options_of(parser)]
     if parser.epilog:
         parts.append(f"```text\n{parser.epilog.strip()}\n```")
     return "\n\n".join(parts)

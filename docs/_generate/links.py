@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sphinx.util import logging
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 REPOSITORY = "https://github.com/distrain/distrain/blob/main/"
-_OUTSIDE = re.compile(r"\]\((?:\.\./)+(?=(?:examples|scripts|tests|distrain)/|[A-Z]+\b)")
+ROOT = Path(__file__).resolve().parent.parent.parent
+_LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)")
+
+logger = logging.getLogger(__name__)
 
 
-def lead_to_the_repository(_app: Sphinx, _page: str, source: list[str]) -> None:
-    source[0] = _OUTSIDE.sub(f"]({REPOSITORY}", source[0])
+def lead_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
+    folder = Path(app.env.doc2path(page)).parent
+
+    def link(match: re.Match[str]) -> str:
+        target = Path(folder, match[1]).resolve()
+        if target.is_relative_to(ROOT / "docs"):
+            return match[0]
+        if not target.exists():
+            logger.warning("there is no file %s", match[1], location=page)
+        return f"]({REPOSITORY}{target.relative_to(ROOT)}"
+
+    source[0] = _LINK.sub(link, source[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
