@@ -3,8 +3,8 @@
     python examples/async_dcp.py
 
 `torch.distributed.checkpoint.async_save` copies the shards of a rank to memory, and returns. A thread writes them,
-straight into the run directory. A rank reports the checkpoint when it is written, with NO_UPLOAD, as there is nothing to
-copy. The threads of the ranks talk to each other, too: they have a gloo process group of their own.
+straight into the run directory. When it is written, the rank reports the checkpoint with NO_UPLOAD, as there is nothing
+to copy. The threads of the ranks talk to each other, too: they have a gloo process group of their own.
 """
 
 from concurrent.futures import Future

@@ -9,7 +9,6 @@ first one, and ends with exactly the same loss.
 """
 
 import tempfile
-from typing import Any
 
 import torch
 import torch.distributed as dist

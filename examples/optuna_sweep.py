@@ -3,8 +3,8 @@
     pip install optuna
     python examples/optuna_sweep.py
 
-The study and its runs are kept in `~/distrain_results/optuna_sweep`. Press Ctrl-C or send SIGTERM in the middle of a trial:
-its run saves a checkpoint and ends, and so does the script. Start the script again: the study goes on, with the
+The study and its runs are kept in `~/distrain_results/optuna_sweep`. Press Ctrl-C or send SIGTERM in the middle of a
+trial: its run saves a checkpoint and ends, and so does the script. Start the script again: the study goes on, with the
 interrupted run first, from its checkpoint.
 """
 
