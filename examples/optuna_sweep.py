@@ -9,6 +9,7 @@ interrupted run first, from its checkpoint.
 """
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,11 @@ def main() -> None:
     )
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials))  # a study that goes on draws other numbers
     ended = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
-    study.optimize(lambda trial: objective(trial, folder), n_trials=max(0, args.trials - len(ended)))
+    try:
+        study.optimize(lambda trial: objective(trial, folder), n_trials=max(0, args.trials - len(ended)))
+    except (KeyboardInterrupt, PreemptionError) as stop:
+        print("stopped; start the script again to go on")
+        sys.exit(stop.exit_code if isinstance(stop, PreemptionError) else 130)
 
     pruned = study.get_trials(states=(TrialState.PRUNED,))
     print(f"{args.trials} trials, {len(pruned)} of them ended early")

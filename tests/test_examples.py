@@ -292,7 +292,8 @@ def test_trl(tmp_path: Path) -> None:
 
 
 def sweep(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, str(EXAMPLES / "optuna_sweep.py"), "--trials", "5", "--folder", str(folder)]
+    script = (EXAMPLES / "optuna_sweep").with_suffix(".py")
+    command = [sys.executable, str(script), "--trials", "5", "--folder", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -311,8 +312,9 @@ def test_an_optuna_sweep_goes_on_after_a_stop_in_the_middle_of_a_trial(tmp_path:
     with sweep(tmp_path) as stopped:
         wait_until(lambda: (tmp_path / "trial-1" / "checkpoint_000000").exists(), 100, "a checkpoint of a trial")
         stopped.send_signal(signal.SIGTERM)
-        _, errors = stopped.communicate(timeout=30)
+        output, errors = stopped.communicate(timeout=30)
     assert stopped.returncode == 128 + signal.SIGTERM, errors
+    assert output == "stopped; start the script again to go on\n"
     (interrupted,) = (trial for trial in trials() if trial.state is TrialState.FAIL)
     (waiting,) = (trial for trial in trials() if trial.state is TrialState.WAITING)
 
