@@ -13,10 +13,15 @@ import sysconfig
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from distrain import Result
+from tests.conftest import wait_until
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
@@ -141,6 +146,23 @@ def test_sharded_checkpoints(tmp_path: Path) -> None:
 
 
 @sampled
+def test_async_dcp(tmp_path: Path) -> None:
+    output = output_of("async_dcp", tmp_path)
+    assert number("steps trained while a checkpoint was written", output) > 0
+    straight = number("2 workers, 30 steps: loss", output)
+    assert straight < 0.5 * number("the first checkpoint was saved at step 10: loss", output)
+    assert number("3 workers went on from it to step 30: loss", output) == pytest.approx(straight, rel=1e-3)
+
+
+@sampled
+def test_fsdp_with_tensor_parallelism(tmp_path: Path) -> None:
+    output = output_of("fsdp_tensor_parallel", tmp_path)
+    assert output.startswith("each of 4 workers has 256 of 1024 weights\n")
+    assert number("after 20 steps: loss", output) < number("after 10 steps: loss", output) < 1
+    assert output.endswith("the same, to the last bit\n")
+
+
+@sampled
 def test_exact_resume(tmp_path: Path) -> None:
     output = output_of("exact_resume", tmp_path)
     assert "killed, and resumed at epoch 3: loss" in output
@@ -233,6 +255,14 @@ def test_huggingface_data(options: tuple[str, ...], tmp_path: Path) -> None:
     assert output.endswith("each image was used 6 times in 6 epochs\n")
 
 
+@sampled
+def test_streaming_data(tmp_path: Path) -> None:
+    output = output_of("streaming_data", tmp_path)
+    assert number("without interruption: loss", output) < number("first loss", output) - 0.5
+    assert "the weights are the same, to the last bit\n" in output
+    assert output.endswith("each of 3000 rows was used 2 times in 2 epochs\n")
+
+
 # -- other frameworks ------------------------------------------------------------------------------------------------
 
 
@@ -266,3 +296,65 @@ def check_boosting(output: str, result: Result) -> None:
     assert number("30 rounds; rmse on other rows", output) < 0.12
     logs = [Path(result.path, "logs", "attempt_1", f"rank_{rank}.log").read_text() for rank in (0, 1)]
     assert all("begins after round 5\n" in log for log in logs)
+
+
+@needs("deepspeed")
+@of_frameworks
+@pytest.mark.parametrize("stage", ["1", "2"])
+def test_deepspeed(stage: str, tmp_path: Path) -> None:
+    output = output_of("deepspeed_example", tmp_path, "--stage", stage)
+    assert number("after 30 steps: loss", output) < 0.6 * number("after 15 steps: loss", output)
+    assert "zero_pp_rank_0_mp_rank_00_optim_states.pt, zero_pp_rank_1_mp_rank_00_optim_states.pt\n" in output
+    assert output.endswith("the same, to the last bit\n")
+
+
+@needs("trl")
+@needs("peft")
+@of_frameworks
+def test_trl(tmp_path: Path) -> None:
+    output = output_of("trl_example", tmp_path)
+    learnt = number("after step 24: loss", output)
+    assert learnt < 0.2 * number("after step 12: loss", output)
+    assert learnt == number("resumed in the middle: loss", output)
+    assert output.endswith("two plus three is five\n")
+
+
+def sweep(folder: Path) -> subprocess.Popen[str]:
+    script = (EXAMPLES / "optuna_sweep").with_suffix(".py")
+    command = [sys.executable, str(script), "--trials", "4", "--folder", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@needs("optuna")
+@of_frameworks
+def test_an_optuna_sweep_goes_on_after_a_stop_in_the_middle_of_a_trial(tmp_path: Path) -> None:
+    from optuna import load_study
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
+
+    def trials() -> list[FrozenTrial]:
+        storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
+        return load_study(study_name="sweep", storage=storage).trials
+
+    with sweep(tmp_path) as stopped:
+        wait_until(lambda: (tmp_path / "trial-1" / "checkpoint_000000").exists(), 100, "a checkpoint of a trial")
+        stopped.send_signal(signal.SIGTERM)
+        output, errors = stopped.communicate(timeout=30)
+    assert stopped.returncode == 128 + signal.SIGTERM, errors
+    assert output == "stopped; start the script again to go on\n"
+    (interrupted,) = (trial for trial in trials() if trial.state is TrialState.FAIL)
+    (waiting,) = (trial for trial in trials() if trial.state is TrialState.WAITING)
+
+    with sweep(tmp_path) as continued:
+        output, errors = continued.communicate(timeout=150)
+    assert continued.returncode == 0, errors
+    ended = [trial for trial in trials() if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+    pruned = [trial for trial in ended if trial.state is TrialState.PRUNED]
+    assert len(ended) == 4
+    assert pruned
+    assert f"4 trials, {len(pruned)} of them ended early\n" in output
+    (taken_up,) = (trial for trial in ended if trial.number == waiting.number)
+    assert (taken_up.params, taken_up.user_attrs) == (interrupted.params, interrupted.user_attrs)
+    epochs = reported(tmp_path / interrupted.user_attrs["run"])
+    assert epochs == [(rank, epoch) for rank in (0, 1) for epoch in range(len(epochs) // 2)], "an epoch ran twice"
