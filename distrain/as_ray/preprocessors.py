@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distrain.data.blocks import Columns
 
 
-class PreprocessorNotFittedException(RuntimeError):  # noqa: N818 - Ray's name
+class PreprocessorNotFittedException(RuntimeError):
     """``transform()`` came before ``fit()``."""
 
 
