@@ -28,7 +28,7 @@ LAYERS = [
     "errors", "system", "layout", "data", "wire", "hosts", "checkpoint", "context", "backend", "work", "storage",
     "trackers", "shipping", "transfer", "result", "runs", "config", "decisions", "page", "worker", "session",
     "collective", "agent", "connection", "console", "coordinator", "inprocess", "trainer", "torch", "tensorflow",
-    "lightning", "huggingface", "launching", "cli", "launch", "__main__",
+    "lightning", "huggingface", "launching", "as_ray", "cli", "launch", "__main__",
 ]  # fmt: skip
 """A package, or a module that users import, may import what stands before it, for types too."""
 
