@@ -88,7 +88,7 @@ class _OfColumns(Preprocessor):
     def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
         raise NotImplementedError
 
 
@@ -98,7 +98,7 @@ class StandardScaler(_OfColumns):
     def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
         return {f"mean({name})": float(np.nanmean(column)), f"std({name})": float(np.nanstd(column))}
 
-    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
         return (column - self.stats_[f"mean({name})"]) / (self.stats_[f"std({name})"] or 1)
 
 
@@ -108,7 +108,7 @@ class MinMaxScaler(_OfColumns):
     def _facts(self, name: str, column: np.ndarray[Any, Any]) -> dict[str, Any]:
         return {f"min({name})": np.nanmin(column).item(), f"max({name})": np.nanmax(column).item()}
 
-    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
         least, most = self.stats_[f"min({name})"], self.stats_[f"max({name})"]
         return (column - least) / ((most - least) or 1)
 
@@ -141,7 +141,7 @@ class LabelEncoder(OrdinalEncoder):
 class OneHotEncoder(OrdinalEncoder):
     """Replace each value by an array with a 1 in its place; a value that is new has none."""
 
-    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
         count = len(self.stats_[f"unique_values({name})"])
         return (super()._changed(name, column)[:, None] == np.arange(count)).astype(np.int64)
 

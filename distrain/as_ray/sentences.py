@@ -17,6 +17,15 @@ BELOW = {
     "ray.autoscaler": "there is no cluster to scale: the hosts are those of --hosts, --hostfile or the Slurm job",
     "ray.cluster_utils": "there is no cluster: hosts are those of --hosts, --hostfile or the Slurm job",
     "ray.dag": "there are no graphs of tasks: call the functions one after the other",
+    "ray.data": (
+        "read or compute the data with pandas, Polars, DuckDB, pyarrow or datasets, and pass it to ray.data.from_pandas(), "
+        "from_arrow() or from_huggingface()"
+    ),
+    "ray.data.collate_fn": "pass a function that takes a dict of numpy arrays as iter_torch_batches(collate_fn=...)",
+    "ray.data.preprocessors": (
+        "use the transformations of scikit-learn or torchvision in map_batches(), or derive from ray.data.preprocessor."
+        "Preprocessor"
+    ),
     "ray.job_submission": "there is no cluster to submit to: run the script with `distrain run --as-ray`",
     "ray.rllib": "reinforcement learning is not a part of distrain: call the framework in train_func",
     "ray.serve": "serving is not a part of distrain: load the files of result.checkpoint.as_directory()",

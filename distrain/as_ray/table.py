@@ -39,6 +39,48 @@ _AIR_CONFIG: Home = {
 }
 _DATA_PARALLEL: Home = {"distrain.trainer": ("DataParallelTrainer",)}
 
+_DATASETS: Home = {
+    "distrain.as_ray.dataset": ("Dataset", "MaterializedDataset=Dataset"),
+    "distrain.data": ("Schema",),
+}
+_EXECUTION: Home = {"distrain.as_ray.data": ("DataContext", "ExecutionOptions", "ExecutionResources")}
+_PARTITIONING: Home = {"distrain.as_ray.data": ("Partitioning",)}
+_READERS = (
+    "ActorPoolStrategy",
+    "DataContext",
+    "DatasetContext=DataContext",
+    "ExecutionOptions",
+    "ExecutionResources",
+    "TaskPoolStrategy",
+    "from_arrow",
+    "from_huggingface",
+    "from_items",
+    "from_numpy",
+    "from_pandas",
+    "from_torch",
+    "range",
+    "range_tensor",
+    "read_binary_files",
+    "read_csv",
+    "read_images",
+    "read_json",
+    "read_numpy",
+    "read_parquet",
+    "read_text",
+)
+_PREPROCESSORS = (
+    "BatchMapper",
+    "Chain",
+    "Concatenator",
+    "LabelEncoder",
+    "MinMaxScaler",
+    "OneHotEncoder",
+    "OrdinalEncoder",
+    "SimpleImputer",
+    "StandardScaler",
+)
+_PREPROCESSOR = ("Preprocessor", "PreprocessorNotFittedException")
+
 MODULES: dict[str, Home] = {
     # -- the core of Ray ----------------------------------------------------------------------------------------
     "ray": {"distrain.as_ray.constants": ("__version__", "__distrain__")},
@@ -69,6 +111,21 @@ MODULES: dict[str, Home] = {
     "ray.train.torch.torch_trainer": {"distrain.torch": ("TorchTrainer",)},
     "ray.train.torch.train_loop_utils": "distrain.torch",
     "ray.train.v2.api": {},
+    # -- Data ---------------------------------------------------------------------------------------------------
+    "ray.data": {
+        "distrain.as_ray.data": _READERS,
+        "distrain.as_ray.dataset": ("Dataset", "MaterializedDataset=Dataset"),
+        "distrain.as_ray.preprocessors": ("Preprocessor",),
+        "distrain.data": ("DataIterator", "DatasetIterator=DataIterator", "Schema"),
+    },
+    "ray.data.context": _EXECUTION,
+    "ray.data.dataset": _DATASETS,
+    "ray.data.datasource": _PARTITIONING,
+    "ray.data.datasource.partitioning": _PARTITIONING,
+    "ray.data.grouped_data": {"distrain.as_ray.groups": ("GroupedData",)},
+    "ray.data.iterator": {"distrain.data": ("DataIterator",)},
+    "ray.data.preprocessor": {"distrain.as_ray.preprocessors": _PREPROCESSOR},
+    "ray.data.preprocessors": {"distrain.as_ray.preprocessors": _PREPROCESSORS},
     # -- AIR, the former name ------------------------------------------------------------------------------------
     "ray.air": {**_AIR_CONFIG, "distrain.checkpoint": ("Checkpoint",), "distrain.result": ("Result",)},
     "ray.air.checkpoint": {"distrain.checkpoint": ("Checkpoint",)},

@@ -159,7 +159,7 @@ class Dataset:
 
         ::
 
-            rows.flat_map(lambda row: [{"word": word} for word in row["text"].split()])
+            rows.flat_map(lambda row: [row, {"x": -row["x"]}])
         """
         check_callable("flat_map", fn)
         return self._then(for_lists(fn))
@@ -271,7 +271,8 @@ class Dataset:
         """Return all rows, in the order of epoch 0, as one block. It reads them into the memory of this process."""
         opened = self.open()
         rows = ROWS_AT_ONCE if isinstance(opened.source, Stream) else opened.source.rows
-        return joined([*self._blocks(rows, opened.order)])
+        blocks = [*self._blocks(rows, opened.order)]
+        return joined(blocks) if blocks else []
 
     def materialize(self) -> Dataset:
         """Read all rows, in the order of epoch 0, into memory, in the calling process; they are sent to the workers.
