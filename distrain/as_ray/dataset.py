@@ -123,8 +123,8 @@ class Dataset(PlainDataset):
         check_options("add_column", options)
 
         def add(batch: Any) -> Any:
-            columns = to_columns(as_block(batch, "add_column()"))
-            return {**columns, col: np.asarray(fn(batch))}
+            columns, made = to_columns(as_block(batch, "add_column()")), np.asarray(fn(batch))
+            return {**columns, col: made if made.ndim else np.full(len(batch), made)}
 
         return self.of(super().map_batches(add, batch_format=batch_format))
 

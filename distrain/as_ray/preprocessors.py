@@ -143,7 +143,7 @@ class OneHotEncoder(OrdinalEncoder):
 
     def _changed(self, name: str, column: np.ndarray[Any, Any]) -> Any:
         count = len(self.stats_[f"unique_values({name})"])
-        return (super()._changed(name, column)[:, None] == np.arange(count)).astype(np.int64)
+        return (super()._changed(name, column)[:, None] == np.arange(count)).astype(np.uint8)
 
 
 class SimpleImputer(_OfColumns):

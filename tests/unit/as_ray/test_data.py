@@ -78,16 +78,17 @@ IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
                                                              batch_format="pyarrow").take(1), [{"x": 0}]),
     "map_batches class": (lambda rd: rd.range(1).map_batches(Adds, fn_constructor_kwargs={"number": 3},
                                                              fn_kwargs={"more": 4}, concurrency=1).take(), [{"id": 7}]),
-    "strategies": (lambda rd: rd.range(2).map_batches(lambda batch: batch, compute=rd.ActorPoolStrategy(size=2)).take(),
-                   IDS),
-    "map_batches fewer": (lambda rd: rd.range(6).map_batches(lambda batch: {"id": batch["id"][:1]}, batch_size=3).count(),
-                          2),
+    "strategies": (lambda rd: rd.range(2).map_batches(Adds, fn_constructor_args=(0,),
+                                                      compute=rd.ActorPoolStrategy(size=2)).take(), IDS),
+    "map_batches fewer": (lambda rd: rd.range(9).map_batches(lambda batch: {"id": batch["id"][:1]}, batch_size=3)
+                          .take(2), [{"id": 0}, {"id": 3}]),
     "map_batches yields": (lambda rd: rd.range(2).map_batches(parts_of).take(), IDS),
     "filter": (lambda rd: rd.range(9).filter(lambda row: row["id"] < 2).take(), IDS),
     "filter expression": (lambda rd: rd.range(9).filter(expr="id < 2").take(), IDS),
     "flat_map": (lambda rd: rd.range(3).flat_map(lambda row: [row] * row["id"]).take(),
                  [{"id": 1}, {"id": 2}, {"id": 2}]),
     "add_column": (lambda rd: rd.range(1).add_column("n", lambda frame: frame["id"] + 5).take(), [{"id": 0, "n": 5}]),
+    "add_column constant": (lambda rd: rd.range(1).add_column("n", lambda frame: 7).take(), [{"id": 0, "n": 7}]),
     "drop_columns": (lambda rd: rd.from_items(PAIRS).drop_columns(["b"]).columns(), ["a"]),
     "select_columns": (lambda rd: rd.from_items(PAIRS).select_columns(["b", "a"]).columns(), ["b", "a"]),
     "rename_columns": (lambda rd: rd.from_items(PAIRS).rename_columns({"a": "z"}).columns(), ["z", "b"]),
@@ -175,7 +176,7 @@ def test_preprocessors(rd: Any) -> None:
     assert [row["s"] for row in encoded.take()] == [1, 0]
     assert [row["s"] for row in labels.inverse_transform(encoded).take()] == ["v", "u"]
     assert plain(preprocessors.OneHotEncoder(columns=["s"]).fit_transform(rows).take_batch()["s"]) == [
-        "int64", [[0, 1], [1, 0]]
+        "uint8", [[0, 1], [1, 0]]
     ]  # fmt: skip
     gaps = rd.from_items([{"a": 1.0}, {"a": None}, {"a": 3.0}])
     assert [row["a"] for row in preprocessors.SimpleImputer(columns=["a"]).fit_transform(gaps).take()] == [
