@@ -39,7 +39,7 @@ def train_func(config: dict[str, Any]) -> None:
         with before.as_directory() as folder:
             seen = [row for file in Path(folder).glob("rank-*.json") for row in json.loads(file.read_text())]
     valid = ray.train.get_dataset_shard("valid")
-    for batch in ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=4, dtypes={"x": torch.float32}):
+    for batch in ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=4, dtypes=torch.float32):
         assert batch["x"].dtype == torch.float32
         seen += [[int(place), float(y)] for place, y in zip(batch["id"], batch["y"], strict=True)]
         rows = sum(len(other["id"]) for other in valid.iter_batches(batch_size=5, batch_format="pandas"))
