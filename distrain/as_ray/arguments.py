@@ -43,6 +43,9 @@ ELSEWHERE = (
     "use pandas, Polars, DuckDB or pyarrow before training, and pass the result to ray.data.from_pandas() or "
     "from_arrow()"
 )
+_READ_YOURSELF = "read the files with pandas or pyarrow instead"
+FSSPEC = "give URLs such as s3://bucket/folder, and set options of fsspec by variables such as FSSPEC_S3_ANON=1"
+_INSTEAD = {"filesystem": FSSPEC}
 
 
 def check_options(function: str, options: Mapping[str, Any], known: Iterable[str] = ()) -> None:
@@ -55,7 +58,7 @@ def check_options(function: str, options: Mapping[str, Any], known: Iterable[str
         if name not in known:
             raise TypeError(f"{function}() has no argument {name!r}{did_you_mean(name, SCHEDULING | known)}")
         if options[name]:
-            raise TypeError(f"{function}({name}=...) is not offered: read the files with pandas or pyarrow instead")
+            raise TypeError(f"{function}({name}=...) is not offered: {_INSTEAD.get(name, _READ_YOURSELF)}")
 
 
 # -- functions of the user's -------------------------------------------------------------------------------------------
@@ -71,7 +74,8 @@ def all_batches(function: Callable[..., Any], batch: Any, *args: Any, **kwargs: 
     """Return what a function makes of a batch. If it yields several batches, they are joined."""
     made = function(batch, *args, **kwargs)
     if isinstance(made, Iterator):
-        return joined([to_columns(as_block(piece, "map_batches()")) for piece in made])
+        pieces = [to_columns(as_block(piece, "map_batches()")) for piece in made]
+        return joined(pieces) if pieces else []
     return made
 
 

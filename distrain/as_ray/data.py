@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 
 from distrain import data
-from distrain.as_ray.arguments import check_options
+from distrain.as_ray.arguments import FSSPEC, check_options
 from distrain.as_ray.dataset import Dataset
 from distrain.data.constructors import as_dataset
 from distrain.data.files import found_files
@@ -49,7 +49,7 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif")
 
 def read_parquet(paths: Any, *, columns: Sequence[str] | None = None, **options: Any) -> Dataset:
     """Return the rows of Parquet files."""
-    return _shuffled_files("read_parquet", data.read_parquet(paths, columns=columns), options)
+    return _shuffled_files("read_parquet", data.read_parquet(_list_of(paths), columns=columns), options)
 
 
 def read_csv(
@@ -57,7 +57,7 @@ def read_csv(
 ) -> Dataset:
     """Return the rows of CSV files."""
     of_arrow = {"read_options": read_options, "parse_options": parse_options, "convert_options": convert_options}
-    return _shuffled_files("read_csv", data.read_csv(paths, **of_arrow), options)
+    return _shuffled_files("read_csv", data.read_csv(_list_of(paths), **of_arrow), options)
 
 
 def read_json(
@@ -65,7 +65,9 @@ def read_json(
 ) -> Dataset:
     """Return the rows of files of JSON lines. Files with one JSON array each are read into memory."""
     read = _read_arrays if _has_array(paths) else data.read_json
-    return _shuffled_files("read_json", read(paths, read_options=read_options, parse_options=parse_options), options)
+    return _shuffled_files(
+        "read_json", read(_list_of(paths), read_options=read_options, parse_options=parse_options), options
+    )
 
 
 def read_images(
@@ -161,12 +163,19 @@ def _rows_of_files(paths: Any, endings: Sequence[str] | None, *how: Any) -> _Fil
 
 def _find(paths: Any, endings: Sequence[str] | None = None) -> tuple[Any, list[str]]:
     wanted = None if endings is None else tuple(f".{ending.lstrip('.')}" for ending in endings)
-    given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     return found_files(
-        [os.fspath(path) for path in given],
+        _list_of(paths),
         lambda path: wanted is None or path.lower().endswith(wanted),
         ", ".join(wanted or ("readable",)),
     )
+
+
+def _list_of(paths: Any) -> list[str]:
+    """Return paths as a list. Raises ValueError for URLs that only Ray knows."""
+    given = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    if own := [path for path in given if "://anonymous@" in path]:
+        raise ValueError(f"{own[0]}: leave 'anonymous@' out: {FSSPEC}")
+    return given
 
 
 def _image(file: Any, size: tuple[int, int] | None, mode: str | None) -> Any:

@@ -26,7 +26,17 @@ from distrain.as_ray.arguments import (
     plain_value,
 )
 from distrain.as_ray.groups import GroupedData
-from distrain.data.blocks import Batched, as_block, formatter, is_instance, joined, to_columns, to_frame
+from distrain.data.blocks import (
+    Batched,
+    as_block,
+    formatter,
+    is_instance,
+    joined,
+    row_count,
+    to_columns,
+    to_frame,
+    to_rows,
+)
 from distrain.data.dataset import Dataset as PlainDataset
 from distrain.data.iterator import DataIterator
 from distrain.data.passes import Worker
@@ -87,7 +97,7 @@ class Dataset(PlainDataset):
     ) -> Dataset:
         """Apply a function to batches. If it changes the number of the first rows, all are counted beforehand."""
         check_options("map_batches", options)
-        made = super().map_batches(
+        return super().map_batches(
             partial(all_batches, constructed(fn, fn_constructor_args, fn_constructor_kwargs)),
             batch_size=batch_size if isinstance(batch_size, int) else None,
             batch_format=batch_format,
@@ -95,16 +105,15 @@ class Dataset(PlainDataset):
             fn_kwargs=fn_kwargs,
             keeps_rows=None if udf_modifying_row_count is None else not udf_modifying_row_count,
         )
-        return self.of(made)
 
     def map(self, fn: Callable[..., Any], **options: Any) -> Dataset:
         """Apply a function to each row."""
-        return self.of(super().map(for_rows("map", fn, options)))
+        return super().map(for_rows("map", fn, options))
 
     def filter(self, fn: Callable[..., bool] | None = None, expr: Any = None, **options: Any) -> Dataset:
         """Keep the rows for which a function, or an expression of pandas, is true."""
         if fn is not None:
-            return self.of(super().filter(for_rows("filter", fn, options)))
+            return super().filter(for_rows("filter", fn, options))
         if not isinstance(expr, str):
             raise TypeError("filter() takes a function of a row, or an expression as a string")
         check_options("filter", options)
@@ -114,7 +123,7 @@ class Dataset(PlainDataset):
 
     def flat_map(self, fn: Callable[..., Iterable[Any]], **options: Any) -> Dataset:
         """Replace each row by the rows of a list."""
-        return self.of(super().flat_map(for_rows("flat_map", fn, options)))
+        return super().flat_map(for_rows("flat_map", fn, options))
 
     def add_column(
         self, col: str, fn: Callable[[Any], Any], *, batch_format: str | None = "pandas", **options: Any
@@ -124,9 +133,9 @@ class Dataset(PlainDataset):
 
         def add(batch: Any) -> Any:
             columns, made = to_columns(as_block(batch, "add_column()")), np.asarray(fn(batch))
-            return {**columns, col: made if made.ndim else np.full(len(batch), made)}
+            return {**columns, col: made if made.ndim else np.full(row_count(columns), made)}
 
-        return self.of(super().map_batches(add, batch_format=batch_format))
+        return super().map_batches(add, batch_format=batch_format)
 
     def drop_columns(self, cols: str | Sequence[str], **options: Any) -> Dataset:
         """Leave columns out."""
@@ -170,12 +179,12 @@ class Dataset(PlainDataset):
             _check_columns(name, new, columns)
             return {other: columns[old] for old, other in new.items()}
 
-        return self.of(self._then(Batched(chosen, f"{name}()", None)))
+        return self._then(Batched(chosen, f"{name}()", None))
 
     def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None, **options: Any) -> Dataset:
         """Shuffle the rows anew in each epoch."""
         check_options("random_shuffle", options)
-        return self.of(super().random_shuffle(seed=seed, buffer_rows=buffer_rows))
+        return super().random_shuffle(seed=seed, buffer_rows=buffer_rows)
 
     def randomize_block_order(self, *, seed: int | None = None) -> Dataset:
         """Shuffle the rows anew in each epoch, as ``random_shuffle()`` does."""
@@ -221,16 +230,15 @@ class Dataset(PlainDataset):
                 "train_test_split(stratify=...) is not offered: split the data with scikit-learn's train_test_split(), "
                 "and pass the parts to ray.data.from_pandas()"
             )
-        train, test = super().train_test_split(test_size, shuffle=shuffle, seed=seed)
-        return self.of(train), self.of(test)
+        return super().train_test_split(test_size, shuffle=shuffle, seed=seed)
 
     def random_sample(self, fraction: float, *, seed: int | None = None) -> Dataset:
         """Return a random part of the rows."""
-        return self.of(self._part(lambda rows: (0, round(rows * fraction)), seed=seed or 0))
+        return self._part(lambda rows: (0, round(rows * fraction)), seed=seed or 0)
 
     def _parts(self, count: int, ends: Callable[[int], list[int]]) -> list[Dataset]:
         """Return the rows between each end and the next one, which depend on the number of rows."""
-        return [self.of(self._part(partial(_between_ends, ends=ends, place=place))) for place in range(count)]
+        return [self._part(partial(_between_ends, ends=ends, place=place)) for place in range(count)]
 
     # -- looking at the rows --------------------------------------------------------------------------------------
 
@@ -240,10 +248,10 @@ class Dataset(PlainDataset):
 
     def take_all(self, limit: int | None = None) -> list[Any]:
         """Return all rows. Raises ValueError if there are more than ``limit``."""
-        rows = self.count()
-        if limit is not None and rows > limit:
+        rows = [plain(row) for row in to_rows(self.read())]
+        if limit is not None and len(rows) > limit:
             raise ValueError(f"The dataset has more than the given limit of {limit} records.")
-        return self.take(rows) if rows else []
+        return rows
 
     def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:
         """Return the first rows as a batch."""
@@ -310,10 +318,6 @@ class Dataset(PlainDataset):
     def to_pandas(self, limit: int | None = None) -> Any:
         """Return all rows as a DataFrame, or the first ones."""
         return to_frame((self if limit is None else self.limit(limit)).read())
-
-    def materialize(self) -> Dataset:
-        """Read all rows into memory."""
-        return self.of(super().materialize())
 
     def union(self, *others: PlainDataset) -> Dataset:
         """Return the rows of several datasets, one after the other."""

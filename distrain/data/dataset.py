@@ -21,6 +21,8 @@ from distrain.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from typing_extensions import Self
+
     from distrain.data.blocks import Block
     from distrain.data.order import Span
 
@@ -117,7 +119,7 @@ class Dataset:
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         keeps_rows: bool | None = True,
         **options: Any,
-    ) -> Dataset:
+    ) -> Self:
         """Apply a function to batches of rows, on the worker.
 
         fn: takes and returns a dict of numpy arrays, a pyarrow Table or a pandas DataFrame. A class is constructed once
@@ -140,7 +142,7 @@ class Dataset:
         arguments = batch_size, batch_format, fn_args, fn_kwargs or {}
         return self._then(for_batches(fn, *arguments, keeps_rows=keeps_rows))
 
-    def map(self, fn: Callable[[Any], Any], **options: Any) -> Dataset:
+    def map(self, fn: Callable[[Any], Any], **options: Any) -> Self:
         """Apply a function to each row, on the worker. It takes and returns a dict.
 
         ::
@@ -151,7 +153,7 @@ class Dataset:
             raise TypeError(f"map() has no option {min(unknown)!r}")
         return self._then(for_rows(fn))
 
-    def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Dataset:
+    def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Self:
         """Replace each row by the rows of a list, which a function returns on the worker.
 
         The new rows are counted first, so that all ranks get equally many: each worker runs the function on all data
@@ -164,7 +166,7 @@ class Dataset:
         check_callable("flat_map", fn)
         return self._then(for_lists(fn))
 
-    def filter(self, fn: Callable[[Any], bool]) -> Dataset:
+    def filter(self, fn: Callable[[Any], bool]) -> Self:
         """Keep the rows for which a function returns True.
 
         The rows are counted first, so that all ranks get equally many: each worker reads all data once more.
@@ -177,7 +179,7 @@ class Dataset:
         operation = _Operation(partial(transforms.filtered, function=fn), partial(Stream.filtered, function=fn), True)
         return self._then(operation)
 
-    def limit(self, limit: int) -> Dataset:
+    def limit(self, limit: int) -> Self:
         """Keep the first rows; random ones after ``random_shuffle()``, the same ones in each epoch.
 
         Of a stream, the first rows are kept. They are counted before any ``filter()``.
@@ -189,7 +191,7 @@ class Dataset:
         check_count("limit", limit)
         return self._part(lambda rows: (0, min(rows, limit)), on_stream=partial(Stream.limited, rows=limit))
 
-    def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Dataset:
+    def random_shuffle(self, *, seed: int | None = None, buffer_rows: int | None = None) -> Self:
         """Shuffle the rows anew in each epoch. The order follows from the seed and the epoch.
 
         Data in memory, and other data that finds any row at once, is shuffled completely. Of files, the blocks (row
@@ -209,7 +211,7 @@ class Dataset:
 
     def train_test_split(
         self, test_size: float, *, shuffle: bool = False, seed: int | None = None
-    ) -> tuple[Dataset, Dataset]:
+    ) -> tuple[Self, Self]:
         """Return two datasets: for training, and for tests.
 
         test_size: the number of rows of the second one, or their fraction (a float below 1).
@@ -236,7 +238,7 @@ class Dataset:
         *,
         seed: int | None = None,
         on_stream: Callable[[Stream], Stream] | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """Return the rows of a span that depends on the number of rows.
 
         seed: of the random order in which the rows are counted; None: that of ``random_shuffle()``, if it came before.
@@ -246,7 +248,7 @@ class Dataset:
         refused = partial(_refuse_stream, advice="use two streams")
         return self._then(_Operation(partial(transforms.part, span_of=span_of, seed=seed), on_stream or refused))
 
-    def _then(self, operation: _Operation | Batched) -> Dataset:
+    def _then(self, operation: _Operation | Batched) -> Self:
         return replace(self, _operations=(*self._operations, operation))
 
     @property
@@ -274,7 +276,7 @@ class Dataset:
         blocks = [*self._blocks(rows, opened.order)]
         return joined(blocks) if blocks else []
 
-    def materialize(self) -> Dataset:
+    def materialize(self) -> Self:
         """Read all rows, in the order of epoch 0, into memory, in the calling process; they are sent to the workers.
 
         ::

@@ -219,6 +219,10 @@ def test_settings_have_no_effect(rd: Any) -> None:
         (lambda rd: rd.range(2).train_test_split(0.5, stratify="id"), "with scikit-learn's train_test_split"),
         (lambda rd: rd.range(2).map_batches(len, concurency=2), "'concurency'; did you mean concurrency"),
         (lambda rd: rd.read_csv("x", include_paths=True), r"read_csv\(include_paths=...\) is not offered"),
+        (
+            lambda rd: rd.read_images("s3://anonymous@b/x").count(),
+            "leave 'anonymous@' out: give URLs such as s3://bucket",
+        ),
         (lambda rd: rd.range(2).drop_columns(["q"]).take(), r"names the column 'q'; there are \['id'\]"),
         (lambda rd: rd.range(9).take_all(limit=3), "more than the given limit of 3"),
     ],
