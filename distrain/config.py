@@ -288,6 +288,13 @@ class DataConfig:
     skip_streams: bool = True
     resume: bool = True
 
+    def __init_subclass__(cls) -> None:
+        if "configure" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__}.configure() would never be called: name datasets_to_split=[...], or choose the rows "
+                "in train_func"
+            )
+
     def __post_init__(self) -> None:
         if isinstance(self.datasets_to_split, str) and self.datasets_to_split != "all":
             raise ValueError(

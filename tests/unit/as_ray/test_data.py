@@ -13,6 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from distrain import DataConfig
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -224,6 +226,7 @@ def test_settings_have_no_effect(rd: Any) -> None:
             "leave 'anonymous@' out: give URLs such as s3://bucket",
         ),
         (lambda rd: rd.range(2).drop_columns(["q"]).take(), r"names the column 'q'; there are \['id'\]"),
+        (lambda rd: type("Own", (DataConfig,), {"configure": print}), r"Own.configure\(\) would never be called"),
         (lambda rd: rd.range(9).take_all(limit=3), "more than the given limit of 3"),
     ],
 )
