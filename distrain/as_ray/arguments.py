@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distrain.data.blocks import Constructed, as_block, joined, to_columns
+from distrain.system.imports import require
 from distrain.system.ray_names import did_you_mean
 
 if TYPE_CHECKING:
@@ -101,3 +102,12 @@ def plain_value(value: Any) -> Any:
 def names_of(names: str | Sequence[str]) -> list[str]:
     """Return a list of names for one name, or for several."""
     return [names] if isinstance(names, str) else list(names)
+
+
+def arrow_type(column: np.ndarray[Any, Any]) -> Any:
+    """Return Arrow's type of a column, or numpy's if Arrow has none."""
+    pa = require("pyarrow")
+    try:
+        return pa.array(column).type
+    except (pa.ArrowException, ValueError, TypeError):
+        return column.dtype

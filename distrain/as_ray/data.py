@@ -196,8 +196,7 @@ def _lines(paths: Any, encoding: str, drop_empty: bool) -> list[dict[str, str]]:
 
 
 def _arrays(paths: Any) -> dict[str, Any]:
-    filesystem, found = _find(paths, (".npy",))
-    return {"data": np.concatenate([np.load(filesystem.open(path, "rb")) for path in found])}
+    return {"data": np.concatenate(_read_each(paths, ".npy", np.load))}
 
 
 def _has_array(paths: Any) -> bool:
@@ -208,9 +207,16 @@ def _has_array(paths: Any) -> bool:
 
 
 def _read_arrays(paths: Any, **options: Any) -> data.Dataset:
-    filesystem, found = _find(paths, ("json",))
-    pandas = require("pandas")
-    return data.from_pandas([pandas.read_json(filesystem.open(path, "rb"), orient="records") for path in found])
+    return data.from_pandas(_read_each(paths, ".json", partial(require("pandas").read_json, orient="records")))
+
+
+def _read_each(paths: Any, ending: str, read: Callable[[Any], Any]) -> list[Any]:
+    filesystem, found = _find(paths, (ending,))
+    made = []
+    for path in found:
+        with filesystem.open(path, "rb") as file:
+            made.append(read(file))
+    return made
 
 
 # -- objects in memory -----------------------------------------------------------------------------------------------

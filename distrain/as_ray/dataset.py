@@ -18,6 +18,7 @@ from distrain.as_ray.arguments import (
     ELSEWHERE,
     SCHEDULING,
     all_batches,
+    arrow_type,
     check_options,
     constructed,
     for_rows,
@@ -190,9 +191,9 @@ class Dataset(PlainDataset):
         """Shuffle the rows anew in each epoch, as ``random_shuffle()`` does."""
         return self.random_shuffle(seed=seed)
 
-    def repartition(self, *args: Any, **options: Any) -> Dataset:
-        """Return the dataset itself: its rows are divided among the workers when they train."""
-        return self
+    def repartition(self, *args: Any, shuffle: bool = False, **options: Any) -> Dataset:
+        """Return the dataset itself, or shuffled: its rows are divided among the workers when they train."""
+        return self.random_shuffle() if shuffle else self
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
@@ -265,13 +266,10 @@ class Dataset(PlainDataset):
     def schema(self, fetch_if_missing: bool = True) -> Schema:
         """Return the names and types of the columns: Arrow's types, and numpy's for arrays of more dimensions."""
         found = super().schema()
-        pa = require("pyarrow")
-        if all(isinstance(kind, pa.DataType) for kind in found.types):
+        if all(isinstance(kind, require("pyarrow").DataType) for kind in found.types):
             return found
         columns = to_columns(self.sample())
-        return Schema(
-            list(columns), [pa.array(column).type if column.ndim == 1 else column.dtype for column in columns.values()]
-        )
+        return Schema(list(columns), [arrow_type(column) for column in columns.values()])
 
     def columns(self, fetch_if_missing: bool = True) -> list[str]:
         """Return the names of the columns."""

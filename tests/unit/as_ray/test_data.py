@@ -62,6 +62,7 @@ IDIOMS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "items": (lambda rd: rd.from_items([3, 4]).take_all(), [{"item": 3}, {"item": 4}]),
     "dicts": (lambda rd: rd.from_items(PAIRS).take_all(), PAIRS),
     "schema": (lambda rd: list(map(str, rd.from_items(PAIRS).schema().types)), ["int64", "string"]),
+    "types of objects": (lambda rd: list(map(str, rd.from_torch([(torch.ones(2), "a")]).schema().types)), ["object"]),
     "range": (lambda rd: rd.range(2, override_num_blocks=1).take(), IDS),
     "range_tensor": (lambda rd: rd.range_tensor(2, shape=(1, 2)).take_batch(),
                      {"data": ["int64", [[[0, 0]], [[1, 1]]]]}),
