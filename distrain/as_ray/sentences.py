@@ -42,7 +42,6 @@ BELOW = {
     "ray.sgd": MISSING["Trainer"],
     "ray.train.callbacks": f"reports are kept in metrics.jsonl; {_TRACKERS}",
     "ray.train.examples": _EXAMPLES,
-    "ray.train.v2.jax": MISSING["jax"],
     "ray.tune.examples": _EXAMPLES,
     "ray.tune.logger": _TRACKERS,
     "ray.tune.schedulers": _SEARCH,
