@@ -23,6 +23,18 @@ _ERRORS = ("ControllerError", "PreemptionError", "TrainingFailedError", "WorkerG
 _IN_WORKER = ("get_all_reported_checkpoints", "get_checkpoint", "get_context", "get_dataset_shard", "report")
 _PLAIN = ("SyncConfig", "TRAIN_DATASET_KEY", "ValidationFn")
 
+_ACTORS = ("get_actor", "kill", "method", "remote")
+_CLUSTER = (
+    "cluster_resources",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "is_initialized",
+    "nodes",
+    "shutdown",
+)
+_TASKS = ("ObjectRef", "cancel", "get", "put", "wait")
+
 _TRAIN: Home = {
     "distrain.backend": ("BackendConfig",),
     "distrain.checkpoint": ("Checkpoint",),
@@ -41,7 +53,23 @@ _DATA_PARALLEL: Home = {"distrain.trainer": ("DataParallelTrainer",)}
 
 MODULES: dict[str, Home] = {
     # -- the core of Ray ----------------------------------------------------------------------------------------
-    "ray": {"distrain.as_ray.constants": ("__version__", "__distrain__")},
+    "ray": {
+        "distrain.as_ray.constants": ("__version__", "__distrain__"),
+        "distrain.as_ray.cluster": (*_CLUSTER, "available_resources=cluster_resources"),
+        "distrain.as_ray.actors": _ACTORS,
+        "distrain.as_ray.tasks": _TASKS,
+    },
+    "ray.actor": {"distrain.as_ray.actors": ("ActorClass", "ActorHandle", "exit_actor")},
+    "ray.exceptions": "distrain.as_ray.exceptions",
+    "ray.remote_function": {"distrain.as_ray.tasks": ("RemoteFunction",)},
+    "ray.runtime_context": {"distrain.as_ray.cluster": ("RuntimeContext", "get_runtime_context")},
+    "ray.runtime_env": {"distrain.as_ray.cluster": ("RuntimeEnv",)},
+    "ray.util": {
+        "distrain.as_ray.actors": ("ActorPool", "list_named_actors"),
+        "distrain.as_ray.tasks": ("as_completed", "map_unordered"),
+        "distrain.hosts.network": ("get_node_ip_address=own_address",),
+    },
+    "ray.util.actor_pool": {"distrain.as_ray.actors": ("ActorPool",)},
     "ray.cloudpickle": "cloudpickle",
     # -- Train --------------------------------------------------------------------------------------------------
     "ray.train": _TRAIN,
