@@ -35,6 +35,39 @@ _CLUSTER = (
 )
 _TASKS = ("ObjectRef", "cancel", "get", "put", "wait")
 
+_SPACE = (
+    "choice",
+    "grid_search",
+    "lograndint",
+    "loguniform",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
+    "randint",
+    "randn",
+    "sample_from",
+    "uniform",
+)
+_TUNER = ("CLIReporter", "PlacementGroupFactory", "TuneConfig", "Tuner", "report", "with_parameters", "with_resources")
+_TUNE: Home = {
+    "distrain.checkpoint": ("Checkpoint",),
+    "distrain.config": ("CheckpointConfig", "FailureConfig", "RunConfig"),
+    "distrain.context": ("TuneContext=TrainContext",),
+    "distrain.errors": ("TuneError=TrainingFailedError",),
+    "distrain.result": ("Result",),
+    "distrain.session": ("get_checkpoint", "get_context"),
+    "distrain.as_ray.constants": ("SyncConfig",),
+    "distrain.as_ray.search_space": _SPACE,
+    "distrain.as_ray.sweep": ("ResultGrid",),
+    "distrain.as_ray.tuner": (
+        *_TUNER,
+        "JupyterNotebookReporter=CLIReporter",
+        "ProgressReporter=CLIReporter",
+    ),
+}
+
 _TRAIN: Home = {
     "distrain.backend": ("BackendConfig",),
     "distrain.checkpoint": ("Checkpoint",),
@@ -70,6 +103,16 @@ MODULES: dict[str, Home] = {
         "distrain.hosts.network": ("get_node_ip_address=own_address",),
     },
     "ray.util.actor_pool": {"distrain.as_ray.actors": ("ActorPool",)},
+    # -- Tune ---------------------------------------------------------------------------------------------------
+    "ray.tune": _TUNE,
+    "ray.tune.integration.ray_train": {"distrain.as_ray.tuner": ("TuneReportCallback",)},
+    "ray.tune.result_grid": {"distrain.as_ray.sweep": ("ResultGrid",)},
+    "ray.tune.schedulers": {"distrain.as_ray.tuner": ("FIFOScheduler",)},
+    "ray.tune.search": {"distrain.as_ray.tuner": ("BasicVariantGenerator",)},
+    "ray.tune.search.basic_variant": {"distrain.as_ray.tuner": ("BasicVariantGenerator",)},
+    "ray.tune.search.sample": {"distrain.as_ray.search_space": ("Domain", *_SPACE)},
+    "ray.tune.tune_config": {"distrain.as_ray.tuner": ("TuneConfig",)},
+    "ray.tune.tuner": {"distrain.as_ray.tuner": ("Tuner",)},
     "ray.cloudpickle": "cloudpickle",
     # -- Train --------------------------------------------------------------------------------------------------
     "ray.train": _TRAIN,
