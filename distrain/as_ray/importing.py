@@ -79,9 +79,12 @@ class StandIn(ModuleType):
     """A module of Ray, whose names are looked up when they are first used."""
 
     def __getattr__(self, name: str) -> Any:
-        value = self.__all__ if name == "__all__" else _value(self.__name__, name)
+        value = _value(self.__name__, name)
         setattr(self, name, value)
         return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, (self.__name__,)
 
     @property
     def __all__(self) -> list[str]:

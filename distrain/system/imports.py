@@ -52,7 +52,12 @@ def require(module: str) -> Any:
         raise ImportError(f"{error}; install it with: pip install {wanted}", name=module) from error
 
 
+def is_asked_for_as_ray() -> bool:
+    """Tell if the environment asks for the stand-in for Ray."""
+    return os.environ.get(AS_RAY, "0") not in ("", "0")
+
+
 def import_as_ray() -> None:
     """Import the stand-in for Ray if the environment asks for it, so that ``import ray`` finds it."""
-    if os.environ.get(AS_RAY, "0") not in ("", "0"):
+    if is_asked_for_as_ray():
         import_module("distrain.as_ray")

@@ -95,7 +95,7 @@ def note_use() -> None:
 def shutdown(**options: object) -> None:
     """Let all actors die."""
     global _is_used
-    from distrain.as_ray.actors import forget_all  # it imports this module
+    from distrain.as_ray.core.actors import forget_all  # it imports this module
 
     forget_all()
     _is_used = False

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distrain.as_ray.search_space import flat
+from distrain.as_ray.tune.search_space import flat
 from distrain.errors import StorageError, TrainingFailedError
 from distrain.layout import names
 from distrain.runs.listing import FAILED, FINISHED

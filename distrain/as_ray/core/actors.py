@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from distrain.as_ray import tasks
-from distrain.as_ray.exceptions import ActorAlreadyExistsError, ActorDiedError, RayActorError, RayTaskError
-from distrain.as_ray.tasks import ObjectRef, RemoteFunction, call, check_options
+from distrain.as_ray.core import tasks
+from distrain.as_ray.core.exceptions import ActorAlreadyExistsError, ActorDiedError, RayActorError, RayTaskError
+from distrain.as_ray.core.tasks import ObjectRef, RemoteFunction, call, check_options
 
 _RETURNS = "__ray_num_returns__"
 _KILLED = "The actor died unexpectedly before finishing this task."

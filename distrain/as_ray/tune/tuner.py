@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distrain.as_ray.search_space import configs, generator_of, updated
-from distrain.as_ray.sweep import ResultGrid, Sweep, Trial
+from distrain.as_ray.tune.search_space import configs, generator_of, updated
+from distrain.as_ray.tune.sweep import ResultGrid, Sweep, Trial
 from distrain.checkpoint import Checkpoint
 from distrain.config import LoggingConfig, RunConfig, ScalingConfig, UserCallback
 from distrain.connection.choice import hosts_of

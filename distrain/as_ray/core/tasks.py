@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from distrain.as_ray import cluster
-from distrain.as_ray.exceptions import RayError, RayTaskError, WorkerCrashedError, describe, task_error
+from distrain.as_ray.core import cluster
+from distrain.as_ray.core.exceptions import RayError, RayTaskError, WorkerCrashedError, describe, task_error
 from distrain.hosts.host_info import host_info, usable_cpus
 from distrain.system.log import warn_once
 from distrain.system.pickling import pickled
