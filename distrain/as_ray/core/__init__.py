@@ -1,1 +1,1 @@
-"""Tasks and actors of Ray, which run in place; and the facts of its cluster, which is this machine. Runs in: anywhere."""
+"""Ray's tasks and actors, which run in place, and its cluster, which is this machine. Runs in: anywhere."""

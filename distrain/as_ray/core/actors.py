@@ -6,12 +6,14 @@ import inspect
 import os
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distrain.as_ray.core import tasks
+from distrain.as_ray.core import cluster, tasks
 from distrain.as_ray.core.exceptions import ActorAlreadyExistsError, ActorDiedError, RayActorError, RayTaskError
 from distrain.as_ray.core.tasks import ObjectRef, RemoteFunction, call, check_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _RETURNS = "__ray_num_returns__"
 _KILLED = "The actor died unexpectedly before finishing this task."
@@ -74,6 +76,9 @@ def forget_all() -> None:
     for actor in _actors.values():
         actor.die(ActorDiedError("ray.shutdown() was called"))
     _actors.clear()
+
+
+cluster.at_shutdown.append(forget_all)
 
 
 class ActorClass:

@@ -7,8 +7,7 @@ import os
 import platform
 import socket
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distrain.as_ray.constants import __version__
 from distrain.hosts.host_info import host_info
@@ -16,9 +15,14 @@ from distrain.hosts.network import own_address
 from distrain.system.log import warn_once
 from distrain.worker.session import Session
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
 _ID = uuid.uuid4().hex
 _is_used = False
 """True between ``ray.init()``, or the first task, and ``ray.shutdown()``."""
+at_shutdown: list[Callable[[], None]] = []
+"""What to do at ``ray.shutdown()``."""
 _WITHOUT_CONSEQUENCE = frozenset({"configure_logging", "ignore_reinit_error", "local_mode", "logging_level"})
 """Arguments of ``ray.init()`` that need no notice."""
 
@@ -95,9 +99,8 @@ def note_use() -> None:
 def shutdown(**options: object) -> None:
     """Let all actors die."""
     global _is_used
-    from distrain.as_ray.core.actors import forget_all  # it imports this module
-
-    forget_all()
+    for action in at_shutdown:
+        action()
     _is_used = False
 
 

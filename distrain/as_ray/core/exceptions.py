@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import traceback
 
+from distrain.worker.user_code import users_part
+
 
 class RayError(Exception):
     """Base of the exceptions of this module."""
@@ -25,6 +27,9 @@ class RayTaskError(RayError):
 
     def __str__(self) -> str:
         return f"ray::{self.function_name}()\n{self.traceback_str}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.cause!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
         return task_error, (self.function_name, self.traceback_str, self.cause)
@@ -52,10 +57,7 @@ def task_error(function_name: str, traceback_str: str, cause: BaseException) -> 
 
 def describe(error: BaseException) -> str:
     """Return the traceback of an exception, without the frames of the stand-in that called the function."""
-    lines = traceback.TracebackException.from_exception(error)
-    while lines.stack and lines.stack[0].filename.startswith(os.path.dirname(__file__)):
-        del lines.stack[0]
-    return "".join(lines.format())
+    return "".join(traceback.format_exception(type(error), error, users_part(error)))
 
 
 class RayActorError(RayError):

@@ -11,7 +11,6 @@ import inspect
 import pickle
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from distrain.system.pickling import pickled
 from distrain.system.ray_names import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 _ELSEWHERE = "use concurrent.futures, joblib or submitit for work that should run side by side"
 _NOTICE_AFTER_S = 1.0
@@ -122,17 +121,17 @@ def get(refs: ObjectRef | list[ObjectRef], *, timeout: float | None = None, **op
 
 
 def wait(
-    refs: list[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+    refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Return the first ``num_returns`` of the references, and the others: all tasks have ended."""
     pace.rest()
-    if isinstance(refs, ObjectRef) or not all(isinstance(ref, ObjectRef) for ref in refs):
+    if not isinstance(refs, (list, tuple)) or not all(isinstance(ref, ObjectRef) for ref in refs):
         raise TypeError(f"wait() expected a list of ray.ObjectRef, got {refs!r}")
     if len(set(refs)) != len(refs):
         raise ValueError("Wait requires a list of unique ray_waitables.")
     if not 0 < num_returns <= len(refs):
         raise ValueError(f"num_returns must be between 1 and the {len(refs)} references, got {num_returns}")
-    return refs[:num_returns], refs[num_returns:]
+    return list(refs[:num_returns]), list(refs[num_returns:])
 
 
 def cancel(ref: ObjectRef, **options: object) -> None:
@@ -195,7 +194,9 @@ def call(
     pace.add(time.monotonic() - began)
     count = options.get("num_returns", 1)
     if inspect.isgeneratorfunction(inspect.unwrap(function)) and count in (1, "dynamic", "streaming"):
-        return iter([ObjectRef(b"", outcome)] if isinstance(outcome, RayError) else [_reference(name, v) for v in outcome])
+        return iter(
+            [ObjectRef(b"", outcome)] if isinstance(outcome, RayError) else [_reference(name, v) for v in outcome]
+        )
     if isinstance(outcome, RayError):
         return _several([ObjectRef(b"", outcome)] * (count if isinstance(count, int) else 1))
     if count == 1 or not isinstance(count, int):
@@ -226,7 +227,8 @@ def _outcome(
     failed = next((ref.error for ref in given if isinstance(ref, ObjectRef) and ref.error is not None), None)
     if failed is not None:
         return failed
-    kinds = options.get("retry_exceptions")
+    retried = options.get("retry_exceptions") or ()
+    kinds = Exception if retried is True else tuple(retried)
     tries = 1 + (options.get("max_retries", _RETRIES) if kinds else 0)
     try:
         blob = pickled((args, dict(named)))
@@ -241,7 +243,7 @@ def _outcome(
         except SystemExit as leaving:
             return WorkerCrashedError(f"{name} has ended its worker: sys.exit({leaving.code!r})")
         except Exception as error:
-            if not tries or not (kinds is True or isinstance(error, tuple(kinds))):
+            if not tries or not isinstance(error, kinds):
                 return task_error(name, describe(error), error)
 
 

@@ -210,7 +210,10 @@ class _Drawn(dict[str, Any]):
         return _Drawn(value) if isinstance(value, dict) else value
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -280,17 +283,17 @@ def _drawn(config: dict[str, Any], generator: Any) -> dict[str, Any]:
     """Draw a value of every domain, those last that depend on others. Raises ValueError if they depend in a circle."""
     waiting = [(path, value) for path, value in _open_values(config) if isinstance(value, Domain)]
     while waiting:
-        later = []
+        later: list[tuple[Path, Domain, str]] = []
         for path, domain in waiting:
             try:
                 config = _with(config, path, domain.sample(_Drawn(config), random_state=generator))
             except _NotYetError as error:
-                later.append((path, domain, error))
+                later.append((path, domain, str(error)))
         if len(later) == len(waiting):
             if any(_is_grid(value) for _, value in _open_values(config)):
                 return config  # they may depend on the grids, whose values come later
-            path, domain, error = later[0]
-            raise ValueError(f"{'/'.join(map(str, path))}: {domain} needs {error}, which is never drawn")
+            path, domain, missing = later[0]
+            raise ValueError(f"{'/'.join(map(str, path))}: {domain} needs {missing}, which is never drawn")
         waiting = [(path, domain) for path, domain, _ in later]
     return config
 

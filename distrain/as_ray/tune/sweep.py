@@ -10,14 +10,13 @@ import math
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distrain.as_ray.tune.search_space import flat
 from distrain.errors import StorageError, TrainingFailedError
 from distrain.layout import names
-from distrain.runs.listing import FAILED, FINISHED
 from distrain.result import Result
+from distrain.runs.listing import FAILED, FINISHED
 from distrain.storage.files import write_atomically
 from distrain.storage.paths import new_name, read_manifest
 from distrain.storage.records import read_metrics
@@ -28,6 +27,7 @@ from distrain.system.remote_path import RemotePath, locate
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+    from pathlib import Path
 
     import pandas
 
@@ -37,9 +37,13 @@ _SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One config, and the directory of its run."""
+    """One config, and the directory of its run.
+
+    label: what is special about its config, for a line on the console.
+    """
 
     config: dict[str, Any]
+    label: str
     location: Path | RemotePath
 
     @property
@@ -55,11 +59,6 @@ class Trial:
     def has_ended(self) -> bool:
         """True if it has finished or failed, not if it was stopped."""
         return self.status in (FINISHED, FAILED)
-
-    def describe(self) -> str:
-        """Return what is special about its config, for a line on the console."""
-        return ", ".join(f"{path}={value:.4g}" if isinstance(value, float) else f"{path}={value!r:.60}"
-                         for path, value in flat(self.config).items())  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +117,27 @@ class Sweep:
 
     @classmethod
     def _of(cls, location: Path | RemotePath, stored: dict[str, Any]) -> Sweep:
-        configs = enumerate(stored["configs"])
-        trials = [Trial(config=config, location=location / f"{stored['stem']}_{i:05d}") for i, config in configs]
+        pairs = enumerate(zip(stored["configs"], _labels(stored["configs"]), strict=True))
+        trials = [
+            Trial(config=config, label=label, location=location / f"{stored['stem']}_{i:05d}")
+            for i, (config, label) in pairs
+        ]
         return cls(location=location, trials=trials)
 
     def results(self, metric: str | None, mode: str | None) -> ResultGrid:
         """Return what became of the trials."""
         return ResultGrid([TrialResult.of(trial) for trial in self.trials], self.location, metric, mode)
+
+
+def _labels(configs: list[dict[str, Any]]) -> list[str]:
+    """Return the values of each config that are not the same in all."""
+    flats = [{path: _shown(value) for path, value in flat(config).items()} for config in configs]
+    common = set.intersection(*(set(one.items()) for one in flats))
+    return [", ".join(f"{path}={text}" for path, text in one.items() if (path, text) not in common) for one in flats]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value!r:.40}"
 
 
 def _stored(location: Path | RemotePath) -> dict[str, Any] | None:
@@ -160,7 +173,7 @@ class TrialResult(Result):
         began, ended = manifest.get("started", 0.0), manifest.get("updated", 0.0)
         metrics = {
             "training_iteration": sum(1 for _ in read_metrics(trial.location / names.METRICS)) if manifest else 0,
-            "trial_id": trial.name,
+            "trial_id": manifest.get("run_id", trial.name),
             "time_total_s": ended - began,
             "timestamp": int(ended),
             "done": trial.has_ended,

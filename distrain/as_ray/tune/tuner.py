@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distrain.as_ray.tune.search_space import configs, generator_of, updated
 from distrain.as_ray.tune.sweep import ResultGrid, Sweep, Trial
-from distrain.checkpoint import Checkpoint
 from distrain.config import LoggingConfig, RunConfig, ScalingConfig, UserCallback
 from distrain.connection.choice import hosts_of
 from distrain.coordinator.stop_signals import stop_signals
@@ -34,6 +33,9 @@ from distrain.system.background import Background
 from distrain.system.log import log_level, say, warn
 from distrain.system.loop import Loop, SignalRelay
 from distrain.trainer import DataParallelTrainer
+
+if TYPE_CHECKING:
+    from distrain.checkpoint import Checkpoint
 
 _OPTUNA = "use Optuna, whose objective calls fit() and returns a metric: see examples/optuna_sweep.py"
 _DEFAULT_METRIC = "_metric"
@@ -215,7 +217,7 @@ class Tuner:
         check_type("Tuner(param_space)", param_space, Mapping, optional=True)
         check_type("Tuner(tune_config)", tune_config, TuneConfig, optional=True)
         check_type("Tuner(run_config)", run_config, RunConfig, optional=True)
-        bare = trainable.trainable if isinstance(trainable, _WithResources) else trainable
+        self._bare = bare = trainable.trainable if isinstance(trainable, _WithResources) else trainable
         if isinstance(bare, str) or inspect.isclass(bare) or not (callable(bare) or _is_trainer(bare)):
             raise TypeError(
                 f"Tuner() takes a function or a trainer, got {bare!r}: a class of Ray's Trainable becomes a function "
@@ -300,7 +302,7 @@ class Tuner:
 
     @property
     def _stem(self) -> str:
-        bare = self._trainable.trainable if isinstance(self._trainable, _WithResources) else self._trainable
+        bare = self._bare
         name = type(bare).__name__ if _is_trainer(bare) else getattr(bare, "__name__", None) or type(bare).__name__
         return "".join(letter for letter in name if letter.isalnum() or letter in "_-") or "trial"
 
@@ -317,7 +319,7 @@ class Tuner:
             return
         for trial in waiting:
             number = sweep.trials.index(trial) + 1
-            say(f"trial {number} of {len(sweep.trials)}: {trial.describe()}")
+            say(f"trial {number} of {len(sweep.trials)}: {trial.label}")
             _fit(self._trainer(trial, sweep), trial)
 
     def _limit(self, trials: int) -> int:
@@ -333,9 +335,9 @@ class Tuner:
             scaling = ScalingConfig(**scaling) if isinstance(scaling, Mapping) else scaling
             trainer: DataParallelTrainer = self._trainable
             return trainer._for_trial(trial.config.get("train_loop_config", {}), scaling, run)
-        function, scaling = self._trainable, ScalingConfig(num_workers=1)
-        if isinstance(function, _WithResources):
-            function, scaling = function.trainable, function.scaling(trial.config)
+        function, scaling = self._bare, ScalingConfig(num_workers=1)
+        if isinstance(self._trainable, _WithResources):
+            scaling = self._trainable.scaling(trial.config)
         return DataParallelTrainer(
             _Function(function), train_loop_config=trial.config, scaling_config=scaling, run_config=run
         )
@@ -373,7 +375,7 @@ def _fit(trainer: DataParallelTrainer, trial: Trial) -> None:
         if not read_manifest(trial.location):
             raise
         with log_level("INFO"):
-            warn(f"trial {trial.name} has failed ({trial.describe()}): {_reason(error)}")
+            warn(f"trial {trial.name} has failed ({trial.label}): {_reason(error)}")
 
 
 def _reason(error: TrainingFailedError) -> str:
@@ -420,7 +422,7 @@ def _lane(tuner: Tuner, sweep: Sweep, hostfile: str | None, lanes: int) -> Calla
         _fit(tuner._quiet_trainer(trial, sweep, hostfile, lanes), trial)
         if trial.status == FINISHED:
             with log_level("INFO"):
-                say(f"trial {trial.name} has finished: {trial.describe()}")
+                say(f"trial {trial.name} has finished: {trial.label}")
 
     return run
 
@@ -473,5 +475,3 @@ def _outcome(run: Callable[[Trial], None], trial: Trial) -> BaseException | None
     except BaseException as error:
         return error
     return None
-
-
