@@ -32,10 +32,15 @@ _TENSORFLOW_TRAINER: Names = {"distrain.tensorflow": ("TensorflowTrainer",)}
 _TORCH_TRAINER: Names = {"distrain.torch": ("TorchTrainer",)}
 _WANDB: Names = {"distrain.as_ray.integrations": ("WandbLoggerCallback=wandb_callback", "setup_wandb")}
 
+_NEVER_RAISED = (
+    *("ActorUnavailableError", "GetTimeoutError", "LocalRayletDiedError", "NodeDiedError", "ObjectFetchTimedOutError"),
+    *("ObjectFreedError", "ObjectLostError", "ObjectReconstructionFailedError", "ObjectStoreFullError"),
+    *("OutOfDiskError", "OutOfMemoryError", "OwnerDiedError", "PendingCallsLimitExceeded", "RayChannelError"),
+    *("RaySystemError", "RpcError", "RuntimeEnvSetupError", "TaskCancelledError", "TaskUnschedulableError"),
+)
 _EXCEPTIONS = (
-    *("ActorAlreadyExistsError", "ActorDiedError", "ActorUnavailableError", "GetTimeoutError", "ObjectLostError"),
-    *("ObjectStoreFullError", "OutOfMemoryError", "RayActorError", "RayError", "RaySystemError", "RayTaskError"),
-    *("RuntimeEnvSetupError", "TaskCancelledError", "WorkerCrashedError"),
+    *("ActorAlreadyExistsError", "ActorDiedError", "RayActorError", "RayError", "RayTaskError", "WorkerCrashedError"),
+    *(f"{name}=NeverRaisedError" for name in _NEVER_RAISED),
 )
 _SPACE = (
     *("choice", "grid_search", "lograndint", "loguniform", "qlograndint", "qloguniform", "qrandint", "qrandn"),

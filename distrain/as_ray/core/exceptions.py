@@ -68,10 +68,6 @@ class ActorDiedError(RayActorError):
     """An actor was killed, has left, or its constructor has raised an exception."""
 
 
-class ActorUnavailableError(RayActorError):
-    """Nothing raises it here."""
-
-
 class ActorAlreadyExistsError(ValueError, RayError):
     """There is an actor of that name."""
 
@@ -80,29 +76,5 @@ class WorkerCrashedError(RayError):
     """A task has called ``sys.exit()``."""
 
 
-class GetTimeoutError(RayError, TimeoutError):
-    """Nothing raises it here, as a task has ended before ``ray.get()``."""
-
-
-class TaskCancelledError(RayError):
-    """Nothing raises it here, as a task has ended before ``ray.cancel()``."""
-
-
-class ObjectLostError(RayError):
-    """Nothing raises it here, as a result is in its ObjectRef."""
-
-
-class ObjectStoreFullError(RayError):
-    """Nothing raises it here, as there is no object store."""
-
-
-class OutOfMemoryError(RayError):
-    """Nothing raises it here."""
-
-
-class RaySystemError(RayError):
-    """Nothing raises it here."""
-
-
-class RuntimeEnvSetupError(RayError):
-    """Nothing raises it here."""
+class NeverRaisedError(RayError):
+    """Any other exception of Ray: of a cluster, an object store, or a task that has not ended."""

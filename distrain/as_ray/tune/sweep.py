@@ -132,7 +132,7 @@ class Sweep:
 def _labels(configs: list[dict[str, Any]]) -> list[str]:
     """Return the values of each config that are not the same in all."""
     flats = [{path: _shown(value) for path, value in flat(config).items()} for config in configs]
-    common = set.intersection(*(set(one.items()) for one in flats))
+    common = set.intersection(*(set(one.items()) for one in flats)) if len(flats) > 1 else set()
     return [", ".join(f"{path}={text}" for path, text in one.items() if (path, text) not in common) for one in flats]
 
 

@@ -283,7 +283,11 @@ class Tuner:
         waiting = [trial for trial in sweep.trials if self._again(trial)]
         say(f"sweep of {len(sweep.trials)} trials; directory {sweep.location}")
         if waiting:
-            self._train(sweep, waiting)
+            try:
+                self._train(sweep, waiting)
+            except (KeyboardInterrupt, PreemptionError):
+                say(f"stopped; a Tuner of RunConfig(name={sweep.location.name!r}) goes on with the other trials")
+                raise
         results = sweep.results(self._tune.metric, self._tune.mode)
         if results.num_errors:
             warn(f"{results.num_errors} of {len(results)} trials have failed; see the errors of the ResultGrid")
@@ -465,6 +469,8 @@ class _SideBySide:
         self._next(lane, run)
 
     def _stop(self, number: int) -> None:
+        with log_level("INFO"):
+            say(f"{signal.Signals(number).name}: all trials stop")
         self._waiting.clear()
         self._relay.pass_on(number)
 
