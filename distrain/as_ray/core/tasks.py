@@ -158,8 +158,8 @@ class _Pace:
         self._seconds += seconds
         if self._calls > 1 and self._seconds > _NOTICE_AFTER_S:
             warn_once(
-                f"ray.remote: tasks and actors run in this process, one after the other ({self._calls} calls have "
-                f"taken {self._seconds:.1f} s so far); {_ELSEWHERE}"
+                f"ray.remote: tasks and actors run in this process, one after the other, which takes longer here; "
+                f"{_ELSEWHERE}"
             )
 
 
