@@ -1,4 +1,4 @@
-"""``ray.tune.Tuner``: grid search and random search, whose trials are runs. Runs in: coordinator, and worker.
+"""``ray.tune.Tuner``: grid search and random search, whose trials are runs. Runs in: coordinator.
 
 Trials run one after the other, or side by side if the machine has CPUs and GPUs for several. Then each lane, a thread
 that runs one trial after the other, has GPUs of its own.
@@ -6,7 +6,6 @@ that runs one trial after the other, has GPUs of its own.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import signal
@@ -15,18 +14,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distrain.as_ray.tune.search_space import configs, generator_of, updated
 from distrain.as_ray.tune.sweep import ResultGrid, Sweep, Trial
-from distrain.config import LoggingConfig, RunConfig, ScalingConfig, UserCallback
+from distrain.as_ray.tune.trainables import Function, WithResources
+from distrain.config import LoggingConfig, RunConfig, ScalingConfig
 from distrain.connection.choice import hosts_of
 from distrain.coordinator.stop_signals import stop_signals
 from distrain.errors import PreemptionError, StorageError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
 from distrain.runs.listing import FAILED, FINISHED
-from distrain.session import report as report_metrics
 from distrain.storage.paths import read_manifest
 from distrain.system.arguments import check_choice, check_int, check_type
 from distrain.system.background import Background
@@ -34,12 +33,7 @@ from distrain.system.log import log_level, say, warn
 from distrain.system.loop import Loop, SignalRelay
 from distrain.trainer import DataParallelTrainer
 
-if TYPE_CHECKING:
-    from distrain.checkpoint import Checkpoint
-
 _OPTUNA = "use Optuna, whose objective calls fit() and returns a metric: see examples/optuna_sweep.py"
-_DEFAULT_METRIC = "_metric"
-"""Ray's name for the metric of a function that returns a number."""
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
@@ -121,74 +115,6 @@ class CLIReporter:
         """Do nothing."""
 
 
-# -- trainables ------------------------------------------------------------------------------------------------------
-
-
-def report(metrics: Mapping[str, Any] | None = None, *, checkpoint: Checkpoint | None = None, **named: Any) -> None:
-    """Report metrics of a trial. Earlier versions of Ray take them as keyword arguments."""
-    report_metrics({**(metrics or {}), **named}, checkpoint=checkpoint)
-
-
-def with_parameters(trainable: Callable[..., Any], **parameters: Any) -> Callable[..., Any]:
-    """Return the function with some of its arguments."""
-    function = functools.partial(trainable, **parameters)
-    functools.update_wrapper(function, trainable)
-    return function
-
-
-class PlacementGroupFactory:
-    """Bundles of resources, of which the sum counts."""
-
-    def __init__(self, bundles: Sequence[Mapping[str, float]], *args: object, **options: object) -> None:
-        self.bundles = list(bundles)
-
-    def total(self) -> dict[str, float]:
-        """Return the resources of all bundles."""
-        names = {name for bundle in self.bundles for name in bundle}
-        return {name: sum(bundle.get(name, 0) for bundle in self.bundles) for name in names}
-
-
-@dataclass(frozen=True)
-class _WithResources:
-    """A trainable, and what each of its trials needs."""
-
-    trainable: Callable[..., Any]
-    resources: Mapping[str, float] | PlacementGroupFactory | Callable[[Mapping[str, Any]], Any]
-
-    def scaling(self, config: Mapping[str, Any]) -> ScalingConfig:
-        wanted: Any = self.resources(config) if callable(self.resources) else self.resources
-        total = wanted.total() if isinstance(wanted, PlacementGroupFactory) else wanted
-        by_name = {{"cpu": "CPU", "gpu": "GPU"}.get(name, name): amount for name, amount in total.items() if amount}
-        return ScalingConfig(num_workers=1, use_gpu="GPU" in by_name, resources_per_worker=by_name or None)
-
-
-def with_resources(trainable: Callable[..., Any], resources: Any) -> _WithResources:
-    """Return the function with the resources of a trial, as ``{"cpu": 2, "gpu": 1}``."""
-    return _WithResources(trainable, resources)
-
-
-@dataclass(frozen=True)
-class _Function:
-    """A function of a trial, as a train_func: what it returns is reported, too."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, config: dict[str, Any]) -> Any:
-        value = self.function(config)
-        if value is not None:
-            report_metrics(value if isinstance(value, Mapping) else {_DEFAULT_METRIC: value})
-        return value
-
-
-class TuneReportCallback(UserCallback):
-    """``ray.tune.integration.ray_train``: reports of a run that a trial starts become reports of the trial."""
-
-    def after_report(self, run_context: Any, metrics: list[dict[str, Any] | None], checkpoint: Any) -> None:
-        """Report the metrics of rank 0."""
-        path = {} if checkpoint is None else {"checkpoint_path": checkpoint.path}
-        report_metrics({**(metrics[0] or {}), **path})
-
-
 # -- the tuner -------------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +143,7 @@ class Tuner:
         check_type("Tuner(param_space)", param_space, Mapping, optional=True)
         check_type("Tuner(tune_config)", tune_config, TuneConfig, optional=True)
         check_type("Tuner(run_config)", run_config, RunConfig, optional=True)
-        self._bare = bare = trainable.trainable if isinstance(trainable, _WithResources) else trainable
+        self._bare = bare = trainable.trainable if isinstance(trainable, WithResources) else trainable
         if isinstance(bare, str) or inspect.isclass(bare) or not (callable(bare) or _is_trainer(bare)):
             raise TypeError(
                 f"Tuner() takes a function or a trainer, got {bare!r}: a class of Ray's Trainable becomes a function "
@@ -340,10 +266,10 @@ class Tuner:
             trainer: DataParallelTrainer = self._trainable
             return trainer._for_trial(trial.config.get("train_loop_config", {}), scaling, run)
         function, scaling = self._bare, ScalingConfig(num_workers=1)
-        if isinstance(self._trainable, _WithResources):
+        if isinstance(self._trainable, WithResources):
             scaling = self._trainable.scaling(trial.config)
         return DataParallelTrainer(
-            _Function(function), train_loop_config=trial.config, scaling_config=scaling, run_config=run
+            Function(function), train_loop_config=trial.config, scaling_config=scaling, run_config=run
         )
 
     def _quiet_trainer(self, trial: Trial, sweep: Sweep, hostfile: str | None, lanes: int) -> DataParallelTrainer:

@@ -36,7 +36,8 @@ SPACE = {
     "u": tune.uniform(0, 1), "q": tune.quniform(0, 10, 0.5), "l": tune.loguniform(1e-4, 1e-1),
     "ql": tune.qloguniform(1, 64, 1), "c": tune.choice(["a", 2, None]), "i": tune.randint(0, 100),
     "qi": tune.qrandint(0, 100, 5), "li": tune.lograndint(1, 1000), "qli": tune.qlograndint(2, 1024, 2),
-    "n": tune.randn(1, 2), "qn": tune.qrandn(0, 3, 0.5), "nest": {"b": [tune.uniform(0, 1), 3], "t": (1, tune.randint(0, 9))},
+    "n": tune.randn(1, 2), "qn": tune.qrandn(0, 3, 0.5),
+    "nest": {"b": [tune.uniform(0, 1), 3], "t": (1, tune.randint(0, 9))},
 }  # fmt: skip
 OF_RAY = {
     "u": 0.6369616873214543, "q": 2.5, "l": 0.0001327151712530881, "ql": 1.0, "c": "a", "i": 81, "qi": 65, "li": 66,
