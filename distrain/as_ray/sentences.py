@@ -16,7 +16,6 @@ _SEARCH = (
     "examples/optuna_sweep.py"
 )
 _PLACEMENT = "hosts are filled in order: ScalingConfig has the number of workers, and what each needs"
-_TRAINABLE = "write a function that loops over the steps, and calls tune.report() in each"
 _TUNER = "use tune.Tuner(...).fit(), whose ResultGrid has the best result and a dataframe"
 _TRACKERS = "set DISTRAIN_TRACKERS, or use --tracker, for TensorBoard, W&B, MLflow or Trackio; see docs/trackers.md"
 GENERAL = "distrain's stand-in for Ray has no such name; docs/ray.md says what it has, and how to keep Ray itself"
@@ -40,7 +39,6 @@ BELOW = {
     "ray.tune.schedulers": _SEARCH,
     "ray.tune.search": _SEARCH,
     "ray.tune.stopper": MISSING["stop"],
-    "ray.tune.trainable": _TRAINABLE,
     "ray.util.collective": "use ray.train.collective, or torch.distributed in train_func",
     "ray.util.dask": "Dask runs on this machine without Ray",
     "ray.util.iter": "use ray.data, or a plain iterator",
@@ -63,7 +61,6 @@ NAMES = {
     "ExperimentAnalysis": _TUNER,
     "ResumeConfig": "Tuner.restore(path, trainable, resume_errored=True) has these settings as arguments",
     "Stopper": MISSING["stop"],
-    "Trainable": _TRAINABLE,
     "client": _CLUSTER,
     "cpp_function": "tasks are functions of Python",
     "create_scheduler": _SEARCH,

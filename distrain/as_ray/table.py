@@ -159,8 +159,11 @@ _TUNE: dict[str, Home] = {
             *("CLIReporter", "JupyterNotebookReporter=CLIReporter", "ProgressReporter=CLIReporter"),
             *("TuneConfig", "Tuner"),
         ),
-        "distrain.as_ray.tune.trainables": ("PlacementGroupFactory", "report", "with_parameters", "with_resources"),
-        "distrain.config": ("CheckpointConfig", "FailureConfig", "RunConfig"),
+        "distrain.as_ray.tune.trainables": (
+            *("PlacementGroupFactory", "RunConfig=TuneRunConfig", "Trainable", "report", "with_parameters"),
+            "with_resources",
+        ),
+        "distrain.config": ("CheckpointConfig", "FailureConfig"),
         "distrain.context": ("TuneContext=TrainContext",),
         "distrain.errors": ("TuneError=TrainingFailedError",),
         "distrain.session": ("get_checkpoint", "get_context"),
@@ -171,6 +174,7 @@ _TUNE: dict[str, Home] = {
     "ray.tune.search": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},
     "ray.tune.search.basic_variant": {"distrain.as_ray.tune.tuner": ("BasicVariantGenerator",)},
     "ray.tune.search.sample": {"distrain.as_ray.tune.search_space": ("Domain", *_SPACE)},
+    "ray.tune.trainable": {"distrain.as_ray.tune.trainables": ("Trainable", "with_parameters", "with_resources")},
     "ray.tune.tune_config": {"distrain.as_ray.tune.tuner": ("TuneConfig",)},
     "ray.tune.tuner": {"distrain.as_ray.tune.tuner": ("Tuner",)},
 }

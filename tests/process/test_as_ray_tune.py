@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,15 +15,19 @@ import distrain
 from distrain import Checkpoint, PreemptionError, Result, RunConfig, ScalingConfig, WorkerGroupError
 from distrain.as_ray.tune import search_space as tune
 from distrain.as_ray.tune.sweep import Trial
-from distrain.as_ray.tune.trainables import TuneReportCallback, report, with_parameters, with_resources
+from distrain.as_ray.tune.trainables import (
+    Trainable,
+    TuneReportCallback,
+    TuneRunConfig,
+    report,
+    with_parameters,
+    with_resources,
+)
 from distrain.as_ray.tune.tuner import TuneConfig, Tuner
 from distrain.coordinator import stop_signals
 from distrain.errors import ResourcesError
 from distrain.trainer import DataParallelTrainer
 from tests.conftest import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIDE_BY_SIDE, IN_SEQUENCE = 2, 1
 both_ways = pytest.mark.parametrize("lanes", [IN_SEQUENCE, SIDE_BY_SIDE])
@@ -112,6 +117,36 @@ def test_a_trial_may_start_a_run_of_its_own(storage: Path) -> None:
     assert (storage / "train-drive_00000").is_dir()
 
 
+class Steps(Trainable):
+    def setup(self, config: dict[str, Any], **parameters: Any) -> None:
+        self.x = config["x"] + parameters["more"]
+
+    def step(self) -> dict[str, Any]:
+        return {"score": self.x * (self.iteration + 1), "done": self.iteration == 4}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        (Path(checkpoint_dir) / "steps").write_text(str(self.iteration))
+
+
+def test_a_class_takes_steps_until_it_has_enough(storage: Path) -> None:
+    run_config = TuneRunConfig(name="sweep", storage_path=storage, stop={"score": 12})
+    trainable = with_parameters(Steps, more=1)
+    results = Tuner(small(trainable), param_space={"x": tune.grid_search([1, 3])}, run_config=run_config).fit()
+    assert [(one.metrics["score"], one.metrics["training_iteration"]) for one in results] == [(10, 5), (12, 3)]
+    assert results[1].checkpoint is not None
+    assert (Path(results[1].checkpoint.path) / "steps").read_text() == "3"
+
+
+def test_a_function_is_stopped_at_a_report(storage: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for i in range(100):
+            distrain.report({"i": i})
+
+    stop = TuneRunConfig(storage_path=storage, stop=lambda _, metrics: metrics["training_iteration"] == 3)
+    (result,) = Tuner(train, run_config=stop).fit()
+    assert (result.metrics["i"], result.error) == (2, None)
+
+
 STOPS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: PreemptionError}
 
 
@@ -170,7 +205,7 @@ def test_failed_trials_can_be_resumed(storage: Path, tmp_path: Path) -> None:
         (False, None),
         (True, None),
     ]
-    assert Tuner.restore(path, train).get_results().get_best_result("loss", "max").config == {"lr": 0.5}
+    assert Tuner.restore(path, train).get_results().get_best_result(mode="max").config == {"lr": 0.5}
 
 
 @both_ways
@@ -193,8 +228,8 @@ def test_a_trial_that_cannot_begin_ends_the_sweep(storage: Path, lanes: int, mon
 @pytest.mark.parametrize(
     ("trainable", "space", "error", "text"),
     [
-        (int, {}, TypeError, "a class of Ray's Trainable becomes a function"),
-        ("PPO", {}, TypeError, "takes a function or a trainer, got 'PPO'"),
+        (int, {}, TypeError, "takes a function, a class of ray.tune.Trainable, or a trainer"),
+        ("PPO", {}, TypeError, "got 'PPO'"),
         (DataParallelTrainer(print), {"lr": 1}, ValueError, "has 'train_loop_config' and 'scaling_config', not 'lr'"),
     ],
 )

@@ -63,10 +63,14 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The trials of a directory."""
+    """The trials of a directory.
+
+    settings: what else its Tuner has been given, for one that is restored.
+    """
 
     location: Path | RemotePath
     trials: list[Trial]
+    settings: Any
 
     @classmethod
     def open(
@@ -77,6 +81,7 @@ class Sweep:
         *,
         stem: str,
         space: str,
+        settings: Any,
         make_configs: Callable[[], list[dict[str, Any]]],
     ) -> Sweep:
         """Return the unfinished sweep of that name, else a new one, whose name may get a number.
@@ -99,7 +104,7 @@ class Sweep:
                 return sweep
             number += 1
             location = storage / f"{given}-{number}"
-        stored = {"space": space, "stem": stem, "configs": make_configs()}
+        stored = {"space": space, "stem": stem, "configs": make_configs(), "settings": settings}
         if isinstance(location, RemotePath):
             (location / _FILE).write_bytes(pickled(stored))
         else:
@@ -122,7 +127,7 @@ class Sweep:
             Trial(config=config, label=label, location=location / f"{stored['stem']}_{i:05d}")
             for i, (config, label) in pairs
         ]
-        return cls(location=location, trials=trials)
+        return cls(location=location, trials=trials, settings=stored["settings"])
 
     def results(self, metric: str | None, mode: str | None) -> ResultGrid:
         """Return what became of the trials."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distrain.config import ScalingConfig, UserCallback
+from distrain.as_ray.tune.search_space import flat
+from distrain.checkpoint import Checkpoint
+from distrain.config import RunConfig, ScalingConfig, UserCallback
+from distrain.session import get_checkpoint, get_context
 from distrain.session import report as report_metrics
+from distrain.system.ray_names import without
+from distrain.worker.session import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from distrain.checkpoint import Checkpoint
+    from distrain.worker.session import Session
 
 _DEFAULT_METRIC = "_metric"
 """Ray's name for the metric of a function that returns a number."""
@@ -62,17 +69,137 @@ def with_resources(trainable: Callable[..., Any], resources: Any) -> WithResourc
     return WithResources(trainable, resources)
 
 
-@dataclass(frozen=True)
-class Function:
-    """A function of a trial, as a train_func: what it returns is reported, too."""
+@without("local_dir", "log_to_file", "progress_reporter", "sync_config")
+@dataclass(frozen=True, kw_only=True)
+class TuneRunConfig(RunConfig):
+    """``ray.tune.RunConfig``, which has one more field.
 
-    function: Callable[..., Any]
+    stop: ends a trial of a function or class after the report in which a metric has reached its value; or a function
+        that takes the id of the trial and the metrics, and returns True for the last report.
+    """
+
+    stop: Mapping[str, float] | Callable[[str, dict[str, Any]], bool] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.stop is None or isinstance(self.stop, Mapping) or inspect.isfunction(self.stop)):
+            raise TypeError(f"RunConfig(stop=...) takes a dict of metrics or a function, got {self.stop!r}")
+
+
+class _EnoughError(BaseException):
+    """Ends the function of a trial. Not an Exception, which the function may catch."""
+
+
+class Function:
+    """A function or class of a trial, as a train_func: what a function returns is reported, too."""
+
+    def __init__(self, trainable: Callable[..., Any], stop: Any = None) -> None:
+        self._trainable = trainable
+        self._stop = stop
+        self._reports = 0
 
     def __call__(self, config: dict[str, Any]) -> Any:
-        value = self.function(config)
+        """Run the trial in this worker."""
+        if is_class(self._trainable):
+            return self._run_steps(self._trainable(config))
+        if self._stop is not None:
+            self._stop_after_reports(session_of("report"))
+        try:
+            value = self._trainable(config)
+        except _EnoughError:
+            return None
         if value is not None:
             report_metrics(value if isinstance(value, Mapping) else {_DEFAULT_METRIC: value})
         return value
+
+    def _stop_after_reports(self, session: Session) -> None:
+        record = session.report
+
+        def record_and_stop(metrics: Mapping[str, Any], *args: Any, **named: Any) -> None:
+            record(metrics, *args, **named)
+            if self._is_last(metrics):
+                raise _EnoughError
+
+        session.report = record_and_stop  # type: ignore[method-assign]
+
+    def _is_last(self, metrics: Mapping[str, Any]) -> bool:
+        self._reports += 1
+        shown = {"training_iteration": self._reports, **metrics}
+        if callable(self._stop):
+            return bool(self._stop(get_context().get_trial_id(), shown))
+        values = flat(shown)
+        return any(name in values and values[name] >= limit for name, limit in (self._stop or {}).items())
+
+    def _run_steps(self, trainable: Trainable) -> None:
+        saves, is_last = type(trainable).save_checkpoint is not Trainable.save_checkpoint, False
+        if (start := get_checkpoint()) is not None:
+            with start.as_directory() as folder:
+                trainable.load_checkpoint(folder)
+        while not is_last:
+            metrics = trainable.step()
+            trainable.iteration += 1
+            is_last = self._is_last(metrics) or bool(metrics.get("done"))
+            with tempfile.TemporaryDirectory() as folder:
+                made = trainable.save_checkpoint(folder) if saves and is_last else None
+                checkpoint = made if isinstance(made, Checkpoint) else Checkpoint(folder) if saves and is_last else None
+                if isinstance(made, dict):
+                    checkpoint = Checkpoint.from_dict(made)
+                report_metrics({"training_iteration": trainable.iteration, **metrics}, checkpoint=checkpoint)
+        trainable.cleanup()
+
+
+class Trainable:
+    """A trial as a class: ``setup()``, then ``step()`` until ``RunConfig(stop=...)``, or a metric ``done``.
+
+    ``save_checkpoint()``, if there is one, is called after the last step.
+    """
+
+    def __init__(self, config: dict[str, Any] | None = None, **parameters: Any) -> None:
+        self.config = dict(config or {})
+        self.iteration = 0
+        self.setup(self.config, **parameters)
+
+    def setup(self, config: dict[str, Any], **parameters: Any) -> None:
+        """Prepare the first step."""
+
+    def step(self) -> dict[str, Any]:
+        """Return the metrics of one step."""
+        raise NotImplementedError("a class of ray.tune.Trainable needs a method step(), which returns metrics")
+
+    def save_checkpoint(self, checkpoint_dir: str) -> Any:
+        """Save files, or return a dict to save."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Load what was saved."""
+
+    def cleanup(self) -> None:
+        """Do what is left to do after the last step."""
+
+    @property
+    def training_iteration(self) -> int:
+        """The number of steps that are done."""
+        return self.iteration
+
+    @property
+    def logdir(self) -> str:
+        """The directory of the trial."""
+        return get_context().get_trial_dir()
+
+    @property
+    def trial_id(self) -> str:
+        """The id of the trial."""
+        return get_context().get_trial_id()
+
+    @property
+    def trial_name(self) -> str:
+        """The name of the trial."""
+        return get_context().get_trial_name()
+
+
+def is_class(trainable: Any) -> bool:
+    """Tell a class of :class:`Trainable`, perhaps with parameters, from a function."""
+    kind = trainable.func if isinstance(trainable, functools.partial) else trainable
+    return inspect.isclass(kind) and issubclass(kind, Trainable)
 
 
 class TuneReportCallback(UserCallback):

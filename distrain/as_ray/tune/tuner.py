@@ -18,7 +18,7 @@ from typing import Any
 
 from distrain.as_ray.tune.search_space import configs, generator_of, updated
 from distrain.as_ray.tune.sweep import ResultGrid, Sweep, Trial
-from distrain.as_ray.tune.trainables import Function, WithResources
+from distrain.as_ray.tune.trainables import Function, WithResources, is_class
 from distrain.config import LoggingConfig, RunConfig, ScalingConfig
 from distrain.connection.choice import hosts_of
 from distrain.coordinator.stop_signals import stop_signals
@@ -144,11 +144,9 @@ class Tuner:
         check_type("Tuner(tune_config)", tune_config, TuneConfig, optional=True)
         check_type("Tuner(run_config)", run_config, RunConfig, optional=True)
         self._bare = bare = trainable.trainable if isinstance(trainable, WithResources) else trainable
-        if isinstance(bare, str) or inspect.isclass(bare) or not (callable(bare) or _is_trainer(bare)):
-            raise TypeError(
-                f"Tuner() takes a function or a trainer, got {bare!r}: a class of Ray's Trainable becomes a function "
-                "that loops over its steps and calls tune.report()"
-            )
+        is_other = isinstance(bare, str) or (inspect.isclass(bare) and not is_class(bare))
+        if is_other or not (callable(bare) or _is_trainer(bare)):
+            raise TypeError(f"Tuner() takes a function, a class of ray.tune.Trainable, or a trainer, got {bare!r}")
         self._trainable = trainable
         self._space = dict(param_space or {})
         if _is_trainer(bare) and (unknown := self._space.keys() - {"train_loop_config", "scaling_config"}):
@@ -158,6 +156,9 @@ class Tuner:
             )
         self._tune = tune_config or TuneConfig()
         self._run = run_config or (trainable._run if _is_trainer(trainable) else RunConfig())
+        self._stop = getattr(self._run, "stop", None)
+        if self._stop is not None and _is_trainer(bare):
+            raise TypeError("RunConfig(stop=...) is not for trainers: leave the loop of train_func instead")
         self._restored: Sweep | None = None
         self._again: Callable[[Trial], bool] = lambda trial: not trial.has_ended
 
@@ -174,11 +175,8 @@ class Tuner:
     ) -> Tuner:
         """Return a Tuner that goes on with the sweep in a directory. A failed trial goes on at its last checkpoint."""
         sweep = Sweep.at(path, storage_filesystem)
-        folder, name = os.path.split(str(sweep.location))
-        tuner = cls(
-            trainable,
-            run_config=RunConfig(name=name, storage_path=folder, storage_filesystem=storage_filesystem),
-        )
+        tune_config, run_config = sweep.settings
+        tuner = cls(trainable, tune_config=tune_config, run_config=run_config)
         tuner._restored = sweep
         wanted = {FAILED: resume_errored or restart_errored, FINISHED: False}
         tuner._again = lambda trial: wanted.get(trial.status, resume_unfinished)
@@ -227,6 +225,7 @@ class Tuner:
             self._run.storage_filesystem,
             stem=self._stem,
             space=f"{self._space!r} x {self._tune.num_samples}",
+            settings=(self._tune, self._run),
             make_configs=lambda: search.configs(self._space, self._tune.num_samples),
         )
 
@@ -269,7 +268,7 @@ class Tuner:
         if isinstance(self._trainable, WithResources):
             scaling = self._trainable.scaling(trial.config)
         return DataParallelTrainer(
-            Function(function), train_loop_config=trial.config, scaling_config=scaling, run_config=run
+            Function(function, self._stop), train_loop_config=trial.config, scaling_config=scaling, run_config=run
         )
 
     def _quiet_trainer(self, trial: Trial, sweep: Sweep, hostfile: str | None, lanes: int) -> DataParallelTrainer:

@@ -182,7 +182,7 @@ def open_sweep(folder: Path, name: str | None = "sweep", space: str = "x", count
     def make() -> list[dict[str, Any]]:
         return [{"x": i, "lr": math.pi * i, "same": 1} for i in range(count)]
 
-    return Sweep.open(folder, name, None, stem="f", space=space, make_configs=make)
+    return Sweep.open(folder, name, None, stem="f", space=space, settings=None, make_configs=make)
 
 
 def end(sweep: Sweep, *statuses: str) -> None:
