@@ -97,8 +97,11 @@ class StandIn(ModuleType):
 
 
 def _public_names(module: str) -> Sequence[str]:
-    home = MODULES.get(module)
-    return dir(import_module(home)) if isinstance(home, str) else list(homes_of(module))
+    entry = MODULES.get(module)
+    if not isinstance(entry, str):
+        return list(homes_of(module))
+    home = import_module(entry)
+    return list(getattr(home, "__all__", dir(home)))
 
 
 def _value(module: str, name: str) -> Any:

@@ -9,6 +9,7 @@ from distrain.system.ray_names import MISSING
 
 _CHECKPOINT = "use Checkpoint, whose files are those that you report; load them with the framework's own functions"
 _CLUSTER = "there is no cluster: the hosts are those of --hosts, --hostfile or the Slurm job"
+_EXAMPLES = "it comes with Ray: copy the file next to your script, and import it from there"
 _INFERENCE = MISSING["Predictor"]
 _PRIVATE = "it is internal to Ray, and there is nothing like it here"
 _SEARCH = (
@@ -31,8 +32,10 @@ BELOW = {
     "ray.serve": f"{MISSING['serve']}: load the files of result.checkpoint.as_directory()",
     "ray.sgd": MISSING["Trainer"],
     "ray.train.callbacks": f"reports are kept in metrics.jsonl; {_TRACKERS}",
+    "ray.train.examples": _EXAMPLES,
     "ray.train.v2.jax": MISSING["jax"],
     "ray.tune.analysis": _TUNER,
+    "ray.tune.examples": _EXAMPLES,
     "ray.tune.integration": "report in train_func; distrain.lightning and distrain.tensorflow.keras have callbacks",
     "ray.tune.logger": _TRACKERS,
     "ray.tune.registry": "give the function itself to the Tuner",
@@ -81,6 +84,7 @@ NAMES = {
     "Backend": "derive from BackendConfig, whose setup() and teardown() are called in each worker",
     "BaseTrainer": "derive from DataParallelTrainer, or give it a train_func",
     "DatasetConfig": "use DataConfig",
+    "GenDataset": "leave the annotation out",
     "HuggingFaceCheckpoint": _CHECKPOINT,
     "HuggingFacePredictor": _INFERENCE,
     "LegacyLightningCheckpoint": _CHECKPOINT,

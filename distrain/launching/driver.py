@@ -26,7 +26,7 @@ _VARIABLES = {**_HOSTS, "transport": "DISTRAIN_TRANSPORT", "ssh_args": "DISTRAIN
 _OTHERS = {"as_ray", "env", "tracker", "target", "arguments", "module"}
 """Further options that have a meaning here."""
 _CONFIGS = (ScalingConfig, RunConfig, FailureConfig, ShippingConfig)
-_CONFIG_FIELDS = {"nproc_per_node": "num_workers", "ranks_shown": "logging_config", "tracker": "trackers"}
+_CONFIG_FIELDS = {"nproc_per_node": "num_workers", "ranks_shown": "logging_config"}
 
 
 def is_for_ray(options: argparse.Namespace) -> bool:

@@ -22,7 +22,6 @@ from typing import NoReturn
 from distrain import wire
 from distrain.checkpoint import fetch_with
 from distrain.context import TrainContext
-from distrain.system.imports import import_as_ray
 from distrain.system.process import STACKS_SIGNAL
 from distrain.wire.channel import Channel
 from distrain.work import job, main_module
@@ -172,7 +171,6 @@ def _apply(spec: wire.WorkerSpec) -> None:
     sys.path[:] = [path for entry in spec.sys_path for path in (sys.path[:] if entry is None else [entry])]
     sys.argv[:] = spec.argv
     main_module.replace_main()
-    import_as_ray()
 
 
 def _handle_signals(stacks_fd: int) -> None:

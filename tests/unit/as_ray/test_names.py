@@ -42,6 +42,7 @@ PUBLIC = {
     "ray.train.torch": """
         LegacyTorchCheckpoint TorchCheckpoint TorchConfig TorchDetectionPredictor TorchPredictor TorchTrainer accelerate
         backward enable_reproducibility get_device get_devices prepare_data_loader prepare_model prepare_optimizer""",
+    "ray.train.trainer": "BaseTrainer GenDataset TrainingIterator",
     "ray.train.v2.api.callback": "UserCallback",
     "ray.train.v2.api.config": "CheckpointConfig FailureConfig LoggingConfig RunConfig ScalingConfig",
     "ray.train.v2.api.exceptions": "ControllerError NCCLHangError PreemptionError TrainingFailedError WorkerGroupError",
@@ -164,6 +165,10 @@ def test_a_module_of_the_stand_in_is_pickled_by_its_name() -> None:
 
 def test_whoever_asks_if_ray_is_installed_hears_no() -> None:
     import ray  # noqa: F401
+    from transformers.integrations import integration_utils
+
+    assert not integration_utils.is_ray_available()
+    assert not integration_utils.is_ray_tune_available()
 
     assert importlib.util.find_spec("ray") is None
     assert importlib.util.find_spec("ray.tune") is None
