@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import tempfile
 from collections import deque
@@ -21,7 +22,7 @@ from distrain.as_ray.tune.sweep import ResultGrid, Sweep, Trial
 from distrain.as_ray.tune.trainables import Function, WithResources, is_class
 from distrain.config import LoggingConfig, RunConfig, ScalingConfig
 from distrain.connection.choice import hosts_of
-from distrain.coordinator.stop_signals import stop_signals
+from distrain.coordinator.stop_signals import note_stop, preempted, stop_signals
 from distrain.errors import PreemptionError, StorageError, TrainingFailedError, WorkerGroupError
 from distrain.hosts.gpus import find_gpus
 from distrain.hosts.host_info import usable_cpus
@@ -33,6 +34,8 @@ from distrain.system.log import log_level, say, warn
 from distrain.system.loop import Loop, SignalRelay
 from distrain.trainer import DataParallelTrainer
 
+_UNIQUE = re.compile(r"0x[0-9a-f]+|ObjectRef\(\w+\)")
+"""Parts of a repr that another process has differently."""
 _OPTUNA = "use Optuna, whose objective calls fit() and returns a metric: see examples/optuna_sweep.py"
 
 
@@ -121,8 +124,8 @@ class CLIReporter:
 class Tuner:
     """Run a trial for every config of a search space.
 
-    trainable: a function that takes the config, and reports or returns metrics; or a trainer, whose
-        ``param_space`` has the keys ``train_loop_config`` and ``scaling_config``.
+    trainable: a function that takes the config, and reports or returns metrics; a class of ``ray.tune.Trainable``; or
+        a trainer, whose ``param_space`` has the keys ``train_loop_config`` and ``scaling_config``.
     param_space: the config, with grids and domains of ``ray.tune`` anywhere in it.
     run_config: name and storage path of the sweep, and the settings of every trial.
 
@@ -224,7 +227,7 @@ class Tuner:
             self._run.name,
             self._run.storage_filesystem,
             stem=self._stem,
-            space=f"{self._space!r} x {self._tune.num_samples}",
+            space=_UNIQUE.sub("", f"{self._space!r} x {self._tune.num_samples}"),
             settings=(self._tune, self._run),
             make_configs=lambda: search.configs(self._space, self._tune.num_samples),
         )
@@ -319,7 +322,7 @@ def _reason(error: TrainingFailedError) -> str:
 def lanes_for(scaling: ScalingConfig, limit: int) -> list[list[str]]:
     """Return the GPUs of each lane, of which there are as many as the machine has CPUs and GPUs for, but one at least.
 
-    Trials of several hosts, of none of distrain's processes, or of a varying number of workers run one by one.
+    Trials of several hosts, of no workers, or of a varying number of workers run one by one.
     """
     hosts = hosts_of(scaling, os.environ)
     if len(hosts) > 1 or not hosts[0].is_local or scaling.min_workers != scaling.max_workers or not scaling.min_workers:
@@ -331,7 +334,7 @@ def lanes_for(scaling: ScalingConfig, limit: int) -> list[list[str]]:
     if scaling.use_gpu:
         devices = list(hosts[0].gpus) or [gpu.uuid for gpu in find_gpus(os.environ)[0]]
         share = needs.get("GPU", 1.0) * scaling.max_workers
-        count = min(count, int(len(devices) / share))
+        count = min(count, int(len(devices) / max(share, 1e-9)))
     count = max(1, min(count, limit))
     return [devices[int(lane * share) : max(int(lane * share) + 1, int((lane + 1) * share))] for lane in range(count)]
 
@@ -365,11 +368,12 @@ class _SideBySide:
         self._waiting = deque(waiting)
         self._relay = SignalRelay()
         self._error: BaseException | None = None
+        self._stopped_by: signal.Signals | None = None
 
     def run(self) -> None:
         """Run all trials. If one could not begin, or was stopped, stop the others, and raise its error."""
         try:
-            with self._relay, self._loop.signals(stop_signals(), self._stop):
+            with self._relay, self._loop.signals(stop_signals(), self._on_signal):
                 for lane, run in self._lanes:
                     self._next(lane, run)
                 while any(lane.pending for lane, _ in self._lanes):
@@ -380,23 +384,29 @@ class _SideBySide:
             self._loop.close()
         if self._error is not None:
             raise self._error.with_traceback(None)
+        if self._waiting and self._stopped_by is not None:  # the trials that ran have finished all the same
+            name = self._stopped_by.name
+            raise KeyboardInterrupt if name == "SIGINT" else preempted(f"the sweep was stopped by {name}", name)
 
     def _next(self, lane: Background, run: Callable[[Trial], None]) -> None:
-        if self._waiting:
+        if self._waiting and self._error is None and self._stopped_by is None:
             trial = self._waiting.popleft()
             lane.do(lambda: _outcome(run, trial), lambda error: self._ended(lane, run, error))
 
     def _ended(self, lane: Background, run: Callable[[Trial], None], error: BaseException | None) -> None:
         if error is not None and self._error is None:
             self._error = error
-            if self._waiting or any(other.pending for other, _ in self._lanes):
-                self._stop(signal.SIGINT)  # not SIGTERM, after which no run of this process may begin
+            if self._stopped_by is None:
+                self._relay.pass_on(signal.SIGINT)  # not SIGTERM, after which no run of this process may begin
         self._next(lane, run)
 
-    def _stop(self, number: int) -> None:
-        with log_level("INFO"):
-            say(f"{signal.Signals(number).name}: all trials stop")
-        self._waiting.clear()
+    def _on_signal(self, number: int) -> None:
+        """Stop all trials. A second signal reaches them, too, and kills their workers."""
+        note_stop(number)
+        if self._stopped_by is None:
+            self._stopped_by = signal.Signals(number)
+            with log_level("INFO"):
+                say(f"{self._stopped_by.name}: all trials stop")
         self._relay.pass_on(number)
 
 
